@@ -1,0 +1,1 @@
+"""Extract, normalise and compare final answers; killable, three-valued verdicts."""

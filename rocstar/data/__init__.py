@@ -1,0 +1,1 @@
+"""Problems, SFT rows and the synthetic arithmetic tasks."""

@@ -1,0 +1,1 @@
+"""Chat template, tool-call syntax, prompts: messages <-> token ids, append only."""

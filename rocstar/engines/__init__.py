@@ -1,0 +1,1 @@
+"""Things that continue token ids: scripted (tests, demos) and torch (embedded default)."""

@@ -1,0 +1,1 @@
+"""Benchmarks, avg@k / pass@k with intervals, reports."""

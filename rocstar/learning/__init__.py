@@ -1,0 +1,1 @@
+"""From groups to new weights: quality, resampling, advantages, loss, packing, learner, SFT."""

@@ -1,0 +1,150 @@
+"""The seams. Each protocol has one contract suite in tests/contracts, run over every implementation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rocstar.types import (
+    Batch,
+    Completion,
+    EngineLoad,
+    Group,
+    Outcome,
+    Problem,
+    Resampled,
+    Sampling,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Weights,
+)
+
+
+class Engine(Protocol):
+    """Something that continues token ids.
+
+    Promise: `generate` returns exactly the tokens it sampled, with their logprobs, or raises
+    EngineUnavailable; never half a result. Cancelling the awaiting task frees the request."""
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
+    ) -> Completion:
+        """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused."""
+        ...
+
+    def load(self) -> EngineLoad: ...
+
+    async def load_weights(self, weights: Weights) -> None:
+        """Take new weights; cached prefixes of older ones are dropped. Raises EngineUnavailable."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its waiter gets a Completion with finish ABORTED. Unknown ids are ignored."""
+        ...
+
+    async def close_session(self, session_id: str) -> None:
+        """Forget what is cached for a session. Unknown ids are ignored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """What the model is told about a tool."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments."""
+    aliases: tuple[str, ...] = ()
+    """Other names the same tool answers to; not shown to the model."""
+
+
+class Tool(Protocol):
+    """Something the model can call.
+
+    Promise: never raises for what the model wrote; raises SandboxUnavailable when we are at fault."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        """Run one call; `seed` fixes the program's own randomness."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What an environment says to a completion."""
+
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    reply_ids: tuple[int, ...] = ()
+    """Empty exactly when `stop` is set."""
+    stop: Stop | None = None
+
+
+class Environment(Protocol):
+    """One attempt at one problem; single use; owns limits and parsing."""
+
+    def opening(self) -> tuple[int, ...]:
+        """Prompt token ids."""
+        ...
+
+    def budget(self) -> int:
+        """Tokens that may still be sampled."""
+        ...
+
+    async def reply(self, completion: Completion) -> Reply: ...
+
+
+class Verifier(Protocol):
+    """Total and bounded in time: every trajectory gets an Outcome, or VerifierUnavailable is raised."""
+
+    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome: ...
+
+
+class Resampler(Protocol):
+    """Chooses which siblings to train on. Pure: same rng state, same choice."""
+
+    def __call__(self, group: Group, rng: random.Random) -> Resampled: ...
+
+
+class Learner(Protocol):
+    """Owns the policy's weights and optimizer."""
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Exactly one optimizer step; returns its metrics."""
+        ...
+
+    def publish(self) -> Weights:
+        """Write the current weights where engines can read them."""
+        ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def restore(self, folder: Path) -> None: ...
+
+
+class Tracker(Protocol):
+    """Records a run. Never raises into training, never slows it."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def record(self, step: int, groups: Sequence[Resampled]) -> None: ...
+
+
+class TextCodec(Protocol):
+    """The part of a tokenizer that dialogue and answers need."""
+
+    def encode(self, text: str) -> list[int]:
+        """Text with special-token markers to ids; adds nothing of its own."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Ids to text, special tokens kept."""
+        ...

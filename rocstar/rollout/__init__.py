@@ -1,0 +1,1 @@
+"""Produces trajectories: environment, episode, collection of a step's groups."""

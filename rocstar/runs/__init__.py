@@ -1,0 +1,1 @@
+"""The run folder: write it, read it, query it."""

@@ -1,0 +1,389 @@
+"""The nouns of rocstar: what passes between rooms. Data only; no behaviour beyond derived facts.
+
+Dimension letters used as suffixes: P problems, R attempts drawn per problem, G attempts kept,
+N sequences in a batch, T tokens, V vocabulary.
+
+Worked example of a trajectory with one tool call (P prompt, A sampled, R reply tokens):
+
+    token_ids  P0 P1 P2 A0 A1 A2 R0 R1 A3 A4
+    loss_mask   0  0  0  1  1  1  0  0  1  1
+
+The mask follows from who wrote each token, so it cannot drift. Token ids are only ever appended:
+text is parsed to find tool calls and is never encoded back into ids that stand for sampled tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+def problem_id(question: str) -> str:
+    """A stable 16-hex-digit name for a question; equal questions share it. Source: ours."""
+    return hashlib.sha256(question.encode()).hexdigest()[:16]
+
+
+def seed_for(*identity: int | str) -> int:
+    """A 63-bit seed from an identity such as (run.seed, step, problem.id, index): the same attempt draws
+    the same randomness on any number of workers and in any order. Source: ours."""
+    text = "\x1f".join(str(part) for part in identity)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    id: str
+    """Stable hash of the question (`problem_id`)."""
+    question: str
+    """What the model is asked, plain text."""
+    answer: str
+    """Reference answer, plain text or LaTeX."""
+    source: str = ""
+    """Data set or file it came from."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else a loader knows (family, level, row number); never read by training."""
+
+
+class Status(StrEnum):
+    """What a *program* did. There is no "service down" here: that is SandboxUnavailable."""
+
+    OK = "ok"
+    CODE_ERROR = "code_error"  # uncaught exception, syntax error, non-zero exit, fatal signal
+    TIMEOUT = "timeout"  # wall or CPU limit
+    MEMORY_LIMIT = "memory_limit"
+    OUTPUT_LIMIT = "output_limit"  # flooded its output channel
+    BAD_CALL = "bad_call"  # the call did not parse, named no known tool, or had wrong arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    id: str
+    """Unique inside a trajectory, in order of appearance."""
+    tool: str
+    """Name the model used; empty when the call did not parse."""
+    arguments: Mapping[str, Any]
+    """Decoded arguments; empty when the call did not parse."""
+    raw: str
+    """Exact text between the call tags."""
+    parse_error: str | None = None
+    """Why it did not parse; None for a well-formed call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    call_id: str
+    """`ToolCall.id` this answers."""
+    status: Status
+    """What the program did."""
+    stdout: str = ""
+    """Standard output, possibly cut; invalid UTF-8 replaced."""
+    stderr: str = ""
+    """Standard error and traceback, or the reason of a bad call."""
+    value: str | None = None
+    """The last expression's value as IPython shows it; None when there is none."""
+    run_seconds: float = 0.0
+    """Wall time of the program, seconds; excludes queueing."""
+    queue_seconds: float = 0.0
+    """Wall time spent waiting for a slot, seconds."""
+    truncated_bytes: int = 0
+    """Bytes of output that were dropped."""
+    isolation: str = ""
+    """Isolation level in force (`L3`, `L2`, `L1`); empty when nothing was run."""
+
+    @property
+    def is_error(self) -> bool:
+        """The one definition of a failed call; RoC counts this and never text (release: substring "error")."""
+        return self.status is not Status.OK
+
+
+class Finish(StrEnum):
+    """Why one *completion* ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn for one completion."""
+
+    max_new_tokens: int
+    """Hard cap on sampled tokens, the stop token included."""
+    temperature: float = 1.0
+    """0 means greedy; logprobs are then those of temperature 1."""
+    top_p: float = 1.0
+    """Nucleus mass kept, 1 for all."""
+    top_k: int = 0
+    """Tokens kept, 0 for all."""
+    seed: int = 0
+    """Seed by identity; token t of the completion uses (seed, t) and nothing else."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Sampling one of these ends the completion; it is part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    token_ids: tuple[int, ...]
+    """[n] exactly what was sampled, stop token included."""
+    logprobs: tuple[float, ...]
+    """[n] natural log, of the distribution sampled from."""
+    finish: Finish
+    """Why it ended."""
+    policy_versions: tuple[int, int] = (0, 0)
+    """First and last policy version that wrote a token of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    completion: Completion
+    """What the engine returned."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls found in it, in order, malformed ones included."""
+    results: tuple[ToolResult, ...] = ()
+    """One per call, same order."""
+    reply_ids: tuple[int, ...] = ()
+    """[m] tokens appended after the completion; empty on the last turn."""
+
+
+class Stop(StrEnum):
+    """Why a *trajectory* ended."""
+
+    ANSWERED = "answered"  # a turn without a tool call
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    ENVIRONMENT_FAILED = "environment_failed"  # our fault; recorded, left out of its group
+
+
+class Verdict(StrEnum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNDECIDED = "undecided"  # counted, and the trajectory leaves its group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatFacts:
+    """What the text of a trajectory shows about its form; facts, not judgements."""
+
+    answer_tags: int
+    """Well-formed `<answer>...</answer>` blocks over all turns."""
+    reason_after_answer: bool
+    """A `<reason>` tag opens after the first answer block."""
+    boxed: bool
+    """At least one balanced `\\boxed{}` was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    verdict: Verdict
+    """The verifier's finding."""
+    reward: float
+    """1.0 for RIGHT, else 0.0. Meaningless for UNDECIDED, which never reaches a group."""
+    extracted: str | None
+    """The answer that was compared; None when none was found."""
+    method: str
+    """What decided (`integer`, `math_verify`, `no_answer` ...)."""
+    format_facts: FormatFacts
+    """Form of the text, for RoC's penalty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    problem_id: str
+    """`Problem.id`."""
+    index: int
+    """Sibling number, 0..R-1."""
+    prompt_ids: tuple[int, ...]
+    """Tokens the model first saw."""
+    turns: tuple[Turn, ...]
+    """In order; the last one has no reply."""
+    stop: Stop
+    """Why it ended."""
+    outcome: Outcome | None = None
+    """None until verified, and for ENVIRONMENT_FAILED."""
+    fault: str | None = None
+    """The message of the Unavailable that ended it; None otherwise."""
+    seconds: float = 0.0
+    """Wall time from first request to end, seconds."""
+    tool_seconds: float = 0.0
+    """Wall time spent waiting for tools, seconds."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """[T] prompt, then each completion and its reply."""
+        ids = list(self.prompt_ids)
+        for turn in self.turns:
+            ids += turn.completion.token_ids
+            ids += turn.reply_ids
+        return tuple(ids)
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        """[T] true exactly on completion tokens."""
+        mask = [False] * len(self.prompt_ids)
+        for turn in self.turns:
+            mask += [True] * len(turn.completion.token_ids)
+            mask += [False] * len(turn.reply_ids)
+        return tuple(mask)
+
+    @property
+    def sampled_logprobs(self) -> tuple[float, ...]:
+        """[T] the engine's own numbers on completion tokens, 0.0 elsewhere."""
+        values = [0.0] * len(self.prompt_ids)
+        for turn in self.turns:
+            values += turn.completion.logprobs
+            values += [0.0] * len(turn.reply_ids)
+        return tuple(values)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens the policy wrote."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens after the prompt, tool replies included (what the length cap counts; release does the same)."""
+        return self.num_sampled_tokens + sum(len(turn.reply_ids) for turn in self.turns)
+
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        """All tool results, in order."""
+        return tuple(result for turn in self.turns for result in turn.results)
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.results)
+
+    @property
+    def num_failed_calls(self) -> int:
+        return sum(result.is_error for result in self.results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    problem: Problem
+    """What the siblings attempt."""
+    trajectories: tuple[Trajectory, ...]
+    """Verified siblings, each with an outcome."""
+
+    @property
+    def rewards_G(self) -> tuple[float, ...]:
+        return tuple(t.outcome.reward if t.outcome else 0.0 for t in self.trajectories)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Some right and some wrong: only such a group has an advantage."""
+        return len(set(self.rewards_G)) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalty:
+    """RoC's quality of one trajectory; lower is better. Source: paper §2.2.3, eq. 4-5."""
+
+    errors: float
+    """p_err: 0.5 without any tool call, else failed calls / calls."""
+    format: float
+    """p_format: 1 without an answer tag, else min(1, (tags - 1) / turns)."""
+
+    @property
+    def total(self) -> float:
+        """p_total, 0 to 2."""
+        return self.errors + self.format
+
+
+class Reason(StrEnum):
+    """Why a trajectory was kept or dropped; every attempt of a step gets exactly one."""
+
+    KEPT_ALL = "kept.all"  # nothing to choose: plain GRPO, or a group no larger than G
+    KEPT_UNIFORM = "kept.uniform"  # drawn without looking
+    KEPT_NEGATIVE = "kept.negative"  # a failure, drawn uniformly
+    KEPT_QUALITY = "kept.quality"  # a success, drawn inversely to its penalty
+    KEPT_LOWEST_PENALTY = "kept.lowest_penalty"  # a success, among the cleanest
+    DROPPED_UNIFORM = "dropped.uniform"
+    DROPPED_NEGATIVE = "dropped.negative"
+    DROPPED_QUALITY = "dropped.quality"
+    DROPPED_HIGHER_PENALTY = "dropped.higher_penalty"
+    DROPPED_EQUAL_REWARDS = "dropped.equal_rewards"  # the group has no signal
+    DROPPED_TOO_FEW = "dropped.too_few_siblings"
+    DROPPED_ENVIRONMENT = "dropped.environment_failed"
+    DROPPED_UNDECIDED = "dropped.undecided"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The fate of one trajectory of a group."""
+
+    index: int
+    """Position in `Group.trajectories`."""
+    kept: bool
+    reason: Reason
+    penalty: Penalty
+    weight: float = 0.0
+    """Relative probability of being drawn; 0 where no draw was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resampled:
+    """A resampler's answer. `choices` has one entry per trajectory of the group, in its order."""
+
+    group: Group
+    choices: tuple[Choice, ...]
+
+    @property
+    def kept(self) -> tuple[Trajectory, ...]:
+        return tuple(self.group.trajectories[c.index] for c in self.choices if c.kept)
+
+    @property
+    def dropped(self) -> tuple[Trajectory, ...]:
+        return tuple(self.group.trajectories[c.index] for c in self.choices if not c.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRow:
+    """One sequence to learn from, still in plain Python; `learning.pack` makes tensors of it."""
+
+    token_ids: Sequence[int]
+    """[T]."""
+    loss_mask: Sequence[bool]
+    """[T] true on tokens the policy wrote."""
+    sampled_logprobs: Sequence[float]
+    """[T] the engine's numbers."""
+    advantage: float
+    """Same for every token of the row; no unit."""
+    identity: str = ""
+    """`problem_id/index`, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one optimizer step learns from."""
+
+    rows: tuple[BatchRow, ...]
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """The denominator of the whole step, known before the first backward pass."""
+        return sum(sum(row.loss_mask) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A handle on published weights."""
+
+    version: int
+    """Policy version, counts optimizer steps."""
+    folder: str
+    """Hugging Face model folder that holds them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine holds right now, in tokens of KV cache and in requests."""
+
+    capacity_tokens: int
+    used_tokens: int
+    running: int
+    waiting: int
