@@ -149,6 +149,34 @@ class Turn:
     """[m] tokens appended after the completion; empty on the last turn."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoTurn:
+    """One assistant turn of a demonstration."""
+
+    text: str
+    """What the assistant writes, tool-call tags included, end marker excluded."""
+    results: tuple[ToolResult, ...] = ()
+    """What the tools answered; empty on the last turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """A worked conversation to imitate (SFT)."""
+
+    problem: Problem
+    turns: tuple[DemoTurn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRow:
+    """A demonstration as tokens, laid out exactly as a rollout would lay it out."""
+
+    token_ids: tuple[int, ...]
+    """[T]."""
+    loss_mask: tuple[bool, ...]
+    """[T] true on tokens the assistant writes, end markers included."""
+
+
 class Stop(StrEnum):
     """Why a *trajectory* ended."""
 
