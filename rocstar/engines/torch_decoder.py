@@ -1,0 +1,368 @@
+"""The decode loop of the torch engine, one step at a time; synchronous, no asyncio, no clock.
+
+Every active row feeds exactly one token a step: a token that is already known (the end of a prompt, a short tool
+reply) or the one sampled in the step before. A row that has fed all it knows gets its next token sampled. So
+prompts, replies and sampling share one batch, and nobody waits for anybody.
+
+    known  P0 P1 P2 | A0        the row knows four tokens,
+    cached P0 P1 P2             three have keys and values; this step feeds A0, then samples A1
+
+Long unknown stretches (prompts, long replies) are fed by one padded prefill up to their last token. Siblings copy
+the cache of the first of them. Which way a token is fed depends only on its own sequence, and every way gives the
+same bits on CPU, so results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from rocstar.engines.torch_cache import SlotCache
+from rocstar.engines.torch_sampling import draw, uniforms
+from rocstar.types import Completion, Finish, Sampling
+
+PREFILL_FROM = 16  # tokens to feed; below it, riding along in decode steps is cheaper than a pass of its own
+MIN_BATCH = 4  # rows; CPU matrix products change their summation order below four rows
+MAX_STOPS = 4  # stop tokens per request
+LENGTH_STEP = 16  # positions; cache reads are rounded up to it
+PREFILL_TOKENS = 8192  # tokens in one padded prefill pass; bounds its memory
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work:
+    """One request inside the decoder."""
+
+    request_id: str
+    session_id: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    owner: Any = None
+    """Whatever the caller wants back with the completion."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Row:
+    """Who sits in a cache row."""
+
+    session_id: str
+    work: Work | None = None
+    last_used: int = 0
+    opening: tuple[int, ...] = ()
+    """Tokens it was first started with, all but the last: what siblings may copy."""
+    first_version: int = 0
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Per-row numbers as arrays, so that a step touches Python objects only for rows that finish."""
+
+    rows: int
+    positions: int
+    ids: np.ndarray = field(init=False)
+    logprobs: np.ndarray = field(init=False)
+    cached: np.ndarray = field(init=False)
+    known: np.ndarray = field(init=False)
+    start: np.ndarray = field(init=False)
+    limit: np.ndarray = field(init=False)
+    seeds: np.ndarray = field(init=False)
+    temperatures: np.ndarray = field(init=False)
+    top_ps: np.ndarray = field(init=False)
+    top_ks: np.ndarray = field(init=False)
+    stops: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = self.rows
+        self.ids = np.zeros((n, self.positions + 1), dtype=np.int64)
+        self.logprobs = np.zeros((n, self.positions + 1), dtype=np.float32)
+        self.cached, self.known, self.start, self.limit, self.seeds, self.top_ks = (
+            np.zeros(n, dtype=np.int64) for _ in range(6)
+        )
+        self.temperatures, self.top_ps = np.ones(n), np.ones(n)
+        self.stops = np.full((n, MAX_STOPS), -1, dtype=np.int64)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for name in ("ids", "logprobs", "cached", "known", "start", "limit", "seeds", "temperatures", "top_ps",
+                     "top_ks", "stops"):  # fmt: skip
+            column = getattr(self, name)
+            column[list(targets)] = column[list(sources)]
+
+
+class SlotDecoder:
+    """Decodes up to `rows` sequences at once with `model`, each at most `positions` tokens long."""
+
+    def __init__(self, model: Any, *, rows: int, positions: int) -> None:
+        self._model = model
+        self._cache = SlotCache(model, max(rows, MIN_BATCH), positions)
+        self._columns = _Columns(max(rows, MIN_BATCH), positions)
+        self._rows: list[_Row | None] = [None] * max(rows, MIN_BATCH)
+        self._active = 0
+        self._clock = 0
+        self._sessions: dict[str, _Row] = {}
+        self._openings: dict[tuple[int, ...], _Row] = {}
+        self.positions = positions
+        self.version = 0
+        self.fed_tokens = 0
+
+    # -- what is inside ---------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """Rows decoding now."""
+        return self._active
+
+    @property
+    def used_tokens(self) -> int:
+        """Positions held by rows, decoding or paused."""
+        return int(sum(self._columns.cached[i] for i, row in enumerate(self._rows) if row is not None))
+
+    def forget_all(self) -> None:
+        """Drop every cached key and value (new weights); active rows feed their tokens again."""
+        self._columns.cached[:] = 0
+        self._openings.clear()
+
+    # -- entering and leaving -----------------------------------------------------------------------------------
+
+    def admit(self, waiting: list[Work]) -> list[Work]:
+        """Start as many of `waiting` as fit, in order; returns the rest."""
+        started = 0
+        for work in waiting:
+            if not self._place(work):
+                break
+            started += 1
+        self._prefill()
+        return waiting[started:]
+
+    def close_session(self, session_id: str) -> Work | None:
+        """Free a session's row; returns its request if one was still running."""
+        row = self._sessions.pop(session_id, None)
+        if row is None:
+            return None
+        work, row.work = row.work, None
+        self._pause_finished()
+        self._free(row)
+        return work
+
+    def abort(self, request_id: str) -> tuple[Work, Completion] | None:
+        """End one request early with what it has."""
+        for index in range(self._active):
+            row = self._rows[index]
+            if row is not None and row.work is not None and row.work.request_id == request_id:
+                work, completion = row.work, self._completion(index, row, Finish.ABORTED)
+                row.work = None
+                self._pause_finished()
+                return work, completion
+        return None
+
+    def drop_everything(self) -> list[Work]:
+        """Free all rows (after a failure); returns the requests that were running."""
+        works = [row.work for row in self._rows if row is not None and row.work is not None]
+        self._rows = [None] * len(self._rows)
+        self._active = 0
+        self._sessions.clear()
+        self._openings.clear()
+        return works
+
+    def _place(self, work: Work) -> bool:
+        row = self._sessions.get(work.session_id)
+        if row is None:
+            index = self._vacant()
+            if index is None:
+                return False
+            row = _Row(session_id=work.session_id)
+            self._rows[index] = row
+            self._sessions[work.session_id] = row
+            self._columns.known[index] = self._columns.cached[index] = 0
+        index = self._rows.index(row)
+        self._columns_for(index, work)
+        row.work, row.last_used, row.first_version = work, self._clock, self.version
+        self._swap(index, self._active)
+        self._active += 1
+        return True
+
+    def _vacant(self) -> int | None:
+        """A free row, else the longest paused one; None when all are decoding."""
+        paused = range(self._active, len(self._rows))
+        for index in paused:
+            if self._rows[index] is None:
+                return index
+        oldest = min(paused, key=lambda i: self._rows[i].last_used, default=None)  # type: ignore[union-attr]
+        if oldest is not None:
+            evicted = self._rows[oldest]
+            assert evicted is not None
+            del self._sessions[evicted.session_id]
+            self._free(evicted)
+        return oldest
+
+    def _columns_for(self, index: int, work: Work) -> None:
+        columns, sampling, count = self._columns, work.sampling, len(work.token_ids)
+        known = int(columns.known[index])
+        extends = known <= count and tuple(columns.ids[index, :known]) == work.token_ids[:known]
+        if not extends:
+            columns.cached[index] = 0
+        columns.ids[index, :count] = work.token_ids
+        columns.cached[index] = min(columns.cached[index], count - 1)
+        columns.known[index] = columns.start[index] = count
+        columns.limit[index] = min(count + sampling.max_new_tokens, self.positions)
+        columns.seeds[index] = sampling.seed
+        columns.temperatures[index], columns.top_ps[index] = sampling.temperature, sampling.top_p
+        columns.top_ks[index] = sampling.top_k
+        columns.stops[index] = -1
+        columns.stops[index, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+
+    def _free(self, row: _Row) -> None:
+        index = self._rows.index(row)
+        self._rows[index] = None
+        if row.opening and self._openings.get(row.opening) is row:
+            del self._openings[row.opening]
+
+    def _swap(self, a: int, b: int) -> None:
+        if a == b:
+            return
+        self._rows[a], self._rows[b] = self._rows[b], self._rows[a]
+        targets = [i for i in (a, b) if self._rows[i] is not None]
+        sources = [b if i == a else a for i in targets]
+        length = int(max((self._columns.cached[i] for i in sources), default=0))
+        self._cache.move(sources, targets, length)
+        self._columns.move(sources, targets)
+
+    def _pause_finished(self) -> None:
+        """Move rows without work out of the active region."""
+        for index in range(self._active - 1, -1, -1):
+            row = self._rows[index]
+            if row is None or row.work is None:
+                self._active -= 1
+                self._swap(index, self._active)
+
+    # -- feeding ------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        """Feed long stretches of known tokens, all but the last; siblings copy from the first of them."""
+        columns, fresh = self._columns, []
+        copies: dict[int, list[int]] = {}
+        for index in range(self._active):
+            if columns.known[index] - columns.cached[index] <= PREFILL_FROM:
+                continue
+            row = self._rows[index]
+            assert row is not None
+            opening = tuple(columns.ids[index, : columns.known[index] - 1].tolist())
+            donor = self._openings.get(opening)
+            if donor is None:
+                row.opening = opening
+                self._openings[opening] = row
+                fresh.append(index)
+            elif donor is not row:
+                copies.setdefault(self._rows.index(donor), []).append(index)
+        for indices in self._prefill_batches(fresh):
+            self._prefill_rows(indices)
+        for source, targets in copies.items():
+            length = int(columns.known[targets[0]]) - 1
+            self._cache.copy_prefix(source, targets, length)
+            columns.cached[targets] = length
+
+    def _prefill_batches(self, indices: list[int]) -> list[list[int]]:
+        columns, batches, longest = self._columns, [], 0
+        for index in sorted(indices, key=lambda i: columns.known[i] - columns.cached[i]):
+            longest = int(columns.known[index] - columns.cached[index])
+            if not batches or (len(batches[-1]) + 1) * longest > PREFILL_TOKENS:
+                batches.append([])
+            batches[-1].append(index)
+        return batches
+
+    def _prefill_rows(self, indices: list[int]) -> None:
+        columns = self._columns
+        begin, end = columns.cached[indices], columns.known[indices] - 1
+        width = int((end - begin).max())
+        offsets = begin[:, None] + np.arange(width)[None, :]
+        valid = offsets < end[:, None]
+        ids = np.where(valid, columns.ids[np.array(indices)[:, None], np.minimum(offsets, self.positions)], 0)
+        positions = torch.from_numpy(np.where(valid, offsets, self.positions))
+        length = _round_up(int(end.max()), self.positions)
+        mask = torch.arange(length).view(1, 1, 1, -1) > positions.view(len(indices), 1, -1, 1)
+        self._forward(torch.tensor(indices), torch.from_numpy(ids), positions, mask, length, keep=1)
+        columns.cached[indices] = end
+
+    def _forward(
+        self,
+        rows: torch.Tensor | None,
+        ids_NT: torch.Tensor,
+        positions_NT: torch.Tensor,
+        hidden_N1TL: torch.Tensor,
+        length: int,
+        keep: int,
+    ) -> torch.Tensor:
+        device = self._cache.store.device
+        self.fed_tokens += ids_NT.numel()
+        positions = positions_NT.to(device)
+        self._cache.aim(None if rows is None else rows.to(device), positions, length)
+        mask = torch.zeros(hidden_N1TL.shape, dtype=self._cache.store.dtype, device=device)
+        mask.masked_fill_(hidden_N1TL.to(device), torch.finfo(mask.dtype).min)
+        logits: torch.Tensor = self._model(
+            input_ids=ids_NT.to(device),
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        return logits
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Work, Completion]]:
+        """Feed one token per active row, sample where due; returns what finished."""
+        if not self._active:
+            return []
+        self._clock += 1
+        columns, count = self._columns, self._active
+        batch = max(count, MIN_BATCH)
+        at = columns.cached[:batch].copy()
+        at[count:] = self.positions  # filler rows write to scratch
+        length = _round_up(int(at[:count].max()) + 1, self.positions)
+        positions = torch.from_numpy(at).unsqueeze(1)
+        ids = torch.from_numpy(columns.ids[np.arange(batch), at]).unsqueeze(1)
+        mask = torch.arange(length).view(1, 1, 1, -1) > positions.view(batch, 1, 1, 1)
+        logits = self._forward(None, ids, positions, mask, length, keep=1)[:, -1]
+        columns.cached[:count] += 1
+        due = np.flatnonzero(columns.cached[:count] == columns.known[:count])
+        return self._sample(logits, due) if len(due) else []
+
+    def _sample(self, logits: torch.Tensor, due: np.ndarray) -> list[tuple[Work, Completion]]:
+        columns = self._columns
+        noise = uniforms(columns.seeds[due], columns.known[due] - columns.start[due])
+        chosen = logits if len(due) == logits.shape[0] else logits[torch.from_numpy(due).to(logits.device)]
+        tokens, logprobs = draw(chosen, columns.temperatures[due], columns.top_ps[due], columns.top_ks[due], noise)
+        ids, values = tokens.cpu().numpy(), logprobs.float().cpu().numpy()
+        columns.ids[due, columns.known[due]] = ids
+        columns.logprobs[due, columns.known[due]] = values
+        columns.known[due] += 1
+        stopped = (columns.stops[due] == ids[:, None]).any(1)
+        ended = np.flatnonzero(stopped | (columns.known[due] >= columns.limit[due]))
+        finished = []
+        for place in ended:
+            index = int(due[place])
+            row = self._rows[index]
+            assert row is not None and row.work is not None
+            reason = Finish.STOP if stopped[place] else Finish.LENGTH
+            finished.append((row.work, self._completion(index, row, reason)))
+            row.work, row.last_used = None, self._clock
+        if finished:
+            self._pause_finished()
+        return finished
+
+    def _completion(self, index: int, row: _Row, finish: Finish) -> Completion:
+        begin, end = int(self._columns.start[index]), int(self._columns.known[index])
+        return Completion(
+            token_ids=tuple(self._columns.ids[index, begin:end].tolist()),
+            logprobs=tuple(self._columns.logprobs[index, begin:end].tolist()),
+            finish=finish,
+            policy_versions=(row.first_version, self.version),
+        )
+
+
+def _round_up(length: int, most: int) -> int:
+    return min(-(-length // LENGTH_STEP) * LENGTH_STEP, most)
