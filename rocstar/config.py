@@ -23,8 +23,8 @@ class RunSection(Section):
     """Everything random in a run follows from it and from identities."""
     threads: int = Field(default=1, ge=1)
     """torch threads."""
-    checkpoint_every: int = Field(default=10, ge=1)
-    """Steps between checkpoints; one is always written at the end of a stage."""
+    checkpoint_seconds: float = Field(default=60.0, ge=0)
+    """A checkpoint is written after the first step that ends so long after the last one, and at the end of a stage."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Older ones are deleted; the last one of each stage stays."""
     fault_budget: float = Field(default=0.05, ge=0, le=1)
@@ -115,7 +115,7 @@ class RolloutSection(Section):
     template: Literal["compact", "paper"] = "compact"
     tool_name: str = "python"
     feedback_max_chars: int = Field(default=256, ge=8)
-    """Longest tool reply shown to the model, characters."""
+    """Characters of a tool reply that the model is shown; where it is cut, a marker says so."""
     feedback_truncate: Literal["left", "right", "middle"] = "middle"
     feedback_errors: Literal["short", "full"] = "short"
     """short: the last line of a traceback; full: all of it."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rocstar.types import (
     Batch,
+    BatchRow,
     Completion,
     EngineLoad,
     Group,
@@ -116,6 +117,10 @@ class Resampler(Protocol):
 
 class Learner(Protocol):
     """Owns the policy's weights and optimizer."""
+
+    def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
+        """The same rows with `old_logprobs` and `entropies` under the current weights."""
+        ...
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Exactly one optimizer step; returns its metrics."""

@@ -381,6 +381,10 @@ class BatchRow:
     """[T] the engine's numbers."""
     advantage: float
     """Same for every token of the row; no unit."""
+    old_logprobs: Sequence[float] = ()
+    """[T] the learner's own numbers before the first update of the step; filled in by `Learner.score`."""
+    entropies: Sequence[float] = ()
+    """[T] natural-log entropy of the distribution each token was drawn from; filled in by `Learner.score`."""
     identity: str = ""
     """`problem_id/index`, for messages."""
 

@@ -1,0 +1,220 @@
+"""Compare answers that are plain numbers, exactly and in microseconds; for everything else say "don't know".
+
+Covered: integers, decimals, fractions, mixed numbers, powers of ten, percent; with thousands separators, dollar
+signs, units in \\text{}, degrees and a leading `x =`. Not covered, and left to `symbolic.py`: any arithmetic, so no
+tower of powers is ever evaluated here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rocstar.types import Verdict
+
+MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
+MAX_EXPONENT = 400  # of ten; beyond it exact arithmetic gets slow and answers get strange
+ROUNDED_PLACES = 6  # a decimal written this long is taken as rounded (math-verify also compares six places)
+FLOAT_NOISE = Fraction(1, 10**9)  # relative; what a printed float may be off by
+
+_FOLDED = {0x2212: "-", 0xD7: "*", 0xB0: "\\degree", 0xA0: " "}  # minus, times, degree, no-break space
+_INTEGER = re.compile(r"[+-]?\d+")
+_THIN = re.compile(r"\\[!,;:]")
+_CURRENCY = re.compile(r"^\\?\$|\\?\$$")
+_NAME = re.compile(r"^([A-Za-z])\s*=\s*")
+_PERCENT = re.compile(r"\s*(?:\\?%|percent|pct)$")
+_DEGREE = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)$")
+_UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?[23]\}?)?$")
+_NOT_UNITS = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|and|or|to|pi|i|e)\b", re.IGNORECASE)
+_SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>thousand|million|billion|trillion)\s*\}?$")
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+_WHOLE = r"[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+"
+_UNSIGNED = rf"(?:(?:{_WHOLE})(?:\.\d*)?|\.\d+)"
+_DECIMAL = re.compile(rf"(?P<number>{_UNSIGNED})(?:[eE](?P<e>[+-]\d{{1,4}}))?")
+_TEN_POWER = re.compile(
+    rf"(?:(?P<number>{_UNSIGNED})\s*(?:\\times|\\cdot|\*)\s*)?"
+    r"10\s*\^\s*(?:\{\s*(?P<e>[+-]?\d{1,4})\s*\}|(?P<e2>-?\d{1,4}))"
+)
+_PART = rf"-?{_UNSIGNED}"
+_FRACTION = re.compile(
+    rf"(?:\\frac\s*(?:\{{\s*(?P<n>{_PART})\s*\}}|(?P<n1>\d))\s*(?:\{{\s*(?P<d>{_PART})\s*\}}|(?P<d1>\d))"
+    rf"|(?P<n2>{_UNSIGNED})\s*/\s*(?P<d2>{_UNSIGNED}))"
+)
+_MIXED = re.compile(r"(?P<whole>\d+)\s*(?P<fraction>\\frac.+)|(?P<whole2>\d+) +(?P<fraction2>\d+\s*/\s*\d+)")
+_DECIMAL_COMMA = re.compile(r"(?P<whole>\d+),(?P<part>\d+)")
+_NEVER_A_NUMBER = re.compile(r"[A-Za-z\s]+|\d[\d\s]*\s[\d\s]*")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNumber:
+    value: Fraction
+    """Exact, before a percent sign is applied."""
+    places: int | None = None
+    """Digits after the point when written as a decimal; None for integers and fractions, which are exact."""
+    percent: bool = False
+    """A percent sign followed."""
+    name: str = ""
+    """`x` of `x = 5`."""
+    unit: str = ""
+    """Words in the unit, lower case."""
+    comma: bool = False
+    """Read with a decimal comma, which may as well be a list of two."""
+
+
+def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
+    """(verdict, method) when both sides surely are plain numbers, or the reference is one and the prediction surely
+    is none; None for "don't know". Never raises.
+
+    Percent: `10%` agrees with both 10 and 0.1. A decimal of six places or more is taken as rounded. Source: ours,
+    after math-verify's rules."""
+    wanted = parse_number(gold)
+    if wanted is None:
+        return None
+    given = parse_number(predicted)
+    if given is not None:
+        return _compare(wanted, given)
+    if not wanted.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(predicted.strip()):
+        return Verdict.WRONG, "not_a_number"
+    return None
+
+
+def parse_number(text: str) -> PlainNumber | None:
+    """The number a short text surely stands for, else None."""
+    if len(text) > MAX_CHARS or not _fold(text).isascii():
+        return None
+    body = _clean(text)
+    if _INTEGER.fullmatch(body):
+        return PlainNumber(Fraction(int(body)))
+    name, body = _split_name(body)
+    unit, body = _split_unit(body)
+    scale, body = _split_scale(body)
+    shorter = _PERCENT.sub("", body)
+    number = _parse_signed(shorter.strip())
+    if number is None:
+        return None
+    value, places, comma = number
+    return PlainNumber(value * scale, places, percent=shorter != body, name=name, unit=unit, comma=comma)
+
+
+def _fold(text: str) -> str:
+    return text if text.isascii() else text.translate(_FOLDED)
+
+
+def _clean(text: str) -> str:
+    body = _fold(text).strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        if body.startswith(opening) and body.endswith(closing) and len(body) > len(opening) + len(closing):
+            body = body[len(opening) : -len(closing)].strip()
+            break
+    body = _CURRENCY.sub("", body.removesuffix("."))
+    body = _THIN.sub("", body).replace("{,}", ",").replace("\\ ", " ").replace("~", " ")
+    return body.replace("dfrac", "frac").replace("tfrac", "frac").replace("cfrac", "frac").strip()
+
+
+def _split_name(body: str) -> tuple[str, str]:
+    found = _NAME.match(body)
+    return (found.group(1), body[found.end() :]) if found else ("", body)
+
+
+def _split_unit(body: str) -> tuple[str, str]:
+    degree = _DEGREE.search(body)
+    if degree:
+        return "degree", body[: degree.start()]
+    found = _UNIT.search(body)
+    if found is None or _NOT_UNITS.search(found.group(1)):
+        return "", body
+    unit = found.group(1).strip().lower()
+    if unit in ("percent", "pct"):
+        return "", body[: found.start()] + "%"
+    return unit, body[: found.start()]
+
+
+def _split_scale(body: str) -> tuple[int, str]:
+    found = _SCALE.search(body)
+    return (_SCALES[found["word"]], body[: found.start()]) if found else (1, body)
+
+
+def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
+    """(value, decimal places, read with a comma) of an optional sign and one of the written forms."""
+    sign = -1 if body.startswith("-") else 1
+    if body[:1] in ("-", "+"):
+        body = body[1:].lstrip()
+    if found := _DECIMAL.fullmatch(body) or _TEN_POWER.fullmatch(body):
+        parsed = _scaled(found)
+        return (sign * parsed[0], parsed[1], False) if parsed else None
+    if found := _DECIMAL_COMMA.fullmatch(body):
+        return sign * Fraction(f"{found['whole']}.{found['part']}"), len(found["part"]), True
+    value = _fraction(body)
+    if value is None:
+        value = _mixed(body)
+    return (sign * value, None, False) if value is not None else None
+
+
+def _scaled(found: re.Match[str]) -> tuple[Fraction, int | None] | None:
+    groups = found.groupdict()
+    exponent = int(groups["e"] or groups.get("e2") or 0)
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    written = groups["number"] or "1"
+    value = _decimal(written) * Fraction(10) ** exponent
+    places = len(written.partition(".")[2])
+    return value, (places - exponent if "." in written or exponent < 0 else None)
+
+
+def _fraction(body: str) -> Fraction | None:
+    found = _FRACTION.fullmatch(body)
+    if found is None:
+        return None
+    top = _decimal(found["n"] or found["n1"] or found["n2"])
+    bottom = _decimal(found["d"] or found["d1"] or found["d2"])
+    return top / bottom if bottom else None
+
+
+def _mixed(body: str) -> Fraction | None:
+    found = _MIXED.fullmatch(body)
+    if found is None:
+        return None
+    part = _fraction(found["fraction"] or found["fraction2"])
+    if part is None or not 0 < part < 1:
+        return None
+    return int(found["whole"] or found["whole2"]) + part
+
+
+def _decimal(written: str) -> Fraction:
+    digits = written.replace(",", "").replace(" ", "").removesuffix(".")
+    return Fraction(digits)
+
+
+def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
+    if _differ(wanted.name, given.name) or _differ(wanted.unit, given.unit):
+        return None
+    equal = any(_close(wanted, a, given, b) for a in _readings(wanted, given) for b in _readings(given, wanted))
+    if wanted.comma or given.comma:
+        # A comma may make a list of two: only agreement with a written decimal settles that it does not.
+        other = given if wanted.comma else wanted
+        settled = equal and other.places is not None and not other.comma
+        return (Verdict.RIGHT, "number") if settled else None
+    both_whole = wanted.value.denominator == 1 == given.value.denominator
+    return (Verdict.RIGHT if equal else Verdict.WRONG), ("integer" if both_whole else "number")
+
+
+def _differ(first: str, second: str) -> bool:
+    return bool(first and second and first != second)
+
+
+def _readings(number: PlainNumber, other: PlainNumber) -> tuple[Fraction, ...]:
+    if number.percent and not other.percent:
+        return number.value, number.value / 100
+    return (number.value,)
+
+
+def _close(wanted: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) -> bool:
+    if a == b:
+        return True
+    rounded = [n.places for n in (wanted, given) if n.places is not None and n.places >= ROUNDED_PLACES]
+    if not rounded:
+        return False
+    gap = abs(a - b)
+    return gap < Fraction(1, 10 ** min(rounded)) or gap <= abs(a) * FLOAT_NOISE

@@ -1,0 +1,119 @@
+"""The Verifiers: from a finished attempt to an Outcome. Reward is 1.0 for RIGHT and 0.0 otherwise, nothing else counts.
+
+An attempt that ended ENVIRONMENT_FAILED says nothing about the model and must never get here. An attempt that was cut
+(MAX_TURNS, MAX_TOKENS) is looked at like any other: without an answer it is WRONG with method `no_answer` (paper
+§2.2.1: truncated attempts fail); with one it is graded (the release grades the whole response too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from rocstar.answers.extract import last_box, strict_answer
+from rocstar.answers.form import format_facts
+from rocstar.answers.grade import Grade, Grader
+from rocstar.answers.numbers import MAX_CHARS, parse_number
+from rocstar.errors import ContractBroken
+from rocstar.protocols import TextCodec
+from rocstar.types import FormatFacts, Outcome, Problem, Stop, Trajectory, Verdict
+
+TOOL_TOLERANCE = Fraction(1, 1000)  # relative; what published word-problem solvers are scored with
+_ZERO_TOLERANCE = Fraction(1, 10**9)  # absolute; float noise around a reference of 0
+
+
+class BoxedVerifier:
+    """Compares the last boxed answer with the reference.
+
+    strict: only inside the last `<answer>` block of the last turn (paper §2.2.1). Lenient: the last box anywhere in
+    what the assistant wrote, the reasoning included (as the release does)."""
+
+    def __init__(self, codec: TextCodec, grader: Grader, strict: bool = False) -> None:
+        """`grader` stays the caller's: it may be shared, and the caller closes it."""
+        self._codec = codec
+        self._grader = grader
+        self._strict = strict
+
+    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
+        """Raises VerifierUnavailable, and ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        _refuse_failed(trajectory)
+        texts = _texts(self._codec, trajectory)
+        grade = await self._grader.grade(problem.answer, self._answer(texts))
+        return _outcome(grade, format_facts(texts))
+
+    def _answer(self, texts: Sequence[str]) -> str | None:
+        if self._strict:
+            return strict_answer(texts[-1]) if texts else None
+        boxes = (last_box(text) for text in reversed(texts))
+        return next((box for box in boxes if box is not None), None)
+
+
+class ToolOutputVerifier:
+    """Takes the last line that the last tool call printed as the answer, within a relative tolerance of 1e-3.
+
+    For word problems with a model too small to copy a number into a box. A failed last call is no answer; a reference
+    that is no number leaves the attempt UNDECIDED. Source: ours."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+
+    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
+        """Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        _refuse_failed(trajectory)
+        grade = _grade_output(problem.answer, _last_output(trajectory))
+        return _outcome(grade, format_facts(_texts(self._codec, trajectory)))
+
+
+class ScriptedVerifier:
+    """Returns the verdicts it is told, for tests and demonstrations; `decide` may raise VerifierUnavailable."""
+
+    def __init__(self, decide: Callable[[Problem, Trajectory], Verdict]) -> None:
+        self._decide = decide
+
+    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
+        """Raises what `decide` raises, and ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        _refuse_failed(trajectory)
+        grade = Grade(self._decide(problem, trajectory), "scripted", None)
+        return _outcome(grade, FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True))
+
+
+def _refuse_failed(trajectory: Trajectory) -> None:
+    if trajectory.stop is Stop.ENVIRONMENT_FAILED:
+        raise ContractBroken(
+            f"attempt {trajectory.problem_id}/{trajectory.index} ended ENVIRONMENT_FAILED and has no outcome to verify."
+        )
+
+
+def _texts(codec: TextCodec, trajectory: Trajectory) -> list[str]:
+    """What the assistant wrote, one text per turn; replies are left out, so a tool cannot answer for the model."""
+    return [codec.decode(turn.completion.token_ids) for turn in trajectory.turns]
+
+
+def _outcome(grade: Grade, facts: FormatFacts) -> Outcome:
+    reward = 1.0 if grade.verdict is Verdict.RIGHT else 0.0
+    return Outcome(
+        verdict=grade.verdict, reward=reward, extracted=grade.extracted, method=grade.method, format_facts=facts
+    )
+
+
+def _last_output(trajectory: Trajectory) -> str | None:
+    results = trajectory.results
+    if not results or results[-1].is_error:
+        return None
+    lines = results[-1].stdout.strip().splitlines()
+    return lines[-1].strip() if lines else results[-1].value
+
+
+def _grade_output(gold: str, output: str | None) -> Grade:
+    if output is None:
+        return Grade(Verdict.WRONG, "no_answer", None)
+    extracted = output[:MAX_CHARS]
+    wanted = parse_number(gold)
+    if wanted is None:
+        return Grade(Verdict.UNDECIDED, "gold_unparsed", extracted)
+    given = parse_number(output)
+    if given is None or given.comma:
+        return Grade(Verdict.WRONG, "tool_output", extracted)
+    gap = abs(given.value - wanted.value)
+    close = gap <= max(abs(wanted.value) * TOOL_TOLERANCE, _ZERO_TOLERANCE)
+    return Grade(Verdict.RIGHT if close else Verdict.WRONG, "tool_output", extracted)

@@ -1,0 +1,299 @@
+"""The `rocstar` command: verbs, exit codes, and how failures are told. Every heavy import is inside its verb.
+
+stdout is results, stderr is progress. Exit codes are in `exits.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+
+import typer
+
+import rocstar
+from rocstar.errors import ConfigError
+from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results
+
+if TYPE_CHECKING:
+    from rocstar.config import Recipe
+    from rocstar.runs.folder import RunFolder
+
+TRACEBACK = "--traceback"
+
+# rich would be loaded for help pages and errors alike, which costs more than all the rest of the start.
+STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+app = typer.Typer(
+    **STYLE,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Small language models that learn to reason with a Python tool (GRPO-RoC).",
+    epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
+)
+runs_app = typer.Typer(**STYLE, help="Look at what runs left behind.")
+sandbox_app = typer.Typer(**STYLE, help="The place where the model's programs run.")
+app.add_typer(runs_app, name="runs")
+app.add_typer(sandbox_app, name="sandbox")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+Settings = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", show_default=False)]
+RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
+Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a run's name or `last`.")]
+
+
+def main() -> None:
+    """Entry point of the `rocstar` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out one command line; the exit code. Errors of people and machines end in a sentence on stderr."""
+    show_traceback = TRACEBACK in arguments
+    try:
+        code = _exit_code([argument for argument in arguments if argument != TRACEBACK])
+        flush_results()
+    except Exception as error:
+        told = failure(error)
+        if told is None or show_traceback:
+            raise
+        print(f"rocstar: {told[1]}", file=sys.stderr)
+        return told[0]
+    return code
+
+
+def _exit_code(arguments: list[str]) -> int:
+    try:
+        app(arguments, prog_name="rocstar")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return OK
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rocstar {rocstar.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option(TRACEBACK, help="Show where an error came from (any place).")] = False,
+) -> None:
+    """Options of every verb; `--traceback` is taken out by `run` and stands here for the help page."""
+
+
+@app.command()
+def train(
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    resume: Resume = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Carry out all stages of a recipe, or go on with a run.
+
+    Example: rocstar train recipes/quickstart.toml run.seed=1"""
+    if resume is not None:
+        _resume(resume, runs, refused=[recipe, *(settings or [])], as_json=as_json)
+    else:
+        _start(recipe, settings or [], kinds=("sft", "rl"), dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def sft(recipe: RecipeFile = None, settings: Settings = None, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+    """Carry out only the cold-start (sft) stages of a recipe."""
+    _start(recipe, settings or [], kinds=("sft",), dry_run=dry_run, as_json=as_json)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Model,
+    data: Annotated[str, typer.Option(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip.")],
+    n: Annotated[int, typer.Option("--n", min=1, metavar="K", help="Attempts per problem.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Default: the run's, else the recipe default.")] = None,
+    max_response_tokens: Annotated[int | None, typer.Option(min=1, help="Same default.")] = None,
+    question: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the question.")] = "question",
+    answer: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")] = "answer",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    template: Annotated[str | None, typer.Option(help="compact or paper; default: the run's.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="boxed, boxed_strict, tool_output; default: the run's.")] = None,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Measure a model on a file of problems: avg@k and pass@k with 95% intervals.
+
+    Example: rocstar eval last --data test.jsonl --n 4"""
+    from rocstar.evaluation.command import evaluate as carry_out
+    from rocstar.screen import Screen
+
+    with _stoppable("stopped; nothing was saved"), Screen() as screen:
+        result = carry_out(
+            model=model,
+            data=data,
+            n=n,
+            temperature=temperature,
+            max_turns=max_turns,
+            max_response_tokens=max_response_tokens,
+            question=question,
+            answer=answer,
+            limit=limit,
+            template=template,
+            verifier=verifier,
+            runs=runs,
+            screen=screen,
+        )
+        _print_json(result) if as_json else screen.figures(result)
+
+
+@app.command()
+def chat(
+    model: Model,
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Ask once and stop.", show_default=False)] = None,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Talk to a model that may use the tool."""
+    from rocstar.evaluation.chat import chat as carry_out
+
+    carry_out(model=model, prompt=prompt, as_json=as_json, runs=runs)
+
+
+@runs_app.command(name="list")
+def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
+    """All runs, by name."""
+    from rocstar.runs.folder import list_runs
+    from rocstar.runs.show import show_run
+    from rocstar.screen import Screen
+
+    rows = [show_run(folder) for folder in list_runs(runs)]
+    _print_json({"runs": rows}) if as_json else Screen().runs(rows)
+
+
+@runs_app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or the start of it, a path, or `last`.")],
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """One run: how far it came, before against after."""
+    from rocstar.runs.folder import RunFolder
+
+    _print_run(RunFolder.find(name, runs), as_json=as_json)
+
+
+@sandbox_app.command(name="exec")
+def execute(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="A Python program; `-` reads it from stdin.")],
+    as_json: AsJson = False,
+) -> None:
+    """Run one program in the sandbox and say what became of it.
+
+    Example: rocstar sandbox exec 'sum(range(10))'"""
+    from rocstar.sandbox.client import run_once
+
+    response = run_once(sys.stdin.read() if code == "-" else code)
+    if as_json:
+        _print_json(asdict(response))
+    else:
+        note = f"[{response.outcome}, {response.run_seconds:.3f} s, isolation {response.isolation}]\n"
+        value = "" if response.value is None else f"{response.value}\n"
+        _write(sys.stdout, response.stdout + value)
+        _write(sys.stderr, response.stderr + note)
+    raise typer.Exit(OK if response.outcome == "ok" else FAILED)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """A program's output may hold characters that this terminal cannot show."""
+    stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
+    stream.flush()
+
+
+# Runs
+
+
+def _start(path: str | None, settings: list[str], *, kinds: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+    from rocstar.recipe import dump_resolved, load_recipe, recipe_text
+    from rocstar.runs.folder import RunFolder
+
+    if path is None or ("=" in path and not Path(path).exists()):
+        raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
+    recipe = load_recipe(path, settings)
+    recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
+    if not recipe.stage:
+        raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
+    if dry_run:
+        _print_json(dump_resolved(recipe))
+        return
+    text = recipe_text(path, settings)
+    folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
+    _carry_out(recipe, folder, resume=False, as_json=as_json)
+
+
+def _resume(name: str, runs: Path, *, refused: list[str | None], as_json: bool) -> None:
+    from rocstar.recipe import resolved_from_json
+    from rocstar.runs.folder import RunFolder
+
+    given = next((text for text in refused if text is not None), None)
+    if given is not None:
+        raise ConfigError(f"--resume goes on with the run's own settings and takes no {given!r}; leave that out")
+    folder = RunFolder.find(name, runs)
+    _carry_out(resolved_from_json(folder.resolved), folder, resume=True, as_json=as_json)
+
+
+def _carry_out(recipe: Recipe, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
+    from rocstar.screen import Screen
+    from rocstar.launch import run as carry_out
+
+    go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
+    try:
+        with _stoppable(f"stopped; {go_on}"), Screen() as screen:
+            screen.note(f"run folder: {folder.path}")
+            carry_out(recipe, folder, screen, resume=resume)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        _stop(FAILED, f"the disk is full; free some space, then {go_on}")
+    _print_run(folder, as_json=as_json)
+
+
+@contextmanager
+def _stoppable(sentence: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop(INTERRUPTED, sentence)
+
+
+def _stop(code: int, sentence: str) -> NoReturn:
+    print(f"rocstar: {sentence}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _is_default(folder: RunFolder) -> bool:
+    return folder.path.resolve().parent == Path("runs").resolve()
+
+
+def _print_run(folder: RunFolder, *, as_json: bool) -> None:
+    from rocstar.runs.show import show_run
+    from rocstar.screen import Screen
+
+    shown = show_run(folder)
+    _print_json(shown) if as_json else Screen().summary(shown)
+
+
+def _print_json(value: Any) -> None:
+    from rocstar.runs.atomic import plain
+
+    print(json.dumps(plain(value), indent=2))

@@ -1,0 +1,173 @@
+"""Cold-start demonstrations for the arithmetic tasks: which behaviours are shown how often, and their real execution.
+
+Planning is pure; `perform` runs every program through a function it is given, so that what a demonstration shows as
+tool output is what the tool really says. Which tool, which sandbox and which tokens are not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+
+from rocstar.data.families import FAMILIES, Chain, Family
+from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.errors import ConfigError
+from rocstar.types import Demonstration, DemoTurn, Problem, ToolCall, ToolResult, seed_for
+
+Run = Callable[[ToolCall], Awaitable[ToolResult]]
+
+
+class Move(StrEnum):
+    """One thing a demonstration does."""
+
+    RIGHT = "right"  # programs that print the answer, then the answer copied from the output
+    WRONG = "wrong"  # programs that run and print something else, copied just the same
+    BROKEN = "broken"  # a program that raises
+    SILENT = "silent"  # a program that forgets to print
+    GUESS = "guess"  # a made-up number of about the right size
+    ANSWER = "answer"  # the reference answer, without any tool
+
+
+Behaviour = tuple[Move, ...]
+
+MIXES: Mapping[str, Mapping[Behaviour, int]] = {
+    # The likeliest first move is a guess, so greedy decoding starts near zero and learning must really flip it.
+    "majority_wrong": {
+        (Move.GUESS,): 55,
+        (Move.RIGHT,): 9,
+        (Move.WRONG,): 9,
+        (Move.BROKEN, Move.RIGHT): 12,
+        (Move.BROKEN, Move.WRONG): 9,
+        (Move.SILENT, Move.RIGHT): 3,
+        (Move.SILENT, Move.GUESS): 3,
+    },
+    # Noisy, but the right choice is the likeliest at every point: greedy decoding is nearly perfect from the start.
+    "majority_right": {
+        (Move.GUESS,): 22,
+        (Move.RIGHT,): 14,
+        (Move.WRONG,): 16,
+        (Move.BROKEN, Move.RIGHT): 20,
+        (Move.BROKEN, Move.WRONG): 18,
+        (Move.SILENT, Move.RIGHT): 5,
+        (Move.SILENT, Move.GUESS): 5,
+    },
+    # Correct answers without the tool: the baseline that shows the tool is needed.
+    "direct": {(Move.ANSWER,): 100},
+}
+"""Shares of behaviours, percent. Source: ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one demonstration will do, before anything is run."""
+
+    problem: Problem
+    behaviour: Behaviour
+    """The moves it makes."""
+    codes: tuple[str, ...]
+    """Programs, one tool call each; `{out}` is replaced by the output of the call before."""
+    final: str | None
+    """The final answer; None to copy the last tool output."""
+    guess: str
+    """A wrong number of the answer's size, used where there is no output to copy."""
+
+
+def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> list[Plan]:
+    """One plan a problem (problems may repeat), drawn from the named mix; pure.
+
+    Problems must come from `arithmetic_problems`. Raises ConfigError for an unknown mix. Source: ours.
+    """
+    if mix not in MIXES:
+        nearest = get_close_matches(mix, MIXES, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"data.demo_mix {mix!r} is unknown; the nearest is {nearest!r}.")
+    shares = MIXES[mix]
+    return [
+        _plan(problem, shares, random.Random(seed_for(seed, "demonstration", problem.id, n)))
+        for n, problem in enumerate(problems)
+    ]
+
+
+async def perform(
+    plans: Sequence[Plan], run: Run, *, tool_name: str = "python", parallel: int = 32
+) -> list[Demonstration]:
+    """Run every plan's programs through `run`, at most `parallel` plans at a time; demonstrations in order of plans.
+
+    What `run` raises ends everything (the other plans are cancelled).
+    """
+    done: list[Demonstration | None] = [None] * len(plans)
+    waiting = iter(enumerate(plans))
+
+    async def work() -> None:
+        for n, plan in waiting:
+            done[n] = await _perform(plan, run, tool_name)
+
+    workers = [asyncio.create_task(work()) for _ in range(min(parallel, len(plans)))]
+    try:
+        await asyncio.gather(*workers)  # not a TaskGroup: the caller wants the plain exception, not a group of them
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [demo for demo in done if demo is not None]
+
+
+def _plan(problem: Problem, shares: Mapping[Behaviour, int], rng: random.Random) -> Plan:
+    family = FAMILIES[problem.metadata["family"]]
+    behaviour = rng.choices(list(shares), weights=list(shares.values()))[0]
+    chain = [code for move in behaviour for code in _chain(family, move, rng)]
+    operands = problem.metadata["operands"]
+    fields = {**operands, **family.fragments(operands)}
+    guess = _wrong_number(problem.answer, rng)
+    return Plan(
+        problem=problem,
+        behaviour=behaviour,
+        codes=tuple(code.format(**fields) for code in chain),
+        final={Move.GUESS: guess, Move.ANSWER: problem.answer}.get(behaviour[-1]),
+        guess=guess,
+    )
+
+
+def _chain(family: Family, move: Move, rng: random.Random) -> Chain:
+    """Programs of a move, still with their fields open."""
+    if move is Move.RIGHT:
+        return rng.choice(family.right)
+    if move is Move.WRONG:
+        return rng.choice(family.wrong)
+    if move is Move.BROKEN:
+        return (rng.choice((*family.broken, *_slips(family.right[0][0]))),)
+    if move is Move.SILENT:
+        return (rng.choice(family.silent),)
+    return ()
+
+
+def _slips(code: str) -> Iterator[str]:
+    """Slips of syntax in a program that ends in a print: the last parenthesis lost, `print` used as a statement."""
+    yield code[:-1]
+    before, _, printed = code.rpartition("print(")
+    yield f"{before}print {printed[:-1]}"
+
+
+def _wrong_number(answer: str, rng: random.Random) -> str:
+    """Another number of as many digits, of two at least."""
+    length = max(2, len(answer))
+    while True:
+        guess = str(rng.randrange(10 ** (length - 1), 10**length))
+        if guess != answer:
+            return guess
+
+
+async def _perform(plan: Plan, run: Run, tool_name: str) -> Demonstration:
+    turns: list[DemoTurn] = []
+    output = ""
+    for n, code in enumerate(plan.codes):
+        text = render_call(tool_name, {"code": code.replace("{out}", output)})
+        result = await run(parse_calls(text, first_id=n)[0])
+        turns.append(DemoTurn(text=text, results=(result,)))
+        output = "" if result.is_error else result.stdout.strip()
+    final = plan.final or output or plan.guess
+    turns.append(DemoTurn(text=f"<answer>\\boxed{{{final}}}</answer>"))
+    return Demonstration(problem=plan.problem, turns=tuple(turns))

@@ -1,0 +1,84 @@
+"""Tool results as the model reads them: which streams are shown, how errors read, where long text is cut."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rocstar.types import Status, ToolResult
+
+Truncate = Literal["left", "right", "middle"]
+Errors = Literal["short", "full"]
+
+MARKER = "...(truncated)..."
+"""Stands where text was cut."""
+
+
+def feedback_text(result: ToolResult, *, max_chars: int, truncate: Truncate, errors: Errors) -> str:
+    """What the model is told about a result; never longer than max_chars + len(MARKER) characters.
+
+    Success: standard output, then the value of the last expression, whichever there is; empty when neither.
+    Failure: `short` gives one line (type and message), `full` the output so far and the whole traceback.
+    Trailing line ends are dropped. Text that fits in `max_chars` is untouched; for longer text see `cut`.
+    Source: paper §2.1 for the cases, layout ours.
+    """
+    text = _error_text(result, errors) if result.is_error else _joined(result.stdout, result.value or "")
+    return cut(_encodable(text).rstrip("\n"), max_chars, truncate)
+
+
+def cut(text: str, max_chars: int, truncate: Truncate) -> str:
+    """Shorten `text` of more than `max_chars` characters. MARKER comes on top of what is kept:
+
+    left    the first max_chars characters, MARKER
+    right   MARKER, the last max_chars characters
+    middle  the first max_chars // 2, MARKER, the last max_chars // 2
+
+    Source: the release's agent loop, whose `left` also keeps the head.
+    """
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    if truncate == "left":
+        return text[:max_chars] + MARKER
+    if truncate == "right":
+        return MARKER + text[len(text) - max_chars :]
+    return text[:half] + MARKER + text[len(text) - half :]
+
+
+def _error_text(result: ToolResult, errors: Errors) -> str:
+    message = _limit_message(result)
+    if errors == "full":
+        return _joined(result.stdout, result.stderr, message)
+    return message or _last_line(result.stderr)
+
+
+def _limit_message(result: ToolResult) -> str:
+    """Our own line where the program had no chance to explain itself; empty where its standard error does."""
+    if result.status is Status.TIMEOUT:
+        return _timeout_message(result.run_seconds)
+    if result.status is Status.MEMORY_LIMIT:
+        return "MemoryError: the program used too much memory"
+    if result.status is Status.OUTPUT_LIMIT:
+        return "OutputError: the program printed too much"
+    return "" if result.stderr.strip() else "Error: the program failed without a message"
+
+
+def _timeout_message(run_seconds: float) -> str:
+    """Whole seconds, because the fraction differs from run to run and a repeated run must see the same tokens."""
+    seconds = int(run_seconds)
+    if seconds < 1:
+        return "TimeoutError: the program ran too long"
+    return f"TimeoutError: the program ran longer than {seconds} second{'s' if seconds > 1 else ''}"
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rsplit("\n", 1)[-1].strip()
+
+
+def _joined(*parts: str) -> str:
+    """Parts that are not empty, each from its own line on."""
+    return "\n".join(part.rstrip("\n") for part in parts if part)
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates, which no tokenizer takes, as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")

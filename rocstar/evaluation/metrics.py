@@ -1,0 +1,230 @@
+"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, paired differences, and one summary of it all.
+
+Pure and standard library only. Attempts at one problem are not independent, so every 95% interval treats the problem
+as the unit: n is problems, never attempts. Seed variance of training is not in any of them.
+
+Not here: running attempts, verifying them, saving and printing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+from statistics import fmean, stdev
+
+from rocstar.types import Problem, Stop, Trajectory, Verdict
+
+Z = 1.959964  # 97.5% point of the normal law: two-sided 95%
+
+Results = Sequence[tuple[Problem, Sequence[Trajectory]]]
+"""Every problem with its verified attempts, faults and undecided ones included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over problems and its 95% interval. With n = 0 nothing is known: value 0, interval 0 to 1."""
+
+    value: float
+    """The mean; for shares 0 to 1."""
+    low: float
+    high: float
+    n: int
+    """Problems it rests on."""
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def wilson(successes: float, n: int) -> Estimate:
+    """A share of n independent problems with Wilson's score interval, which is never empty, also at 0 and 1.
+    Raises ValueError unless 0 <= successes <= n."""
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must lie between 0 and n, got {successes} of {n}")
+    if n == 0:
+        return Estimate(0.0, 0.0, 1.0, 0)
+    share = successes / n
+    centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z / (1 + Z * Z / n) * sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
+    return Estimate(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)), n)
+
+
+def avg_at_k(right_PR: Sequence[Sequence[bool]]) -> Estimate:
+    """Mean over problems of the share of right attempts. Problems without a decided attempt are left out.
+
+    Interval: normal over problem means, which is the cluster-robust one; Wilson's when every mean is 0 or 1 (one
+    attempt each, for example) or when all are equal, where the normal one would be wrong or empty."""
+    return mean_over_problems([fmean(right) for right in right_PR if right])
+
+
+def pass_at_k(right_PR: Sequence[Sequence[bool]], k: int) -> Estimate:
+    """Chance that at least one of k attempts is right: 1 - C(n - c, k) / C(n, k) for c right of n, mean over problems.
+
+    Unbiased for n >= k (Chen et al. 2021, arXiv 2107.03374). A problem with fewer decided attempts than k counts with
+    those it has, which can only understate. Interval as in `avg_at_k`. Raises ValueError when k < 1, or when no
+    problem of a non-empty set has k attempts."""
+    most = max((len(right) for right in right_PR), default=0)
+    if k < 1 or 0 < most < k:
+        raise ValueError(f"pass@{k} needs at least {max(k, 1)} attempts per problem, got at most {most}")
+    return mean_over_problems([_pass_of_one(len(right), sum(right), min(k, len(right))) for right in right_PR if right])
+
+
+def maj_at_k(votes_PR: Sequence[Sequence[tuple[str | None, bool]]]) -> Estimate:
+    """Share of problems whose most frequent answer is right; votes are (extracted answer, whether it is right).
+
+    Attempts without an answer do not vote; among answers tied for first the credit is shared. Answers are compared as
+    text, so two spellings of one number split the vote. Interval as in `avg_at_k`."""
+    return mean_over_problems([_majority_credit(votes) for votes in votes_PR if votes])
+
+
+def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate:
+    """Mean change, after minus before, over the problems in both (keys are problem ids); -1 to 1.
+
+    Interval: normal over the differences. When all are equal it is Wilson's width at zero, so that "no change seen"
+    among few problems does not read as certainty. Raises ValueError when no problem is in both."""
+    differences = [after[name] - before[name] for name in sorted(before.keys() & after.keys())]
+    if not differences:
+        raise ValueError("before and after share no problem; evaluate both on the same file")
+    n, value = len(differences), fmean(differences)
+    spread = stdev(differences) if n > 1 else 0.0
+    half = Z * spread / sqrt(n) if spread else Z * Z / (n + Z * Z)
+    return Estimate(value, max(-1.0, value - half), min(1.0, value + half), n)
+
+
+def mean_over_problems(values_P: Sequence[float]) -> Estimate:
+    """Mean of one number from 0 to 1 for each problem, with the interval that `avg_at_k` describes."""
+    n = len(values_P)
+    if set(values_P) <= {0.0, 1.0} or len(set(values_P)) == 1:
+        return wilson(min(float(n), sum(values_P)), n)
+    value, half = fmean(values_P), Z * stdev(values_P) / sqrt(n)
+    return Estimate(value, max(0.0, value - half), min(1.0, value + half), n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSummary:
+    """What one evaluation found. Shares are over decided attempts and None where they would be over nothing."""
+
+    problems: int
+    """Problems asked, decided or not."""
+    attempts: int
+    """Attempts made, decided or not."""
+    k: int
+    """Attempts per problem."""
+    avg_at_k: Estimate
+    pass_at_k: Estimate
+    maj_at_k: Estimate
+    undecided: int
+    """Attempts the verifier could not judge; in no denominator."""
+    environment_failed: int
+    """Attempts that ended by a fault of ours; in no denominator."""
+    mean_response_tokens: float | None
+    """Tokens after the prompt, tool replies included."""
+    calls_per_attempt: float | None
+    failed_call_share: float | None
+    """Failed calls / calls."""
+    tool_error_share_in_correct: float | None
+    """Right attempts with at least one failed call / right attempts."""
+    failed_call_share_in_correct: float | None
+    """Failed calls / calls of right attempts (paper, Fig. 4)."""
+    no_tool_share: float | None
+    """Attempts without any call."""
+    truncation_share: float | None
+    """Attempts cut by the token limit (the paper's clipping ratio)."""
+    out_of_turns_share: float | None
+    """Attempts cut by the turn limit."""
+    accuracy_by_source: Mapping[str, Estimate]
+    """avg@k apart for each `metadata["family"]`, or source where a problem has no family."""
+
+
+def summarise(results: Results, k: int) -> EvalSummary:
+    """All figures of one evaluation with k attempts per problem. Raises ValueError when k < 1."""
+    every = [attempt for _, attempts in results for attempt in attempts]
+    decided = [attempt for attempt in every if _is_decided(attempt)]
+    right = [attempt for attempt in decided if _is_right(attempt)]
+    failed = sum(attempt.stop is Stop.ENVIRONMENT_FAILED for attempt in every)
+    right_PR = _right_PR(results)
+    return EvalSummary(
+        problems=len(results),
+        attempts=len(every),
+        k=k,
+        avg_at_k=avg_at_k(right_PR),
+        pass_at_k=pass_at_k(right_PR, min(k, max(map(len, right_PR), default=k) or k)),
+        maj_at_k=maj_at_k(_votes_PR(results)),
+        undecided=len(every) - len(decided) - failed,
+        environment_failed=failed,
+        mean_response_tokens=_share(sum(attempt.num_response_tokens for attempt in decided), len(decided)),
+        calls_per_attempt=_share(_calls(decided), len(decided)),
+        failed_call_share=_share(_failed_calls(decided), _calls(decided)),
+        tool_error_share_in_correct=_share(sum(attempt.num_failed_calls > 0 for attempt in right), len(right)),
+        failed_call_share_in_correct=_share(_failed_calls(right), _calls(right)),
+        no_tool_share=_share(sum(attempt.num_calls == 0 for attempt in decided), len(decided)),
+        truncation_share=_share(sum(attempt.stop is Stop.MAX_TOKENS for attempt in decided), len(decided)),
+        out_of_turns_share=_share(sum(attempt.stop is Stop.MAX_TURNS for attempt in decided), len(decided)),
+        accuracy_by_source=accuracy_by(results, _family),
+    )
+
+
+def accuracy_by(results: Results, key: Callable[[Problem], str]) -> dict[str, Estimate]:
+    """avg@k apart for each value of `key`, in order of the key."""
+    parts: dict[str, list[tuple[Problem, Sequence[Trajectory]]]] = defaultdict(list)
+    for problem, attempts in results:
+        parts[key(problem)].append((problem, attempts))
+    return {name: avg_at_k(_right_PR(part)) for name, part in sorted(parts.items())}
+
+
+def problem_means(results: Results) -> dict[str, float]:
+    """Share of right attempts for each problem id with a decided attempt: what `paired_difference` compares."""
+    right_by_id: dict[str, list[bool]] = defaultdict(list)
+    for (problem, _), right in zip(results, _right_PR(results), strict=True):
+        right_by_id[problem.id] += right  # a file may hold the same question twice
+    return {name: fmean(right) for name, right in right_by_id.items() if right}
+
+
+def _is_decided(attempt: Trajectory) -> bool:
+    fault = attempt.stop is Stop.ENVIRONMENT_FAILED
+    return not fault and attempt.outcome is not None and attempt.outcome.verdict is not Verdict.UNDECIDED
+
+
+def _is_right(attempt: Trajectory) -> bool:
+    return attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT
+
+
+def _right_PR(results: Results) -> list[list[bool]]:
+    return [[_is_right(attempt) for attempt in attempts if _is_decided(attempt)] for _, attempts in results]
+
+
+def _votes_PR(results: Results) -> list[list[tuple[str | None, bool]]]:
+    return [
+        [(a.outcome.extracted, _is_right(a)) for a in attempts if a.outcome is not None and _is_decided(a)]
+        for _, attempts in results
+    ]
+
+
+def _pass_of_one(attempts: int, right: int, k: int) -> float:
+    return 1.0 - comb(attempts - right, k) / comb(attempts, k)
+
+
+def _majority_credit(votes: Sequence[tuple[str | None, bool]]) -> float:
+    counts = Counter(answer.strip() for answer, _ in votes if answer is not None)
+    if not counts:
+        return 0.0
+    right = {answer.strip() for answer, is_right in votes if answer is not None and is_right}
+    first = [answer for answer, count in counts.items() if count == max(counts.values())]
+    return sum(answer in right for answer in first) / len(first)
+
+
+def _calls(attempts: Sequence[Trajectory]) -> int:
+    return sum(attempt.num_calls for attempt in attempts)
+
+
+def _failed_calls(attempts: Sequence[Trajectory]) -> int:
+    return sum(attempt.num_failed_calls for attempt in attempts)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _family(problem: Problem) -> str:
+    return str(problem.metadata.get("family") or problem.source or "all")

@@ -1,0 +1,72 @@
+"""Starting a run in the right order: environment variables, sandbox, and only then anything that loads torch.
+
+The sandbox is a process tree of its own, started while this process is still small, and the thread policy must be in
+the environment before torch reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rocstar.sandbox.client import SandboxClient
+
+if TYPE_CHECKING:
+    from rocstar.config import Recipe, SandboxSection
+    from rocstar.runs.folder import RunFolder
+    from rocstar.screen import Screen
+
+
+def run(recipe: Recipe, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
+    """Carry out a recipe's stages in `folder`. Raises KeyboardInterrupt after a clean save when told to stop."""
+    quiet_torch(recipe.run.threads)
+    with started_sandbox(recipe.sandbox) as sandbox:
+        from rocstar.train import train
+
+        stopper = Stopper(screen)
+        with stopper.installed():
+            asyncio.run(train(recipe, folder, screen, sandbox, resume=resume, stopper=stopper))
+
+
+def quiet_torch(threads: int) -> None:
+    """Threads that wait must sleep: spinning costs several times the work itself on a busy machine."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@contextmanager
+def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
+    """A sandbox child that lives as long as the context. Raises ConfigError below `min_isolation`."""
+    client = SandboxClient.start(
+        slots=settings.slots, preload=tuple(settings.preload), min_isolation=settings.min_isolation
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+class Stopper:
+    """Ctrl-C, twice: the first asks the run to save and stop after the current step, the second stops at once."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self.asked = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _on_interrupt(self, number: int, frame: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._screen.note("finishing this step, then saving; press Ctrl-C again to stop at once")

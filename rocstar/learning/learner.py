@@ -1,0 +1,172 @@
+"""The RL learner: GRPO's clipped token-level update on one process.
+
+Two logprobs exist for every sampled token: the engine's (`sampled_logprobs`) and this learner's own before the first
+update of the step (`old_logprobs`). The ratio uses the learner's; the gap between the two is logged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rocstar.errors import ContractBroken
+from rocstar.learning.logprobs import token_logprobs
+from rocstar.learning.loss import kl_to_reference, policy_loss
+from rocstar.learning.pack import MicroBatch, pack, spread
+from rocstar.learning.policy import Policy
+from rocstar.types import Batch, BatchRow, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """Numbers of the update; defaults are the paper's where it gives one."""
+
+    learning_rate: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    warmup_steps: int = 20
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
+    temperature: float = 1.0
+    """Of the rollouts: ratios are taken under the distribution that was sampled from."""
+    tokens_per_microbatch: int = 4096
+
+
+class GrpoLearner:
+    """Learner over a Policy. `weights_folder` is where `publish` puts weights for engines."""
+
+    def __init__(self, policy: Policy, settings: LearnerSettings, weights_folder: Path) -> None:
+        policy.model.set_attn_implementation("sdpa")
+        self._policy = policy
+        self._settings = settings
+        self._weights_folder = weights_folder
+        self._updates = 0
+        self._optimizer = torch.optim.AdamW(
+            policy.parameters,
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+        self._reference: Any = copy.deepcopy(policy.model).eval() if settings.kl_coefficient else None
+
+    def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
+        """Fill in `old_logprobs` and `entropies` ([T], 0 on the first token) under the current weights."""
+        scored: list[BatchRow] = list(rows)
+        self._policy.model.eval()
+        with torch.no_grad():
+            for micro in self._pack(rows):
+                logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, self._settings.temperature)
+                for place, index in enumerate(micro.indices):
+                    length = len(rows[index].token_ids) - 1
+                    scored[index] = replace(
+                        rows[index],
+                        old_logprobs=(0.0, *logprobs[place, :length].tolist()),
+                        entropies=(0.0, *entropies[place, :length].tolist()),
+                    )
+        return tuple(scored)
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step over all rows. Raises ContractBroken for rows that were not scored or an empty batch."""
+        tokens = batch.num_loss_tokens
+        if tokens == 0 or any(len(row.old_logprobs) != len(row.token_ids) for row in batch.rows):
+            raise ContractBroken("a learner's batch needs at least one policy token and rows scored by this learner")
+        self._policy.model.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        sums = {"loss": 0.0, "clip_share": 0.0, "kl": 0.0}
+        for micro in self._pack(batch.rows):
+            for name, value in self._backward(batch.rows, micro, tokens).items():
+                sums[name] += value
+        return {**sums, "grad_norm": self._step()}
+
+    @property
+    def version(self) -> int:
+        """Policy version: optimizer updates so far, SFT included."""
+        return self._policy.version
+
+    def publish(self) -> Weights:
+        return self._policy.publish(self._weights_folder)
+
+    def refresh_reference(self) -> None:
+        """Make the current weights the KL reference (paper, stage 3)."""
+        if self._reference is not None:
+            self._reference.load_state_dict(self._policy.model.state_dict())
+
+    def save(self, folder: Path) -> None:
+        """Optimizer state; weights are the policy's to save."""
+        state = {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
+        if self._reference is not None:
+            state["reference"] = self._reference.state_dict()
+        torch.save(state, folder / "learner.pt")
+
+    def restore(self, folder: Path) -> None:
+        state = torch.load(folder / "learner.pt", weights_only=True)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._updates = state["updates"]
+        if self._reference is not None and "reference" in state:
+            self._reference.load_state_dict(state["reference"])
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _pack(self, rows: Sequence[BatchRow]) -> list[MicroBatch]:
+        return pack(rows, self._settings.tokens_per_microbatch, self._policy.model.device)
+
+    def _backward(self, rows: Sequence[BatchRow], micro: MicroBatch, tokens: int) -> dict[str, float]:
+        settings = self._settings
+        logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, settings.temperature)
+        loss = policy_loss(
+            logprobs_NT=logprobs,
+            old_logprobs_NT=spread([row.old_logprobs for row in rows], micro),
+            advantages_N=torch.tensor([rows[i].advantage for i in micro.indices], device=logprobs.device),
+            mask_NT=micro.mask_NT,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+        )
+        total, kl = loss.total, torch.zeros(())
+        if self._reference is not None:
+            with torch.no_grad():
+                reference, _ = token_logprobs(self._reference, micro.ids_NT, settings.temperature)
+            kl = kl_to_reference(logprobs, reference, micro.mask_NT)
+            total = total + settings.kl_coefficient * kl
+        if settings.entropy_coefficient:
+            total = total - settings.entropy_coefficient * (entropies * micro.mask_NT).sum()
+        (total / tokens).backward()
+        return {
+            "loss": total.item() / tokens,
+            "clip_share": loss.clipped.item() / tokens,
+            "kl": kl.item() / tokens,
+        }
+
+    def _step(self) -> float:
+        self._updates += 1
+        warmth = min(1.0, self._updates / self._settings.warmup_steps) if self._settings.warmup_steps else 1.0
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * warmth
+        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._settings.max_grad_norm)
+        self._optimizer.step()
+        self._policy.version += 1
+        return float(norm)
+
+
+def engine_gap(rows: Sequence[BatchRow]) -> tuple[float, float]:
+    """Mean and largest |old - sampled| logprob over policy tokens of scored rows, nats."""
+    gaps = [
+        abs(old - sampled)
+        for row in rows
+        for old, sampled, mine in zip(row.old_logprobs, row.sampled_logprobs, row.loss_mask, strict=True)
+        if mine
+    ]
+    return (sum(gaps) / len(gaps), max(gaps)) if gaps else (0.0, 0.0)
+
+
+def mean_entropy(rows: Sequence[BatchRow]) -> float:
+    """Mean entropy over policy tokens of scored rows, nats."""
+    values = [e for row in rows for e, mine in zip(row.entropies, row.loss_mask, strict=True) if mine]
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,271 @@
+"""RoC (Resample on Correct) and its rivals: which siblings of a group are trained on, and why.
+
+Four Resamplers behind one seam, each a frozen value that is called with (group, rng):
+
+    RocPaper     failures thinned uniformly, successes drawn inversely to their penalty (paper §2.2.3)
+    RocRelease   failures first in order, successes with the lowest penalty (microsoft/rStar, `down_sample/roc.py`)
+    Uniform      any G of the siblings
+    KeepAll      plain GRPO
+
+All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED), then drop the whole
+group when fewer than two are left, or when their rewards are equal and every advantage would be zero. The paper names
+only perfect groups here; the release drops both kinds, and so do we. Groups that are left with no more than G siblings
+are kept as they are (the release drops those under G). A dropped group is not replaced by another.
+
+Not here: the penalties themselves (`quality.py`), and cutting groups to suit a number of learner ranks, which the
+release does at this point and which leaves advantages over partial groups.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rocstar.learning.quality import penalty
+from rocstar.protocols import Resampler
+from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict
+
+PENALTY_FLOOR = 0.01
+"""Added to a penalty before it is inverted, because the paper leaves 1/0 open. It lies well under the smallest
+penalties that occur (1/15: one failed call, or one spare answer tag, in the paper's 15 turns), so the draw stays close
+to the paper's inverse; and a flawless attempt is 11 times, not infinitely, likelier than one with a penalty of 0.1."""
+
+KEPT = frozenset(
+    {
+        Reason.KEPT_ALL,
+        Reason.KEPT_UNIFORM,
+        Reason.KEPT_NEGATIVE,
+        Reason.KEPT_QUALITY,
+        Reason.KEPT_LOWEST_PENALTY,
+    }
+)
+"""The reasons that mean kept."""
+
+Fate = tuple[Reason, float]
+"""What happens to one sibling, and the weight of its draw (0 where none was made)."""
+
+Choose = Callable[[Sequence[float], Sequence[float], random.Random], list[Fate]]
+"""(rewards [n], total penalties [n], rng) -> fates [n], for n comparable siblings with unequal rewards."""
+
+
+def draw_weight(total_penalty: float) -> float:
+    """Relative probability of drawing a success; penalty 0 to 2 gives 100 to 0.5. Source: paper §2.2.3, floor ours."""
+    return 1.0 / (total_penalty + PENALTY_FLOOR)
+
+
+def select(
+    rewards: Sequence[float], penalties: Sequence[float], keep: int, rng: random.Random
+) -> tuple[tuple[int, ...], tuple[Reason, ...]]:
+    """RoC in the paper's form on plain numbers, for trainers that do not share our types.
+
+    `rewards` and `penalties` (p_total) are [n], siblings of one problem; a reward above 0 is a success. Returns the
+    kept indices in rising order and one reason for each sibling. Nothing is kept when n < 2 or all rewards are equal.
+    Raises ValueError when the lengths differ or `keep` is under 2."""
+    if len(rewards) != len(penalties):
+        raise ValueError(f"rewards and penalties must pair up, got {len(rewards)} and {len(penalties)}")
+    fates = _fates(rewards, penalties, rng, RocPaper(keep)._choose)
+    kept = tuple(index for index, (reason, _) in enumerate(fates) if reason in KEPT)
+    return kept, tuple(reason for reason, _ in fates)
+
+
+@dataclass(frozen=True, slots=True)
+class RocPaper:
+    """RoC as the paper writes it (§2.2.3), with its open choices settled as follows.
+
+    - Negatives keep floor(n_neg * G / n), which is the paper's floor(n_neg / 2) when n = 2G, drawn uniformly; but at
+      least one when there is one. Positives take the rest, so exactly G are kept also when both counts are odd.
+      At least one positive is then always left too.
+    - Positives are drawn one after the other without replacement, each time with probability proportional to
+      1 / (p_total + 0.01) among those that remain; see PENALTY_FLOOR for the 0.01.
+    - n counts comparable siblings; with n <= G all are kept and nothing is drawn."""
+
+    keep: int
+    """G, at least 2."""
+
+    def __post_init__(self) -> None:
+        _check_keep(self.keep)
+
+    def __call__(self, group: Group, rng: random.Random) -> Resampled:
+        return _resampled(group, rng, self._choose)
+
+    def negatives_kept(self, negatives: int, siblings: int) -> int:
+        """How many failures stay, of `negatives` among `siblings` > G."""
+        return max(negatives * self.keep // siblings, min(1, negatives))
+
+    def _choose(self, rewards: Sequence[float], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
+        if len(rewards) <= self.keep:
+            return _all_kept(rewards)
+        positives, negatives = _split(rewards)
+        quota = self.negatives_kept(len(negatives), len(rewards))
+        kept_negatives = set(rng.sample(negatives, quota))
+        # The `count` earliest of independent exponential clocks with these rates are a sequential weighted draw.
+        clocks = {index: rng.expovariate(draw_weight(penalties[index])) for index in positives}
+        kept_positives = set(sorted(positives, key=clocks.__getitem__)[: self.keep - quota])
+        return [
+            _fate(index in kept_positives, Reason.KEPT_QUALITY, Reason.DROPPED_QUALITY, draw_weight(penalties[index]))
+            if rewards[index] > 0
+            else _fate(index in kept_negatives, Reason.KEPT_NEGATIVE, Reason.DROPPED_NEGATIVE, 1.0)
+            for index in range(len(rewards))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RocRelease:
+    """RoC as released: successes with the lowest penalty, ties in order; the first failures in order, which for
+    independent attempts is a uniform draw (before the fix of issue 49 the release sorted failures too).
+
+    Quotas are proportional, rounded half to even, with a minimum of each class (`quotas`). Where those roundings do not
+    add up to G (14 to 7, 30 to 15) the release fails an assertion; here positives take the rest. The rng is unused."""
+
+    keep: int
+    """G, at least 2."""
+    min_positive: int = 2
+    """Successes kept at least, as far as there are any."""
+    min_negative: int = 2
+    """Failures kept at least, as far as there are any."""
+
+    def __post_init__(self) -> None:
+        _check_keep(self.keep)
+        if self.min_positive + self.min_negative > self.keep:
+            raise ValueError(
+                f"min_positive {self.min_positive} and min_negative {self.min_negative} do not fit into "
+                f"keep {self.keep}; lower them or raise keep"
+            )
+
+    def __call__(self, group: Group, rng: random.Random) -> Resampled:
+        return _resampled(group, rng, self._choose)
+
+    def quotas(self, positives: int, negatives: int) -> tuple[int, int]:
+        """(successes, failures) kept of a group larger than G; they add up to G."""
+        siblings = positives + negatives
+        kept_negatives = round(negatives * self.keep / siblings)
+        kept_positives = round(positives * self.keep / siblings)
+        if kept_negatives <= min(self.min_negative, negatives):
+            kept_negatives = min(self.min_negative, negatives)
+            kept_positives = self.keep - kept_negatives
+        if kept_positives <= min(self.min_positive, positives):
+            kept_positives = min(self.min_positive, positives)
+            kept_negatives = self.keep - kept_positives
+        return self.keep - kept_negatives, kept_negatives
+
+    def _choose(self, rewards: Sequence[float], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
+        if len(rewards) <= self.keep:
+            return _all_kept(rewards)
+        positives, negatives = _split(rewards)
+        positive_quota, negative_quota = self.quotas(len(positives), len(negatives))
+        kept_positives = set(sorted(positives, key=penalties.__getitem__)[:positive_quota])
+        kept_negatives = set(negatives[:negative_quota])
+        return [
+            _fate(index in kept_positives, Reason.KEPT_LOWEST_PENALTY, Reason.DROPPED_HIGHER_PENALTY)
+            if rewards[index] > 0
+            else _fate(index in kept_negatives, Reason.KEPT_NEGATIVE, Reason.DROPPED_NEGATIVE)
+            for index in range(len(rewards))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """G of the siblings without looking at reward or penalty: the control that shares RoC's cost but not its choice.
+
+    When the G drawn happen to have equal rewards the group is dropped, as plain GRPO would drop those G attempts; so
+    2G down to G is the same in law as plain GRPO with G attempts."""
+
+    keep: int
+    """G, at least 2."""
+
+    def __post_init__(self) -> None:
+        _check_keep(self.keep)
+
+    def __call__(self, group: Group, rng: random.Random) -> Resampled:
+        return _resampled(group, rng, self._choose)
+
+    def _choose(self, rewards: Sequence[float], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
+        if len(rewards) <= self.keep:
+            return _all_kept(rewards)
+        kept = set(rng.sample(range(len(rewards)), self.keep))
+        if len({rewards[index] for index in kept}) == 1:
+            return [(Reason.DROPPED_EQUAL_REWARDS, 0.0)] * len(rewards)
+        return [_fate(index in kept, Reason.KEPT_UNIFORM, Reason.DROPPED_UNIFORM, 1.0) for index in range(len(rewards))]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll:
+    """Plain GRPO: every comparable sibling of a group with unequal rewards."""
+
+    def __call__(self, group: Group, rng: random.Random) -> Resampled:
+        return _resampled(group, rng, lambda rewards, penalties, rng: _all_kept(rewards))
+
+
+def resampler_named(name: str, keep: int, min_positive: int = 2, min_negative: int = 2) -> Resampler:
+    """The resampler a recipe names: roc, roc_release, uniform or all. Raises ValueError for another name, and for
+    sizes that cannot be met."""
+    match name:
+        case "roc":
+            return RocPaper(keep)
+        case "roc_release":
+            return RocRelease(keep, min_positive, min_negative)
+        case "uniform":
+            return Uniform(keep)
+        case "all":
+            return KeepAll()
+    raise ValueError(f"resample.method {name!r} is unknown; choose roc, roc_release, uniform or all")
+
+
+def _resampled(group: Group, rng: random.Random, choose: Choose) -> Resampled:
+    """Run `choose` on the comparable siblings and put its fates back among the others, in the group's order."""
+    penalties = [penalty(trajectory) for trajectory in group.trajectories]
+    fates = [_unusable(trajectory) for trajectory in group.trajectories]
+    usable = [index for index, fate in enumerate(fates) if fate is None]
+    rewards = [group.rewards_G[index] for index in usable]
+    chosen = iter(_fates(rewards, [penalties[index].total for index in usable], rng, choose))
+    return Resampled(
+        group=group,
+        choices=tuple(
+            _choice(index, fate if fate is not None else next(chosen), penalties[index])
+            for index, fate in enumerate(fates)
+        ),
+    )
+
+
+def _choice(index: int, fate: Fate, quality: Penalty) -> Choice:
+    reason, weight = fate
+    return Choice(index=index, kept=reason in KEPT, reason=reason, penalty=quality, weight=weight)
+
+
+def _fates(rewards: Sequence[float], penalties: Sequence[float], rng: random.Random, choose: Choose) -> list[Fate]:
+    """What every method does alike: no comparison, no choice."""
+    if len(rewards) < 2:
+        return [(Reason.DROPPED_TOO_FEW, 0.0)] * len(rewards)
+    if len(set(rewards)) == 1:
+        return [(Reason.DROPPED_EQUAL_REWARDS, 0.0)] * len(rewards)
+    return choose(rewards, penalties, rng)
+
+
+def _unusable(trajectory: Trajectory) -> Fate | None:
+    """Why a sibling has no reward to compare; None when it has one."""
+    if trajectory.stop is Stop.ENVIRONMENT_FAILED:
+        return Reason.DROPPED_ENVIRONMENT, 0.0
+    if trajectory.outcome is None or trajectory.outcome.verdict is Verdict.UNDECIDED:
+        return Reason.DROPPED_UNDECIDED, 0.0
+    return None
+
+
+def _fate(kept: bool, reason_kept: Reason, reason_dropped: Reason, weight: float = 0.0) -> Fate:
+    return (reason_kept if kept else reason_dropped), weight
+
+
+def _all_kept(rewards: Sequence[float]) -> list[Fate]:
+    return [(Reason.KEPT_ALL, 0.0)] * len(rewards)
+
+
+def _split(rewards: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Indices of successes (reward above 0, as in the release) and of failures, in order."""
+    positives = [index for index, reward in enumerate(rewards) if reward > 0]
+    negatives = [index for index, reward in enumerate(rewards) if reward <= 0]
+    return positives, negatives
+
+
+def _check_keep(keep: int) -> None:
+    if keep < 2:
+        raise ValueError(f"keep is {keep}, but siblings are compared with each other; keep at least 2")

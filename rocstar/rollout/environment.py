@@ -1,0 +1,114 @@
+"""One attempt at one problem, with tools: parses what the model wrote, runs its calls, words the replies.
+
+Here live the limits (turns, tokens, calls per turn). What the model does wrong becomes a ToolResult; only a failed
+service leaves this file as an exception."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.template import Template
+from rocstar.errors import SandboxUnavailable
+from rocstar.protocols import Reply, TextCodec, Tool
+from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
+
+TRIES = 3  # a call is run at most so often when the sandbox itself fails
+RETRY_SECONDS = 0.2  # first pause between tries; doubles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When an attempt ends."""
+
+    max_turns: int
+    """Completions (the paper's T)."""
+    max_response_tokens: int
+    """Everything after the prompt, tool replies included (as in the release)."""
+    max_parallel_calls: int
+    """Calls of one turn that are run; each further one is answered with a BAD_CALL (the release drops them)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What all attempts share: how text becomes tokens, and which tools there are."""
+
+    codec: TextCodec
+    template: Template
+    tools: Sequence[Tool]
+    feedback: Callable[[ToolResult], str]
+    """Words a tool result for the model."""
+
+    def tool_index(self) -> Mapping[str, Tool]:
+        """Tools by every name they answer to."""
+        return {name: tool for tool in self.tools for name in (*tool.spec.aliases, tool.spec.name)}
+
+
+class ToolEnvironment:
+    """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs."""
+
+    def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
+        self._problem = problem
+        self._conversation = conversation
+        self._limits = limits
+        self._seed = seed
+        self._tools = conversation.tool_index()
+        self._turns = 0
+        self._calls = 0
+        self._used_tokens = 0
+
+    def opening(self) -> tuple[int, ...]:
+        specs = [tool.spec for tool in self._conversation.tools]
+        text = self._conversation.template.opening(self._problem.question, specs)
+        return tuple(self._conversation.codec.encode(text))
+
+    def budget(self) -> int:
+        return self._limits.max_response_tokens - self._used_tokens
+
+    async def reply(self, completion: Completion) -> Reply:
+        """Raises SandboxUnavailable when a tool could not be run after several tries."""
+        self._turns += 1
+        self._used_tokens += len(completion.token_ids)
+        if completion.finish is not Finish.STOP:
+            return Reply(stop=Stop.MAX_TOKENS)
+        calls = parse_calls(self._conversation.codec.decode(completion.token_ids), self._calls)
+        if not calls:
+            return Reply(stop=Stop.ANSWERED)
+        if self._turns >= self._limits.max_turns:
+            return Reply(calls=tuple(calls), stop=Stop.MAX_TURNS)
+        self._calls += len(calls)
+        results = await self._run_all(calls)
+        texts = [self._conversation.feedback(result) for result in results]
+        ids = tuple(self._conversation.codec.encode(self._conversation.template.reply(texts)))
+        if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
+            return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
+        self._used_tokens += len(ids)
+        return Reply(calls=tuple(calls), results=results, reply_ids=ids)
+
+    async def _run_all(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+        most = self._limits.max_parallel_calls
+        ran = await asyncio.gather(*(self._run(call) for call in calls[:most]))
+        excess = (_refuse(call, f"only {most} tool calls are run in one turn") for call in calls[most:])
+        return (*ran, *excess)
+
+    async def _run(self, call: ToolCall) -> ToolResult:
+        if call.parse_error is not None:
+            return _refuse(call, call.parse_error)
+        tool = self._tools.get(call.tool)
+        if tool is None:
+            names = ", ".join(tool.spec.name for tool in self._conversation.tools)
+            return _refuse(call, f"there is no tool named {call.tool!r}; the tools are: {names}")
+        for attempt in range(TRIES):
+            try:
+                return await tool.run(call, seed=seed_for(self._seed, call.id))
+            except SandboxUnavailable:
+                if attempt + 1 == TRIES:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+
+def _refuse(call: ToolCall, reason: str) -> ToolResult:
+    return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)

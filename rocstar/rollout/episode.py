@@ -1,0 +1,69 @@
+"""The turn loop: engine, environment, engine, environment, until the attempt ends.
+
+A failed service never becomes a wrong answer: after its retries the trajectory ends as ENVIRONMENT_FAILED, carries
+the fault in words, and is left out of its group by whoever collects."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from rocstar.errors import EngineUnavailable, Unavailable
+from rocstar.protocols import Engine, Environment
+from rocstar.types import Completion, Problem, Sampling, Stop, Trajectory, Turn, seed_for
+
+TRIES = 3  # a completion is asked for at most so often when the engine itself fails
+RETRY_SECONDS = 0.2  # first pause between tries; doubles
+
+
+async def run_episode(
+    engine: Engine, environment: Environment, problem: Problem, *, index: int, sampling: Sampling, session_id: str
+) -> Trajectory:
+    """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by what the environment still allows;
+    turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call."""
+    started = time.monotonic()
+    prompt_ids = environment.opening()
+    ids = list(prompt_ids)
+    turns: list[Turn] = []
+    stop, fault, tool_seconds = None, None, 0.0
+    try:
+        while stop is None:
+            request = replace(
+                sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, len(turns))
+            )
+            completion = await _complete(engine, ids, request, session_id, len(turns))
+            asked = time.monotonic()
+            turns.append(Turn(completion=completion))
+            reply = await environment.reply(completion)
+            tool_seconds += time.monotonic() - asked
+            turns[-1] = replace(turns[-1], calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids)
+            ids += [*completion.token_ids, *reply.reply_ids]
+            stop = reply.stop
+    except Unavailable as error:
+        stop, fault = Stop.ENVIRONMENT_FAILED, f"{type(error).__name__}: {error}"
+    finally:
+        await asyncio.shield(engine.close_session(session_id))
+    return Trajectory(
+        problem_id=problem.id,
+        index=index,
+        prompt_ids=prompt_ids,
+        turns=tuple(turns),
+        stop=stop,
+        fault=fault,
+        seconds=time.monotonic() - started,
+        tool_seconds=tool_seconds,
+    )
+
+
+async def _complete(engine: Engine, ids: list[int], sampling: Sampling, session_id: str, turn: int) -> Completion:
+    for attempt in range(TRIES):
+        try:
+            return await engine.generate(
+                ids, sampling, request_id=f"{session_id}/turn{turn}/try{attempt}", session_id=session_id
+            )
+        except EngineUnavailable:
+            if attempt + 1 == TRIES:
+                raise
+            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+    raise AssertionError("unreachable")

@@ -1,0 +1,211 @@
+"""The run folder: where each file of a run lies, how a run is created and how it is found again.
+
+Not here: what the files say (journal.py, rollouts.py, show.py) and checkpoints' contents (the learner's).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocstar.errors import ConfigError, DataError
+from rocstar.runs.atomic import TEMPORARY_SUFFIX, write_atomic, write_json
+from rocstar.runs.identity import git_state, hardware, versions
+from rocstar.runs.journal import Journal
+
+if TYPE_CHECKING:
+    from rocstar.config import Recipe
+
+SCHEMA_VERSION = 1
+RUNS = Path("runs")
+"""Where runs lie unless a recipe's `run.folder` says otherwise."""
+
+
+class RunFolder:
+    """The paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(
+        cls, recipe: Recipe, base: Path | str, argv: Sequence[str], *, recipe_text: str | None = None
+    ) -> RunFolder:
+        """Claim `base/<run.name>` (or `-2`, `-3` ...) and write config.toml, config.resolved.json and run.json.
+
+        `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. Raises OSError."""
+        folder = cls(_claim(Path(base), recipe.run.name))
+        for part in (folder.rollouts, folder.evals, folder.checkpoints, folder.logs):
+            part.mkdir()
+        if recipe_text is not None:
+            write_atomic(folder.path / "config.toml", recipe_text.encode())
+        write_json(folder.resolved, recipe.model_dump(mode="json"))
+        # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
+        write_json(folder.path / "run.json", _identity(folder.name, argv))
+        return folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run. Raises ConfigError when `path` is none."""
+        folder = cls(Path(path))
+        if not (folder.path / "run.json").is_file():
+            raise ConfigError(f"{path} is not a run folder: it has no run.json")
+        return folder
+
+    @classmethod
+    def find(cls, name: str, base: Path | str = RUNS) -> RunFolder:
+        """A run by path, by name below `base`, by a prefix of one name only, or "last" (the one last written to)."""
+        runs = list_runs(base)
+        if name == "last" and runs:
+            return max(runs, key=lambda run: (run.last_active, run.name))
+        if (Path(name) / "run.json").is_file():
+            return cls(Path(name))
+        exact = [run for run in runs if run.name == name]
+        matches = exact or [run for run in runs if run.name.startswith(name)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise ConfigError(f"{name} may be any of {', '.join(run.name for run in matches)}; write more of the name")
+        there = ", ".join(run.name for run in runs) or "none"
+        raise ConfigError(f"there is no run {name} in {base}; the runs there are: {there}")
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def resolved(self) -> Path:
+        """The settings in force; resume reads these."""
+        return self.path / "config.resolved.json"
+
+    @property
+    def summary(self) -> Path:
+        """Written once, when the run is over."""
+        return self.path / "summary.json"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def evals(self) -> Path:
+        return self.path / "evals"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def rollout_file(self, step: int) -> Path:
+        return self.rollouts / f"{step_name(step)}.parquet"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / step_name(step)
+
+    def evaluation(self, name: str, step: int) -> Path:
+        """Folder of one evaluation; its `result.json` is the last file written."""
+        return self.evals / name / step_name(step)
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, ascending."""
+        return sorted(step_of(path) for path in self.checkpoints.glob("step=*") if path.is_dir())
+
+    def evaluations(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """(name, step, result) of every finished evaluation, by step and then name. Raises DataError."""
+        files = self.evals.glob("*/step=*/result.json")
+        return sorted(
+            ((file.parts[-3], step_of(file.parent), read_json(file)) for file in files), key=lambda e: (e[1], e[0])
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """run.json. Raises DataError."""
+        return read_json(self.path / "run.json")
+
+    @property
+    def last_active(self) -> int:
+        """When the run last wrote something, nanoseconds since 1970."""
+        files = (self.path / "run.json", self.metrics, self.events, self.summary)
+        return max(file.stat().st_mtime_ns for file in files if file.exists())
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written after `step`, which resume does again: metrics, rollouts, evaluations, summary."""
+        with Journal(self.metrics) as metrics:
+            metrics.truncate_after(step)
+        self.summary.unlink(missing_ok=True)
+        for file in self.rollouts.glob("step=*.parquet"):
+            if step_of(file) > step:
+                file.unlink()
+        for folder in self.evals.glob("*/step=*"):
+            if step_of(folder) > step:
+                shutil.rmtree(folder)
+        for leftover in self.path.rglob(f".*{TEMPORARY_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
+
+
+def list_runs(base: Path | str = RUNS) -> list[RunFolder]:
+    """All runs below `base`, by name."""
+    return [RunFolder(file.parent) for file in sorted(Path(base).glob("*/run.json"))]
+
+
+def step_name(step: int) -> str:
+    return f"step={step:06d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in a name such as `step=000042.parquet`."""
+    return int(path.name.removeprefix("step=").split(".")[0])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object. Raises DataError when the file holds something else, OSError when it cannot be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise DataError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _claim(base: Path, name: str) -> Path:
+    """Making the folder is the claim, so two runs started at once never share one."""
+    if Path(name).name != name or name in ("", ".."):
+        raise ConfigError(f"run.name = {name!r} cannot be a folder name; use letters, digits and dashes")
+    base.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = base / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _identity(name: str, argv: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": list(argv),
+        "versions": versions(),
+        "git": git_state(),
+        "hardware": hardware(),
+    }

@@ -1,0 +1,78 @@
+"""What a run should remember about where it ran: versions, commit, hardware. Reads only; imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import rocstar
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "sympy",
+    "pyarrow",
+    "pydantic",
+    "math-verify",
+)
+GIT_SECONDS = 10.0  # a checkout on a slow network disk; never worth holding a run up for longer
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions by package; None for what is not installed."""
+    return {"rocstar": rocstar.__version__, "python": platform.python_version()} | {
+        package: _version(package) for package in PACKAGES
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_state() -> dict[str, Any] | None:
+    """`{commit, changed}` of the checkout that rocstar is imported from; None when it is not one."""
+    source = Path(rocstar.__file__)
+    # An installed copy may lie inside somebody else's repository, which says nothing about it.
+    if not _git(source.parent, "ls-files", source.name):
+        return None
+    commit = _git(source.parent, "rev-parse", "HEAD")
+    changed = _git(source.parent, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return {"commit": commit, "changed": bool(changed)} if commit else None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, cores this process may use, memory in bytes, system."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,76 @@
+"""Append-only JSONL: `metrics.jsonl` and `events.jsonl`, one object a line, each flushed as it is written.
+
+A kill can tear the last line; the reader leaves such a line out and the writer cuts it off before it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rocstar.errors import DataError
+from rocstar.runs.atomic import plain, write_atomic
+
+
+class Journal:
+    """One JSONL file, open for appending from the first append on. Not shared between threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one line. Raises OSError (disk full); then the file still ends with a whole line."""
+        if self._handle is None:
+            self._handle = _open_whole(self.path)
+        line = (json.dumps(plain(row)) + "\n").encode()
+        end = os.fstat(self._handle).st_size
+        try:
+            written = os.write(self._handle, line)
+            if written < len(line):
+                os.write(self._handle, line[written:])
+        except OSError:
+            os.ftruncate(self._handle, end)
+            raise
+
+    def truncate_after(self, step: int) -> None:
+        """Drop rows of later steps than `step`; rows without a step stay."""
+        self.close()
+        kept = [row for row in read_journal(self.path) if row.get("step", step) <= step]
+        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """All whole rows; none when there is no file. Raises DataError for a broken line that is not the last."""
+    content = path.read_bytes() if path.exists() else b""
+    rows = []
+    # What follows the last newline is empty, or torn by a kill.
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise DataError(f"{path} line {number} is not JSON; delete that line to read the rest") from None
+    return rows
+
+
+def _open_whole(path: Path) -> int:
+    """A descriptor for appending, what follows the last newline cut off."""
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    content = path.read_bytes()
+    os.ftruncate(handle, content.rfind(b"\n") + 1)
+    return handle

@@ -1,0 +1,204 @@
+"""One parquet file a step with every attempt of it, kept or not. pyarrow is imported when a file is written or read.
+
+`COLUMNS` is the schema; docs/run-folder.md says what each column means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import DataError
+from rocstar.runs.atomic import plain, write_atomic
+from rocstar.runs.folder import SCHEMA_VERSION, RunFolder
+from rocstar.types import Choice, Problem, Reason, Resampled, Stop, ToolCall, ToolResult, Trajectory, Turn, Verdict
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text, special tokens kept."""
+
+COLUMNS = {
+    "step": "int64",
+    "problem_id": "string",
+    "question": "string",
+    "gold": "string",
+    "source": "string",
+    "index": "int32",
+    "prompt_ids": "list<int32>",
+    "token_ids": "list<int32>",
+    "loss_mask": "list<bool>",
+    "sampled_logprobs": "list<float>",
+    "entropies": "list<float>",
+    "turns": "string",
+    "text": "list<string>",
+    "verdict": "string",
+    "reward": "float",
+    "extracted": "string",
+    "method": "string",
+    "penalty_errors": "float",
+    "penalty_format": "float",
+    "penalty_total": "float",
+    "kept": "bool",
+    "reason": "string",
+    "weight": "float",
+    "advantage": "float",
+    "stop": "string",
+    "fault": "string",
+    "response_tokens": "int32",
+    "calls": "int32",
+    "failed_calls": "int32",
+    "seconds": "float",
+    "tool_seconds": "float",
+    "policy_version": "int64",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One attempt of a step with its fate."""
+
+    problem: Problem
+    trajectory: Trajectory
+    choice: Choice | None = None
+    """The resampler's; None for an attempt that never reached a group (environment failed, undecided)."""
+    advantage: float | None = None
+    """What the step learnt with; None for an attempt that it did not learn from."""
+    policy_version: int
+    """Version whose engine wrote it."""
+    entropies: Sequence[float] | None = None
+    """[T] nats of the next-token distribution, 0.0 where the policy wrote nothing; None when not kept."""
+
+    @property
+    def reason(self) -> Reason | None:
+        """The choice's, else what the trajectory itself says; None when neither says anything."""
+        if self.choice:
+            return self.choice.reason
+        if self.trajectory.stop is Stop.ENVIRONMENT_FAILED:
+            return Reason.DROPPED_ENVIRONMENT
+        undecided = self.trajectory.outcome and self.trajectory.outcome.verdict is Verdict.UNDECIDED
+        return Reason.DROPPED_UNDECIDED if undecided else None
+
+
+def attempts_of(groups: Iterable[Resampled], policy_version: int = 0) -> list[AttemptRecord]:
+    """Records of resampled groups, for callers that know no advantages."""
+    return [
+        AttemptRecord(
+            problem=resampled.group.problem,
+            trajectory=resampled.group.trajectories[choice.index],
+            choice=choice,
+            policy_version=policy_version,
+        )
+        for resampled in groups
+        for choice in resampled.choices
+    ]
+
+
+def write_rollouts(folder: RunFolder, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
+    """Write `rollouts/step=NNNNNN.parquet`, replacing an earlier one. Raises OSError.
+
+    Without `decode` the turns carry no text."""
+    write_attempts(folder.rollout_file(step), step, attempts, decode)
+
+
+def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
+    """Write one parquet file of attempts (of a step, or of an evaluation). Raises OSError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [_row(step, attempt, decode) for attempt in attempts]
+    schema = pyarrow.schema(
+        [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()], {"schema_version": str(SCHEMA_VERSION)}
+    )
+    columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
+    buffer = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_arrays(columns, schema=schema), buffer, compression="zstd")
+    write_atomic(path, buffer.getvalue().to_pybytes())
+
+
+def read_rollouts(folder: RunFolder | Path, step: int) -> list[dict[str, Any]]:
+    """The attempts of a step as rows of `COLUMNS`, `turns` decoded. Raises DataError when the step has no file."""
+    from pyarrow import parquet
+
+    run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+    file = run.rollout_file(step)
+    if not file.is_file():
+        raise DataError(f"{file} does not exist: step {step} has no rollouts, or run.save_rollouts was off")
+    rows: list[dict[str, Any]] = parquet.read_table(file, partitioning=None).to_pylist()
+    return [{**row, "turns": json.loads(row["turns"])} for row in rows]
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow
+
+    if kind.startswith("list<"):
+        return pyarrow.list_(_arrow_type(kind[5:-1]))
+    return {"bool": pyarrow.bool_(), "float": pyarrow.float32()}.get(kind) or pyarrow.type_for_alias(kind)
+
+
+def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, Any]:
+    problem, trajectory = attempt.problem, attempt.trajectory
+    texts = [decode(turn.completion.token_ids) if decode else "" for turn in trajectory.turns]
+    return {
+        "step": step,
+        "problem_id": problem.id,
+        "question": _utf8(problem.question),
+        "gold": _utf8(problem.answer),
+        "source": _utf8(problem.source),
+        "index": trajectory.index,
+        "prompt_ids": trajectory.prompt_ids,
+        "token_ids": trajectory.token_ids,
+        "loss_mask": trajectory.loss_mask,
+        "sampled_logprobs": trajectory.sampled_logprobs,
+        "entropies": attempt.entropies,
+        "turns": json.dumps([_turn(turn) for turn in trajectory.turns]),
+        "text": [_utf8(text) for text in texts],
+        "stop": str(trajectory.stop),
+        "fault": trajectory.fault and _utf8(trajectory.fault),
+        "response_tokens": trajectory.num_response_tokens,
+        "calls": trajectory.num_calls,
+        "failed_calls": trajectory.num_failed_calls,
+        "seconds": trajectory.seconds,
+        "tool_seconds": trajectory.tool_seconds,
+        "policy_version": attempt.policy_version,
+        **_judgement(attempt),
+    }
+
+
+def _judgement(attempt: AttemptRecord) -> dict[str, Any]:
+    outcome, choice = attempt.trajectory.outcome, attempt.choice
+    penalty = choice and choice.penalty
+    return {
+        "verdict": outcome and str(outcome.verdict),
+        "reward": outcome and outcome.reward,
+        "extracted": outcome and outcome.extracted and _utf8(outcome.extracted),
+        "method": outcome and outcome.method,
+        "penalty_errors": penalty and penalty.errors,
+        "penalty_format": penalty and penalty.format,
+        "penalty_total": penalty and penalty.total,
+        "kept": choice is not None and choice.kept,
+        "reason": attempt.reason and str(attempt.reason),
+        "weight": choice and choice.weight,
+        "advantage": attempt.advantage,
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "finish": str(turn.completion.finish),
+        "sampled_tokens": len(turn.completion.token_ids),
+        "reply_tokens": len(turn.reply_ids),
+        "policy_versions": list(turn.completion.policy_versions),
+        "calls": [_fields(call) for call in turn.calls],
+        "results": [_fields(result) for result in turn.results],
+    }
+
+
+def _fields(noun: ToolCall | ToolResult) -> Any:
+    return plain({field.name: getattr(noun, field.name) for field in fields(noun)})
+
+
+def _utf8(text: str) -> str:
+    """`text` without lone surrogates, which parquet cannot hold and a model can make."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,95 @@
+"""A run as one JSON object: what it is, how far it came, and before against after. Reads files only, so it works on a
+run that is going on, finished or killed.
+
+The trainer writes `evals/before` and `evals/after`; `result.json` holds `accuracy` and `greedy` (each a figure
+`{value, interval: [low, high], n}`; `greedy` may be null), `tool_error_share_in_correct`, `no_tool_share`,
+`mean_response_tokens` and `transcripts`, a list of texts or of objects with `question`, `text`, `verdict` and
+`problem_id`. Keys of metrics.jsonl that start with `cpu/` are CPU seconds of that step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rocstar.runs.folder import SCHEMA_VERSION, RunFolder, read_json
+from rocstar.runs.journal import read_journal
+
+CPU = "cpu/"
+# Key of the summary, before `_before` and `_after` -> key of an evaluation's result.json.
+COMPARED = {
+    "accuracy": "accuracy",
+    "greedy": "greedy",
+    "tool_error_share_in_correct": "tool_error_share_in_correct",
+    "no_tool_share": "no_tool_share",
+    "tokens": "mean_response_tokens",
+}
+Row = dict[str, Any]
+
+
+def show_run(folder: RunFolder) -> Row:
+    """Identity, stages with their steps done, last metrics, evaluations, `summary`, one transcript before and after.
+
+    Raises DataError for a file that is not what it should be."""
+    identity = folder.identity
+    rows = read_journal(folder.metrics)
+    evaluations = folder.evaluations()
+    results = {name: result for name, _, result in evaluations}  # the last one of each name
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": folder.name,
+        "path": str(folder.path),
+        "started": identity.get("started"),
+        "versions": identity.get("versions"),
+        "git": identity.get("git"),
+        "hardware": identity.get("hardware"),
+        "finished": folder.summary.exists(),
+        "step": rows[-1]["step"] if rows else 0,
+        "stages": _stages(folder, rows),
+        "metrics": rows[-1] if rows else {},
+        "evals": [{"name": name, "step": step, **_without_transcripts(result)} for name, step, result in evaluations],
+        "summary": read_json(folder.summary) if folder.summary.exists() else summary_of(results, rows),
+        "transcripts": paired_transcripts(results.get("before", {}), results.get("after", {})),
+    }
+
+
+def summary_of(results: Mapping[str, Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Row:
+    """The `summary` object from evaluation results by name and the rows of metrics.jsonl; null for what is missing."""
+    compared = {
+        f"{key}_{when}": results.get(when, {}).get(source)
+        for key, source in COMPARED.items()
+        for when in ("before", "after")
+    }
+    return {**compared, "cpu_seconds": cpu_seconds(rows)}
+
+
+def cpu_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """CPU seconds by phase: the sums of the `cpu/...` metrics."""
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update({key.removeprefix(CPU): row[key] for key in row if key.startswith(CPU) and row[key]})
+    return {phase: round(seconds, 3) for phase, seconds in total.items()}
+
+
+def paired_transcripts(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """One transcript of each: of the same problem where there is one, best of all wrong before and right after."""
+    first, last = (result.get("transcripts") or [] for result in (before, after))
+    pairs = [(a, b) for a in first for b in last if _same_problem(a, b)]
+    pairs.sort(key=lambda pair: pair[0].get("verdict") == "right" or pair[1].get("verdict") != "right")
+    pair = pairs[0] if pairs else (next(iter(first), None), next(iter(last), None))
+    return dict(zip(("before", "after"), pair, strict=True))
+
+
+def _same_problem(a: Any, b: Any) -> bool:
+    both = isinstance(a, dict) and isinstance(b, dict)
+    return both and a.get("problem_id") is not None and a["problem_id"] == b.get("problem_id")
+
+
+def _stages(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    done = Counter(row.get("stage") for row in rows)
+    stages = read_json(folder.resolved).get("stage", [])
+    return [{key: stage[key] for key in ("name", "kind", "steps")} | {"done": done[stage["name"]]} for stage in stages]
+
+
+def _without_transcripts(result: Mapping[str, Any]) -> Row:
+    return {key: value for key, value in result.items() if key != "transcripts"}

@@ -1,0 +1,192 @@
+"""The sandbox host: a process apart from the trainer that owns the slots and a first-in, first-out queue of calls.
+
+Not here: anything that touches a program (`slot`, `program`), or the decision what its end means (`verdict`).
+
+Started by `client` through `host_main`, with its settings as JSON; speaks `wire` frames on descriptor `config["fd"]`;
+ends when that closes or the process that started it dies, and takes everything with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import resource
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rocstar.sandbox import probe, wire
+from rocstar.sandbox.crew import Crew, Lane
+from rocstar.sandbox.wire import HostInfo, ProgramOutcome, Response, ServiceOutcome
+
+MAX_ATTEMPTS = 2  # a call lost with its slot is tried once more; lost twice, it is probably what kills slots
+MAX_CODE_BYTES = 16 * 2**20
+MAX_QUEUE = 100_000  # beyond it a caller is told so at once
+
+
+@dataclass(slots=True)
+class Job:
+    """A call in the host."""
+
+    message: Mapping[str, Any]
+    payload: bytes
+    arrived: float
+    attempt: int = 1
+    queue_seconds: float = 0.0
+    lane: Lane | None = None
+
+
+class Host(asyncio.Protocol):
+    """Consumes frames from the client, produces one response frame per call. A call waits in `queue` until a lane is
+    idle; it is unblocked by an answer, a new slot, or its cancellation."""
+
+    def __init__(self, crew: Crew, info: HostInfo) -> None:
+        self.crew = crew
+        self.info = info
+        self.reader = wire.FrameReader()
+        self.queue: deque[Job] = deque()
+        self.jobs: dict[str, Job] = {}
+        self.gone = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self.transport = transport
+        self.crew.on_idle = self.dispatch
+        self.send(hello_message(self.info) | {"total_cpu_seconds": self.cpu_seconds()})
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set()
+
+    def data_received(self, data: bytes) -> None:
+        for message in self.reader.feed(data):
+            if message["kind"] == "cancel":
+                self.cancel(message["id"])
+            else:
+                self.accept(message)
+        self.dispatch()
+
+    def accept(self, message: Mapping[str, Any]) -> None:
+        problem = complaint(message)
+        if problem:
+            self.send_response(Response(id=message["id"], outcome=ProgramOutcome.REJECTED, message=problem))
+        elif len(self.queue) >= MAX_QUEUE:
+            full = f"{MAX_QUEUE} calls are waiting already"
+            self.send_response(Response(id=message["id"], outcome=ServiceOutcome.OVERLOADED, message=full))
+        else:
+            job = Job(message, marshal.dumps(message), time.monotonic())
+            self.jobs[message["id"]] = job
+            self.queue.append(job)
+
+    def cancel(self, request_id: str) -> None:
+        job = self.jobs.get(request_id)
+        if job is None:
+            return
+        if job.lane is not None:
+            job.lane.cancel()
+            return
+        self.queue.remove(job)
+        self.finish(job, Response(id=request_id, outcome=ServiceOutcome.CANCELLED))
+
+    def dispatch(self) -> None:
+        while self.queue and (lane := self.crew.take_idle()):
+            job = self.queue.popleft()
+            job.queue_seconds += time.monotonic() - job.arrived
+            job.lane = lane
+            lane.run(job.message, job.payload, partial(self.answered, job))
+
+    def answered(self, job: Job, response: Response | None) -> None:
+        """`None`: the slot died under the call, which says nothing about the program."""
+        job.lane = None
+        if response is not None:
+            self.finish(job, response)
+        elif job.attempt < MAX_ATTEMPTS:
+            job.attempt += 1
+            job.arrived = time.monotonic()
+            self.queue.appendleft(job)
+        else:
+            lost = f"its slot died {job.attempt} times"
+            self.finish(job, Response(id=job.message["id"], outcome=ServiceOutcome.INTERNAL, message=lost))
+
+    def finish(self, job: Job, response: Response) -> None:
+        del self.jobs[response.id]
+        self.send_response(replace(response, queue_seconds=job.queue_seconds, attempt=job.attempt))
+
+    def send_response(self, response: Response) -> None:
+        if response.run_seconds:
+            response = replace(response, isolation=self.info.isolation, failed_probes=self.info.failed_probes)
+        self.send(wire.response_message(response) | {"total_cpu_seconds": self.cpu_seconds()})
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.transport.write(wire.encode_frame(message))
+
+    def cpu_seconds(self) -> float:
+        """CPU of this process and of everything below it so far, seconds."""
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime + self.crew.cpu_seconds()
+
+
+def complaint(message: Mapping[str, Any]) -> str:
+    """Why a request cannot be run at all; empty when it can."""
+    if len(message["code"]) > MAX_CODE_BYTES:
+        return f"the program is {len(message['code'])} characters long; at most {MAX_CODE_BYTES} are accepted"
+    for path in message["files"]:
+        if os.path.isabs(path) or ".." in path.split("/") or not os.path.basename(path) or "\0" in path:
+            return f"{path!r} is not a relative path below the working directory"
+    for name in ("wall_seconds", "cpu_seconds", "memory_bytes", "output_bytes", "processes"):
+        if not 0 < message[name] < 2**40:
+            return f"limit {name} must be above 0 and below 2**40, got {message[name]}"
+    if message["output_bytes"] > wire.MAX_FRAME_BYTES // 8:
+        return f"limit output_bytes is at most {wire.MAX_FRAME_BYTES // 8}, got {message['output_bytes']}"
+    return ""
+
+
+def hello_message(info: HostInfo) -> dict[str, Any]:
+    return {
+        "kind": "hello",
+        "isolation": info.isolation,
+        "failed_probes": list(info.failed_probes),
+        "slots": info.slots,
+        "preload": list(info.preload),
+    }
+
+
+async def serve(connection: socket.socket, crew: Crew, config: Mapping[str, Any]) -> None:
+    """Bring the slots up, then serve until the client closes or its process dies."""
+    loop = asyncio.get_running_loop()
+    try:
+        await crew.start()
+        failed = await probe.failed(crew)
+        info = checked_info(crew, failed, config)
+    except wire.SandboxDown as error:
+        await loop.sock_sendall(connection, wire.encode_frame({"kind": "refused", "message": str(error)}))
+        return
+    host = Host(crew, info)
+    await loop.connect_accepted_socket(lambda: host, connection)
+    with suppress(OSError):  # before Linux 5.3 only the closed connection tells
+        loop.add_reader(os.pidfd_open(config["parent"]), host.gone.set)
+    lost = asyncio.create_task(crew.failed.wait())
+    gone = asyncio.create_task(host.gone.wait())
+    await asyncio.wait((lost, gone), return_when=asyncio.FIRST_COMPLETED)
+
+
+def checked_info(crew: Crew, failed: tuple[str, ...], config: Mapping[str, Any]) -> HostInfo:
+    """Raises SandboxDown when the level in force is below the one asked for."""
+    level = wire.Isolation(crew.plan.level)
+    if level < wire.Isolation(config["min_isolation"]):
+        raise wire.SandboxDown(
+            f"the sandbox reaches isolation {level} here and min_isolation asks for {config['min_isolation']}; "
+            f"lower sandbox.min_isolation or permit namespaces ({'; '.join(crew.problems)})"
+        )
+    return HostInfo(isolation=level, failed_probes=failed, slots=config["slots"], preload=tuple(config["preload"]))
+
+
+def run(config: Mapping[str, Any], commands: socket.socket) -> None:
+    connection = socket.socket(fileno=config["fd"])
+    connection.setblocking(False)
+    asyncio.run(serve(connection, Crew(commands, config["slots"]), config))

@@ -1,0 +1,263 @@
+"""The forked child: runs one program as `__main__` and leaves. Everything here happens inside the jail.
+
+What it reports (value, exception) goes into shared memory the slot reads after its death, and can be forged by the
+program; whether it ran, failed, or was killed comes from the kernel and cannot.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import gc
+import io
+import json
+import linecache
+import marshal
+import mmap
+import os
+import random
+import resource
+import struct
+import sys
+import traceback
+from types import CodeType, ModuleType
+from typing import Any
+
+FILENAME = "<program>"
+REPORT_HEADER = struct.Struct("!I")
+MAX_MESSAGE = 2000  # characters of an exception's message kept apart from the traceback
+MAX_VALUE_BYTES = 192 * 1024  # fits the report with room for the exception
+FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
+OPEN_FILES = 256
+FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
+MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
+
+
+def main(payload: bytes, fds: tuple[int, int, int], report: mmap.mmap, base_memory: int, count_processes: bool) -> None:
+    """Never returns. `fds`: an empty stdin, and the write ends for stdout and stderr."""
+    status = 1
+    try:
+        gc.enable()
+        request = marshal.loads(payload)
+        os.setsid()
+        write_files(request["files"])
+        attach(request["stdin"], fds)
+        reseed(request["seed"])
+        limit(request, base_memory, count_processes)
+        status = Program(request["code"], report, request["output_bytes"]).run()
+    finally:
+        os._exit(status)
+
+
+def write_files(files: dict[str, str]) -> None:
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+            file.write(content)
+
+
+def attach(stdin: str, fds: tuple[int, int, int]) -> None:
+    """Put the three standard streams in place and close all others."""
+    if stdin:
+        source = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(".stdin")
+        data = memoryview(stdin.encode("utf-8", "surrogatepass"))
+        while data:
+            data = data[os.write(source, data) :]
+        os.lseek(source, 0, os.SEEK_SET)
+    else:
+        source = fds[0]
+    for number, fd in enumerate((source, fds[1], fds[2])):
+        os.dup2(fd, number)
+    os.closerange(3, 64)  # a slot holds fewer than that
+
+
+def prepare() -> None:
+    """Once per slot, before any program: what every program would otherwise pay for.
+
+    The standard streams work on whatever descriptors 0 to 2 are by then. They are made on a pipe, so that they do not
+    take themselves for seekable."""
+    for fd in os.pipe():
+        os.dup2(fd, 0)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+    sys.stdin = text_stream(io.BufferedReader(io.FileIO(0, closefd=False)))
+    sys.stdout = text_stream(io.BufferedWriter(io.FileIO(1, "w", closefd=False)))
+    sys.stderr = text_stream(io.BufferedWriter(io.FileIO(2, "w", closefd=False)))
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    compiled("1\nif 1: pass")  # makes the compiler's own types
+    traceback.TracebackException(ValueError, ValueError(), None)
+    random.seed(0)
+
+
+def text_stream(buffer: io.BufferedReader | io.BufferedWriter) -> Any:
+    """Line buffered, so that a killed program's last full line is not lost."""
+    return io.TextIOWrapper(buffer, encoding="utf-8", errors="surrogatepass", line_buffering=True)
+
+
+def reseed(seed: int) -> None:
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed % 2**32)
+
+
+def limit(request: dict[str, Any], base_memory: int, count_processes: bool) -> None:
+    memory = base_memory + request["memory_bytes"]
+    cpu = max(1, -int(-request["cpu_seconds"] // 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_SLACK))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    if count_processes:
+        processes = request["processes"] + 1  # the slot itself runs under the same user
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+
+
+class Program:
+    """One program and what becomes of it."""
+
+    def __init__(self, code: str, report: mmap.mmap, value_bytes: int) -> None:
+        self.code = code
+        self.report = report
+        self.value_bytes = min(value_bytes, MAX_VALUE_BYTES)
+        self.pid = os.getpid()
+
+    def run(self) -> int:
+        """Exit status: 0, what sys.exit was given, or 1 after an exception."""
+        value, failure, status = None, None, 0
+        try:
+            value = self.evaluate()
+        except SystemExit as error:
+            status = exit_status(error)
+        except BaseException as error:  # whatever the program raised is its result
+            status = 1
+            failure = self.explain(error)
+        if os.getpid() == self.pid:  # a fork of the program that comes back here speaks for nobody
+            self.write_report(value, failure)
+        finish()
+        return status
+
+    def evaluate(self) -> str | None:
+        """Run it; repr of its last expression, as IPython shows it."""
+        linecache.cache[FILENAME] = (len(self.code), None, self.code.splitlines(True), FILENAME)
+        body, last = compiled(self.code)
+        module = ModuleType("__main__")
+        module.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = module
+        exec(body, module.__dict__)
+        value = eval(last, module.__dict__) if last else None
+        return None if value is None else repr(value)
+
+    def explain(self, error: BaseException) -> list[Any]:
+        """Print the traceback; type, message and line of the error."""
+        if isinstance(error, MemoryError):
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        told = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False, compact=True)
+        line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last_line(told)
+        keep_own_frames(told)
+        text = "".join(told.format())
+        write_stderr(text)
+        name = type(error).__qualname__
+        module = type(error).__module__
+        return [name if module in ("builtins", "__main__") else f"{module}.{name}", str(told)[:MAX_MESSAGE], line]
+
+    def write_report(self, value: str | None, failure: list[Any] | None) -> None:
+        """JSON, a newline, the value's bytes; nothing when there is nothing to say."""
+        if value is None and failure is None:
+            return
+        shown = b"" if value is None else value.encode("utf-8", "surrogatepass")
+        kept = shown[: self.value_bytes]
+        said = {"exception": failure, "has_value": value is not None, "dropped": len(shown) - len(kept)}
+        body = json.dumps(said).encode() + b"\n" + kept
+        self.report[: REPORT_HEADER.size + len(body)] = REPORT_HEADER.pack(len(body)) + body
+
+
+def compiled(code: str) -> tuple[CodeType, CodeType | None]:
+    """The program, and its last expression apart when it ends in one that no semicolon hides."""
+    return compiled_by_lines(code) or compiled_by_tree(code)
+
+
+def compiled_by_lines(code: str) -> tuple[CodeType, CodeType] | None:
+    """Without a syntax tree, which costs 0.2 ms: when all lines but the last are a whole program and the last is a
+    whole expression, then together they are that program followed by that expression."""
+    head, _, last = code.rstrip().rpartition("\n")
+    if not last or last[0] in " \t#)]}":
+        return None
+    try:
+        body = compile(head + "\n", FILENAME, "exec", dont_inherit=True)
+        lead = "\n" * (head.count("\n") + 1) if head else ""
+        return body, compile(lead + last, FILENAME, "eval", body.co_flags & FUTURE_FLAGS, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def compiled_by_tree(code: str) -> tuple[CodeType, CodeType | None]:
+    tree = ast.parse(code, FILENAME)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not hidden_by_semicolon(code, tree.body[-1]):
+        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]  # it is an Expr, just checked
+    body = compile(tree, FILENAME, "exec", dont_inherit=True)
+    flags = body.co_flags & FUTURE_FLAGS
+    return body, compile(last, FILENAME, "eval", flags, dont_inherit=True) if last else None
+
+
+def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
+    line = code.encode("utf-8", "surrogatepass").split(b"\n")[(last.end_lineno or 1) - 1]
+    return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
+
+
+def exit_status(error: SystemExit) -> int:
+    """As the interpreter does: None is 0, a number is itself, anything else is printed and is 1."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    write_stderr(f"{error.code}\n")
+    return 1
+
+
+def last_line(told: traceback.TracebackException) -> int | None:
+    lines = [frame.lineno for frame in told.stack if frame.filename == FILENAME]
+    return lines[-1] if lines else None
+
+
+def keep_own_frames(told: traceback.TracebackException) -> None:
+    """Leave only lines of the program in this traceback and in those it is chained to."""
+    chain = [told]
+    while chain:
+        part = chain.pop()
+        part.stack[:] = [frame for frame in part.stack if frame.filename == FILENAME]
+        chain += [other for other in (part.__cause__, part.__context__) if other is not None]
+        chain += part.exceptions or []
+
+
+def write_stderr(text: str) -> None:
+    """Past whatever the program put into sys.stderr."""
+    flush(sys.__stdout__, sys.__stderr__)
+    data = text.encode("utf-8", "surrogatepass")
+    try:
+        while data:
+            data = data[os.write(2, data) :]
+    except OSError:
+        pass  # the program closed it
+
+
+def finish() -> None:
+    """What the interpreter does at its end, without taking itself apart (which costs 50 ms with sympy)."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+    finally:
+        flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+
+
+def flush(*streams: Any) -> None:
+    for stream in streams:
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # closed or replaced by the program

@@ -1,0 +1,262 @@
+"""A slot: one long-lived process, alone with its programs, that forks once per call.
+
+Promises: at most one program at a time; when a call is answered, every process it left is dead, what it wrote is
+gone from the working directory, and none of its bytes are left in the slot's memory. Where it cannot keep that, the
+slot exits and the host replaces it.
+
+Not here: building the jail (`jail`), running the program (`program`).
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import time
+
+from rocstar.sandbox import program, slotwire
+from rocstar.sandbox.jail import Jail
+from rocstar.sandbox.slotwire import Answer, Ended
+
+QUIET_SECONDS = 0.01  # short programs end within it, and their output waits in the pipe: one wake-up instead of many
+PIPE_CHUNK = 65536
+UNWATCHED_SECONDS = 0.005  # between looks at a child where the kernel has no pidfd (before Linux 5.3)
+
+
+class Stream:
+    """One output of the program: a pipe, and a buffer that is filled up to the call's cap."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self.used = 0
+        self.read_end = self.write_end = -1
+
+    def open(self) -> None:
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+
+    def reserve(self, size: int) -> None:
+        if len(self.buffer) < size:
+            self.buffer = bytearray(size)
+
+    def wipe(self) -> None:
+        os.close(self.read_end)
+        self.buffer[: self.used] = bytes(self.used)
+        self.used = 0
+
+
+class Call:
+    """One run of one program: its deadline, its cap, what is known of its end."""
+
+    def __init__(self, pid: int, wall_seconds: float, output_bytes: int) -> None:
+        self.pid = pid
+        self.started = time.monotonic()
+        self.deadline = self.started + wall_seconds
+        self.output_left = output_bytes
+        self.dropped = 0
+        self.ended = Ended.ITSELF
+        self.run_seconds = 0.0
+        self.cpu_seconds = 0.0
+        self.peak_memory = 0
+
+    def add_usage(self, usage: resource.struct_rusage) -> None:
+        self.cpu_seconds += usage.ru_utime + usage.ru_stime
+        self.peak_memory = max(self.peak_memory, usage.ru_maxrss * 1024)
+
+
+class Slot:
+    def __init__(self, channel: socket.socket, jail: Jail, base_memory: int) -> None:
+        self.channel = channel
+        self.jail = jail
+        self.base_memory = base_memory
+        self.nothing = os.open("/dev/null", os.O_RDONLY)
+        self.payload = bytearray(PIPE_CHUNK)
+        self.scratch = bytearray(PIPE_CHUNK)
+        self.report = mmap.mmap(-1, slotwire.REPORT_BYTES)
+        self.out, self.err = Stream(), Stream()
+
+    def serve(self) -> None:
+        """Answer requests until the host goes away. Consumes requests from the channel, waits on it and on nothing
+        else between calls; ended by end of file."""
+        gc.disable()
+        while kind := self.channel.recv(1):
+            if kind == slotwire.RUN:
+                self.answer_one()
+
+    def answer_one(self) -> None:
+        size, wall_seconds, output_bytes = slotwire.REQUEST.unpack(self.receive(slotwire.REQUEST.size))
+        self.receive_payload(size)
+        for stream in (self.out, self.err):
+            stream.open()
+            stream.reserve(output_bytes)
+        call = Call(self.fork(size), wall_seconds, output_bytes)
+        self.payload[:size] = bytes(size)
+        for stream in (self.out, self.err):
+            os.close(stream.write_end)
+        self.watch(call)
+        status = self.end(call)
+        self.jail.clean()
+        self.send(call, status)
+
+    def receive(self, size: int) -> bytes:
+        data = self.channel.recv(size, socket.MSG_WAITALL)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def receive_payload(self, size: int) -> None:
+        if len(self.payload) < size:
+            self.payload = bytearray(size)
+        view = memoryview(self.payload)[:size]
+        while view:
+            got = self.channel.recv_into(view)
+            if not got:
+                raise EOFError
+            view = view[got:]
+
+    def fork(self, size: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            fds = (self.nothing, self.out.write_end, self.err.write_end)
+            payload = bytes(memoryview(self.payload)[:size])
+            program.main(payload, fds, self.report, self.base_memory, self.jail.counts_processes)
+        return pid
+
+    def watch(self, call: Call) -> None:
+        """Until the program ends or has to be ended. Wakes on its death, its output, the host, the deadline."""
+        poller = select.poll()
+        poller.register(self.channel, select.POLLIN)
+        try:
+            pidfd = os.pidfd_open(call.pid)
+        except OSError:
+            pidfd = -1
+        else:
+            poller.register(pidfd, select.POLLIN)
+        try:
+            self.watch_with(call, poller, pidfd)
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+
+    def watch_with(self, call: Call, poller: select.poll, pidfd: int) -> None:
+        quiet_until = call.started + QUIET_SECONDS
+        listening = False
+        while call.ended is Ended.ITSELF:
+            wake = call.deadline if listening else min(quiet_until, call.deadline)
+            wait = max(0.0, wake - time.monotonic())
+            ready = poller.poll(1000 * (wait if pidfd >= 0 else min(wait, UNWATCHED_SECONDS)))
+            for fd, event in ready:
+                if fd == pidfd:
+                    return
+                self.handle(call, poller, fd, event)
+            if pidfd < 0 and os.waitid(os.P_PID, call.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return
+            if time.monotonic() >= call.deadline:
+                call.ended = Ended.WALL
+            elif not listening and time.monotonic() >= quiet_until:
+                listening = True
+                poller.register(self.out.read_end, select.POLLIN)
+                poller.register(self.err.read_end, select.POLLIN)
+
+    def handle(self, call: Call, poller: select.poll, fd: int, event: int) -> None:
+        if fd == self.channel.fileno():
+            if not self.channel.recv(1):
+                raise EOFError
+            call.ended = Ended.CANCELLED
+            return
+        stream = self.out if fd == self.out.read_end else self.err
+        if event & select.POLLIN:
+            self.read_some(call, stream)
+            if call.dropped:
+                call.ended = Ended.OUTPUT
+        else:
+            poller.unregister(fd)  # closed by the program; it may well run on
+
+    def read_some(self, call: Call, stream: Stream) -> int:
+        """Bytes read: into the buffer while the cap allows, else counted and forgotten. 0 at the end."""
+        room = call.output_left
+        target = memoryview(stream.buffer)[stream.used : stream.used + room] if room else memoryview(self.scratch)
+        try:
+            got = os.readv(stream.read_end, [target])
+        except BlockingIOError:
+            return 0
+        if room:
+            stream.used += got
+            call.output_left -= got
+        else:
+            self.scratch[:got] = bytes(got)
+            call.dropped += got
+        return got
+
+    def end(self, call: Call) -> int:
+        """Kill what is left, collect every process and the last output; the program's wait status."""
+        if call.ended is not Ended.ITSELF:
+            self.jail.kill_all(call.pid)
+        _, status, usage = os.wait4(call.pid, 0)
+        call.run_seconds = time.monotonic() - call.started
+        call.add_usage(usage)
+        self.reap_rest(call)
+        for stream in (self.out, self.err):
+            while self.read_some(call, stream):
+                pass
+        if call.dropped and call.ended is Ended.ITSELF:
+            call.ended = Ended.OUTPUT
+        return status
+
+    def reap_rest(self, call: Call) -> None:
+        """Orphans come to the slot when their parents die, so "no child" means nothing of the call is left."""
+        waiting = os.WNOHANG
+        while True:
+            try:
+                pid, _, usage = os.wait4(-1, waiting)
+            except ChildProcessError:
+                return
+            if pid:
+                call.add_usage(usage)
+                waiting = os.WNOHANG
+            else:
+                self.jail.kill_all(call.pid)
+                waiting = 0
+
+    def send(self, call: Call, status: int) -> None:
+        (claimed,) = program.REPORT_HEADER.unpack_from(self.report)
+        start = program.REPORT_HEADER.size
+        report = memoryview(self.report)[start : start + min(claimed, slotwire.REPORT_BYTES - start)]
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        answer = Answer(
+            wait_status=status,
+            ended=call.ended,
+            run_seconds=call.run_seconds,
+            cpu_seconds=call.cpu_seconds,
+            peak_memory_bytes=call.peak_memory,
+            dropped_bytes=call.dropped,
+            slot_cpu_seconds=time.process_time() + children.ru_utime + children.ru_stime,
+            stdout_bytes=self.out.used,
+            stderr_bytes=self.err.used,
+            report_bytes=len(report),
+        )
+        parts = [memoryview(stream.buffer)[: stream.used] for stream in (self.out, self.err)]
+        self.channel.sendmsg([slotwire.ANSWER.pack(*answer), *parts, report])
+        del parts, report
+        self.forget()
+
+    def forget(self) -> None:
+        """The next program is a fork of this process and must find nothing of the last one."""
+        self.report.madvise(mmap.MADV_REMOVE)
+        self.out.wipe()
+        self.err.wipe()
+
+
+def main(channel: socket.socket, jail: Jail, base_memory: int) -> None:
+    """Serve until the host goes away."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)  # PID 1 is immune to every signal it has no handler for
+    try:
+        program.prepare()
+        Slot(channel, jail, base_memory).serve()
+    except (EOFError, OSError):
+        return  # the host is gone, or something could not be reset: either way this slot has served its last call

@@ -1,0 +1,55 @@
+"""The bytes between the host and a slot. Plain structs: a slot never builds objects from a program's data, so the
+next program, which is a fork of it, finds nothing of this one in memory.
+
+    host -> slot   b"R" REQUEST payload      run; the payload is marshalled, only the forked child reads it
+                   b"C"                      cancel what runs; ignored when idle
+    slot -> host   ANSWER stdout stderr report
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+RUN = b"R"
+CANCEL = b"C"
+
+REQUEST = struct.Struct("!IdI")
+"""payload bytes, wall seconds, output bytes."""
+
+ANSWER = struct.Struct("!iBddQQdIII")
+"""wait status, Ended, run seconds, CPU seconds, peak memory bytes, dropped bytes, CPU of the slot so far in seconds,
+stdout bytes, stderr bytes, report bytes."""
+
+REPORT_BYTES = 256 * 1024
+"""Room for what the child says of itself: the value and the exception."""
+
+
+class Ended(IntEnum):
+    """Who ended the program."""
+
+    ITSELF = 0
+    WALL = 1
+    OUTPUT = 2
+    CANCELLED = 3
+
+
+class Answer(NamedTuple):
+    wait_status: int
+    """As `os.wait4` gives it."""
+    ended: int
+    """An Ended."""
+    run_seconds: float
+    cpu_seconds: float
+    peak_memory_bytes: int
+    dropped_bytes: int
+    slot_cpu_seconds: float
+    """CPU of the slot and of all its programs since it started, seconds."""
+    stdout_bytes: int
+    stderr_bytes: int
+    report_bytes: int
+
+    @property
+    def body_bytes(self) -> int:
+        return self.stdout_bytes + self.stderr_bytes + self.report_bytes

@@ -1,0 +1,92 @@
+"""From what a slot saw to what a caller is told. Pure: bytes in, Response out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+from rocstar.sandbox.slotwire import Answer, Ended
+from rocstar.sandbox.wire import Failure, Outcome, ProgramOutcome, Response, ServiceOutcome
+
+ENDED_BY_US: dict[int, Outcome] = {
+    Ended.WALL: ProgramOutcome.WALL_TIMEOUT,
+    Ended.OUTPUT: ProgramOutcome.OUTPUT_LIMIT,
+    Ended.CANCELLED: ServiceOutcome.CANCELLED,
+}
+
+
+def response(request_id: str, answer: Answer, body: bytes, cpu_limit: float) -> Response:
+    """`body`: stdout, stderr and report, one after the other. `cpu_limit`: seconds."""
+    middle = answer.stdout_bytes + answer.stderr_bytes
+    report = parse_report(body[middle:])
+    failure = parse_failure(report.get("exception"))
+    code = os.waitstatus_to_exitcode(answer.wait_status)
+    by_itself = answer.ended == Ended.ITSELF
+    return Response(
+        id=request_id,
+        outcome=outcome(answer, code, failure, cpu_limit),
+        exit_code=code if code >= 0 and by_itself else None,
+        signal=signal_name(-code) if code < 0 and by_itself else None,
+        exception=failure if code > 0 else None,
+        stdout=text(body[: answer.stdout_bytes]),
+        stderr=text(body[answer.stdout_bytes : middle]),
+        value=report.get("value") if code == 0 else None,
+        truncated_bytes=answer.dropped_bytes + int(report.get("dropped", 0)),
+        run_seconds=answer.run_seconds,
+        cpu_seconds=answer.cpu_seconds,
+        peak_memory_bytes=answer.peak_memory_bytes,
+    )
+
+
+def outcome(answer: Answer, code: int, failure: Failure | None, cpu_limit: float) -> Outcome:
+    """The kernel's word first (`code`: exit code, or minus the signal); the program's own report only tells kinds of
+    failure apart."""
+    if answer.ended != Ended.ITSELF:
+        return ENDED_BY_US[answer.ended]
+    if code == 0:
+        return ProgramOutcome.OK
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and answer.cpu_seconds >= cpu_limit):
+        return ProgramOutcome.CPU_TIMEOUT
+    if code < 0:
+        return ProgramOutcome.SIGNAL
+    if failure is None:
+        return ProgramOutcome.EXIT_NONZERO
+    return ProgramOutcome.MEMORY if failure.type == "MemoryError" else ProgramOutcome.EXCEPTION
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"  # real-time signals have no names
+
+
+def parse_report(report: bytes) -> dict[str, Any]:
+    """What the program's process said of itself: `exception`, `value`, `dropped`. Empty when it left none, or a
+    forged one that does not parse."""
+    head, _, value = report.partition(b"\n")
+    try:
+        parsed = json.loads(head)
+        has_value = bool(parsed["has_value"])
+        dropped = max(0, int(parsed["dropped"]))
+        said = {"exception": parsed["exception"], "dropped": dropped}
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return {}
+    return said | ({"value": text(value)} if has_value else {})
+
+
+def parse_failure(said: object) -> Failure | None:
+    if not (isinstance(said, list) and len(said) == 3):
+        return None
+    kind, message, line = said
+    return Failure(type=str(kind), message=str(message), line=line if isinstance(line, int) else None)
+
+
+def text(data: bytes) -> str:
+    """UTF-8 with lone surrogates kept; where it is neither, the bad bytes are replaced."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "replace")

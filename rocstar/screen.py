@@ -1,0 +1,253 @@
+"""What a person sees: a live step line on a terminal, a plain line a step elsewhere (stderr), and tables (stdout).
+
+Not here: what the numbers are (runs/show.py, the trainer's metrics). `STEP_LINE` names the metrics that are shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+Metrics = Mapping[str, Any]
+TRANSCRIPT_LINES = 14  # two of them and the table fit one screen
+TRANSCRIPT_COLUMNS = 110
+LINE_SECONDS = 1.0  # a log gets at most one step line a second, and always the last one of a stage
+
+
+class Screen:
+    """Progress on stderr, results on stdout. Close it (or use it as a context manager) so a live line is released."""
+
+    def __init__(self, *, progress: TextIO | None = None, results: TextIO | None = None) -> None:
+        self._progress = progress or sys.stderr
+        self._results = results or sys.stdout
+        self._live: Live | None = None
+        self._line = ""
+        self._printed = float("-inf")
+
+    def stage(self, name: str, detail: str = "") -> None:
+        """A stage begins; `detail` says in a few words what it does."""
+        self.note(f"{name}: {detail}" if detail else name)
+
+    def step(self, stage: str, step: int, total: int, metrics: Metrics) -> None:
+        """One step is done: `step` of `total` in this stage."""
+        line = step_line(stage, step, total, metrics)
+        if not is_live(self._progress):
+            now = time.monotonic()
+            if step >= total or now - self._printed >= LINE_SECONDS:
+                self._printed = now
+                print(line, file=self._progress, flush=True)
+            return
+        self._line = line
+        self._show_live(line)
+        if step >= total:
+            self.close()
+
+    def note(self, sentence: str) -> None:
+        """Something a person should know, above the live line."""
+        if self._live:
+            self._live.console.print(sentence, markup=False, highlight=False)
+        else:
+            print(sentence, file=self._progress, flush=True)
+
+    def summary(self, shown: Mapping[str, Any]) -> None:
+        """The last table of a run; `shown` is what `runs.show.show_run` returns."""
+        self.close()
+        summary, transcripts = shown["summary"], shown.get("transcripts") or {}
+        table = _table("", "before", "after")
+        for label, key, form in COMPARED:
+            figures = (summary.get(f"{key}_{when}") for when in ("before", "after"))
+            table.add_row(label, *(f"{_value(figure, form)}{_interval(figure, form)}" for figure in figures))
+        caption = "sampled: drawn as in training; greedy: always the most likely token; in brackets: 95% interval"
+        self._print(f"\n{shown['name']}: before and after", caption, table)
+        if seconds := summary.get("cpu_seconds"):
+            phases = "  ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
+            self._print(f"CPU seconds: {phases}  (total {sum(seconds.values()):.1f})")
+        for when in ("before", "after"):
+            if transcripts.get(when):
+                self._print(f"\none attempt {when}:", transcript(transcripts[when]))
+
+    def figures(self, result: Mapping[str, Any]) -> None:
+        """An evaluation: one row per number; `{value, interval, n}` with its interval, lists and texts left out."""
+        self.close()
+        table = _table("", "value", "95% interval", "n")
+        for name, value in result.items():
+            if _is_number(value) or (isinstance(value, Mapping) and _is_number(value.get("value"))):
+                n = value.get("n", "") if isinstance(value, Mapping) else ""
+                form = str if isinstance(value, int) else form_of(name)
+                table.add_row(name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), str(n))
+        self._print(table)
+
+    def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A list of runs, each as `show_run` returns it."""
+        table = _table("run", "started", "steps", "accuracy before", "after")
+        for row in rows:
+            done, steps = (sum(stage[key] for stage in row["stages"]) for key in ("done", "steps"))
+            state = f"{done}/{steps}" if row["finished"] else f"{done}/{steps} unfinished"
+            accuracies = [_value(row["summary"].get(f"accuracy_{when}"), percent) for when in ("before", "after")]
+            table.add_row(row["name"], (row["started"] or "")[:16].replace("T", " "), state, *accuracies)
+        self._print(table)
+
+    def close(self) -> None:
+        """Leave the last step line standing and give the terminal back."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _show_live(self, line: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._live is None:
+            self._live = Live(console=Console(file=self._progress), auto_refresh=False)
+            self._live.start()
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _print(self, *parts: Any) -> None:
+        from rich.console import Console
+
+        console = Console(file=self._results, highlight=False, markup=False)
+        for part in parts:
+            console.print(part)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether a line may be redrawn there: a terminal that can, and nobody keeping a log of it (CI)."""
+    return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+# The step line
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:.1f}%"
+
+
+def round_percent(value: float) -> str:
+    return f"{value * 100:.0f}%"
+
+
+def share(value: float) -> str:
+    """`.41`: short, and seen to be a share."""
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.2f}")
+
+
+def score(value: float) -> str:
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
+
+
+def small(value: float) -> str:
+    """`1e-6`: one digit and a power of ten."""
+    mantissa, _, power = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(power)}" if value else "0"
+
+
+def plain_number(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f}s"
+
+
+STEP_LINE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("  loss {}", "loss", score),
+    ("  reward {}", "reward/mean", score),
+    ("  right {}", "pass/mean", share),
+    ("  kept {}", "roc/kept", whole),
+    ("/{}", "roc/attempts", whole),
+    ("  calls {}", "tool/calls", plain_number),
+    (" err {}", "tool/error_rate", round_percent),
+    ("  tokens {}", "len/tokens", whole),
+    (" cut {}", "len/truncated", round_percent),
+    ("  entropy {}", "policy/entropy", share),
+    ("  gap {}", "policy/logprob_gap", small),
+    ("  trainer {}", "step/trainer_cpu_seconds", seconds),
+    (" sandbox {}", "cpu/sandbox", seconds),
+)
+"""What the step line shows, in this order: text, metric, form. A metric that a step does not have is left out."""
+
+
+def step_line(stage: str, step: int, total: int, metrics: Metrics) -> str:
+    """`stage1 step 12/20  reward .413  right .41  kept 96/192  calls 1.2 err 9%  ...`, always in this order."""
+    shown = (text.format(form(metrics[key])) for text, key, form in STEP_LINE if _is_number(metrics.get(key)))
+    return f"{stage} step {step}/{total}" + "".join(shown)
+
+
+# Tables
+
+
+COMPARED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("right answers, sampled", "accuracy", percent),
+    ("right answers, greedy", "greedy", percent),
+    ("tool errors in right attempts", "tool_error_share_in_correct", percent),
+    ("attempts without the tool", "no_tool_share", percent),
+    ("tokens per attempt", "tokens", plain_number),
+)
+"""Rows of the last table: label, key of `summary` before `_before` and `_after`, form."""
+
+SHARES = ("accuracy", "greedy", "share", "avg", "pass", "maj", "rate")
+
+
+def form_of(name: str) -> Callable[[float], str]:
+    return percent if any(word in name for word in SHARES) else plain_number
+
+
+def transcript(attempt: str | Mapping[str, Any]) -> str:
+    """A transcript for the screen: the question, the text, the verdict; long ones cut in the middle."""
+    if isinstance(attempt, str):
+        return _cut(attempt)
+    parts = [attempt.get("question"), _cut(str(attempt.get("text", ""))), attempt.get("verdict")]
+    return "\n".join(f"[{part}]" if part is parts[2] else str(part) for part in parts if part)
+
+
+def _cut(text: str) -> str:
+    lines = [line[:TRANSCRIPT_COLUMNS] for line in text.strip().splitlines()]
+    if len(lines) <= TRANSCRIPT_LINES:
+        return "\n".join(lines)
+    half = TRANSCRIPT_LINES // 2
+    return "\n".join([*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]])
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _value(figure: Any, form: Callable[[float], str]) -> str:
+    """A number or the `value` of a figure; a dash for what is not there."""
+    value = figure.get("value") if isinstance(figure, Mapping) else figure
+    return form(value) if _is_number(value) else "-"
+
+
+def _interval(figure: Any, form: Callable[[float], str]) -> str:
+    interval = figure.get("interval") if isinstance(figure, Mapping) else None
+    return " ({} to {})".format(*(form(bound).rstrip("%") for bound in interval)) if interval else ""

@@ -1,0 +1,113 @@
+"""The Python tool: a model's program in, what became of it out. Runs nothing itself; `rocstar.sandbox` does."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Protocol
+
+from rocstar.errors import SandboxUnavailable
+from rocstar.protocols import ToolSpec
+from rocstar.sandbox.wire import Limits, ProgramOutcome, Request, Response, SandboxDown, ServiceOutcome
+from rocstar.tools.arguments import bad_call, text_arguments
+from rocstar.types import Status, ToolCall, ToolResult
+
+DESCRIPTION = "Runs a Python program and returns what it printed and the value of its last expression."
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "description": "The program."},
+        "input": {"type": "string", "description": "Its standard input; empty when left out."},
+    },
+    "required": ["code"],
+}
+# Names the paper (Fig. 2, 3, 10, 11), its published weights and its released configuration use for this tool.
+NAMES = (
+    "python",
+    "execute_python_code_with_standard_io",
+    "execute_python_code",
+    "python_code_with_standard_io",
+    "jupyter_code",
+)
+STATUS = {
+    ProgramOutcome.OK: Status.OK,
+    ProgramOutcome.EXCEPTION: Status.CODE_ERROR,
+    ProgramOutcome.EXIT_NONZERO: Status.CODE_ERROR,
+    ProgramOutcome.SIGNAL: Status.CODE_ERROR,
+    ProgramOutcome.WALL_TIMEOUT: Status.TIMEOUT,
+    ProgramOutcome.CPU_TIMEOUT: Status.TIMEOUT,
+    ProgramOutcome.MEMORY: Status.MEMORY_LIMIT,
+    ProgramOutcome.OUTPUT_LIMIT: Status.OUTPUT_LIMIT,
+    ProgramOutcome.REJECTED: Status.BAD_CALL,
+}
+
+
+class Runner(Protocol):
+    """The part of `SandboxClient` used here."""
+
+    async def run(self, request: Request) -> Response: ...
+
+
+class PythonTool:
+    """The paper's Python interpreter with standard input and output. Implements `Tool`; each call is a fresh program.
+
+    Source: paper §2.1 for the arguments; limits, statuses and the separate value are ours."""
+
+    def __init__(self, client: Runner, limits: Limits, name: str = "python") -> None:
+        self._client = client
+        self._limits = limits
+        self._ids = itertools.count()
+        aliases = tuple(other for other in NAMES if other != name)
+        self._spec = ToolSpec(name=name, description=DESCRIPTION, parameters=PARAMETERS, aliases=aliases)
+
+    @property
+    def spec(self) -> ToolSpec:
+        return self._spec
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        """Raises SandboxUnavailable when the sandbox failed, which says nothing about the program."""
+        complaint = text_arguments(call, PARAMETERS)
+        if complaint is not None:
+            return bad_call(call, complaint)
+        request = Request(
+            id=f"{call.id}-{next(self._ids)}",
+            code=call.arguments["code"],
+            stdin=call.arguments.get("input") or "",
+            limits=self._limits,
+            seed=seed,
+        )
+        try:
+            response = await self._client.run(request)
+        except SandboxDown as error:
+            raise SandboxUnavailable(str(error)) from error
+        return result_of(call, response)
+
+
+def result_of(call: ToolCall, response: Response) -> ToolResult:
+    """A sandbox response as a tool result. Raises SandboxUnavailable for service outcomes."""
+    if isinstance(response.outcome, ServiceOutcome):
+        raise SandboxUnavailable(f"the sandbox could not run a program ({response.outcome}: {response.message})")
+    return ToolResult(
+        call_id=call.id,
+        status=STATUS[response.outcome],
+        stdout=response.stdout,
+        stderr=explained(response),
+        value=response.value,
+        run_seconds=response.run_seconds,
+        queue_seconds=response.queue_seconds,
+        truncated_bytes=response.truncated_bytes,
+        isolation=response.isolation,
+    )
+
+
+def explained(response: Response) -> str:
+    """Standard error, and a last line of ours where the program itself could not say why it ended."""
+    if response.outcome is ProgramOutcome.SIGNAL:
+        reason = f"the program was killed by {response.signal}"
+    elif response.outcome is ProgramOutcome.EXIT_NONZERO:
+        reason = f"the program exited with status {response.exit_code}"
+    elif response.outcome is ProgramOutcome.REJECTED:
+        reason = response.message
+    else:
+        return response.stderr
+    gap = "\n" if response.stderr and not response.stderr.endswith("\n") else ""
+    return f"{response.stderr}{gap}{reason}\n"

@@ -1,0 +1,1 @@
+"""The wiring behind `train.py`: parts made from a recipe, what a run learns, checkpoints, accounts of CPU."""

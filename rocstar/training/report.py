@@ -1,0 +1,92 @@
+"""What one RL step says of itself: numbers for metrics.jsonl, records for the rollout file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rocstar.evaluation.metrics import summarise
+from rocstar.learning.batches import kept_advantages
+from rocstar.learning.learner import engine_gap, mean_entropy
+from rocstar.runs.rollouts import AttemptRecord
+from rocstar.types import BatchRow, Reason, Resampled, Stop
+
+
+def fault_share(groups: Sequence[Resampled]) -> float:
+    """Share of a step's attempts that ended by a fault of ours."""
+    attempts = [t for resampled in groups for t in resampled.group.trajectories]
+    return sum(t.stop is Stop.ENVIRONMENT_FAILED for t in attempts) / max(1, len(attempts))
+
+
+def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[str, float]:
+    """Figures of all attempts drawn, then of the ones kept. Every drop has its own counter."""
+    attempts = max(len(r.group.trajectories) for r in groups)
+    summary = summarise([(r.group.problem, r.group.trajectories) for r in groups], attempts)
+    gap_mean, gap_max = engine_gap(rows)
+    reasons = Counter(choice.reason for r in groups for choice in r.choices)
+    metrics: dict[str, float | None] = {
+        "reward/mean": summary.avg_at_k.value,
+        "pass/mean": summary.pass_at_k.value,
+        "tool/calls": summary.calls_per_attempt,
+        "tool/error_rate": summary.failed_call_share,
+        "tool/error_share_in_correct": summary.tool_error_share_in_correct,
+        "tool/failed_call_share_in_correct": summary.failed_call_share_in_correct,
+        "tool/none_share": summary.no_tool_share,
+        "len/tokens": summary.mean_response_tokens,
+        "len/truncated": summary.truncation_share,
+        "roc/attempts": summary.attempts,
+        "roc/kept": len(rows),
+        "group/usable": sum(bool(r.kept) for r in groups),
+        "policy/entropy": mean_entropy(rows) if rows else None,
+        "policy/logprob_gap": gap_mean if rows else None,
+        "policy/logprob_gap_max": gap_max if rows else None,
+        **penalties(groups),
+        **{f"drop/{reason.value.removeprefix('dropped.')}": reasons[reason] for reason in Reason if _drops(reason)},
+    }
+    return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
+    """Mean total penalty of right attempts, drawn and kept: what RoC's choice changes."""
+    right = [
+        choice
+        for r in groups
+        for choice in r.choices
+        if (outcome := r.group.trajectories[choice.index].outcome) and outcome.reward > 0
+    ]
+    kept = [choice for choice in right if choice.kept]
+    return {
+        "roc/penalty_right": _mean([choice.penalty.total for choice in right]),
+        "roc/penalty_right_kept": _mean([choice.penalty.total for choice in kept]),
+    }
+
+
+def attempt_records(
+    groups: Sequence[Resampled], rows: Sequence[BatchRow], *, normalize_by_std: bool, policy_version: int
+) -> list[AttemptRecord]:
+    """One record per attempt, kept or not."""
+    entropies: Mapping[str, Sequence[float]] = {row.identity: row.entropies for row in rows}
+    records = []
+    for resampled in groups:
+        advantages = kept_advantages(resampled, normalize_by_std)
+        for choice in resampled.choices:
+            trajectory = resampled.group.trajectories[choice.index]
+            records.append(
+                AttemptRecord(
+                    problem=resampled.group.problem,
+                    trajectory=trajectory,
+                    choice=choice,
+                    advantage=advantages.get(choice.index),
+                    policy_version=policy_version,
+                    entropies=entropies.get(f"{trajectory.problem_id}/{trajectory.index}"),
+                )
+            )
+    return records
+
+
+def _drops(reason: Reason) -> bool:
+    return reason.value.startswith("dropped.")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,110 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.answers.numbers import compare_numbers, parse_number
+from rocstar.types import Verdict
+
+RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("18", 18),
+        ("+18", 18),
+        ("\u22123", -3),
+        ("004", 4),
+        ("5.", 5),
+        (".5", Fraction(1, 2)),
+        ("7,425,000", 7425000),
+        ("14{,}916", 14916),
+        (r"11,\! 111,\! 111,\! 100", None),
+        (r"14,\!916", 14916),
+        ("1 000", 1000),
+        ("$1,000.99$", Fraction(100099, 100)),
+        (r"\$18", 18),
+        (r"\(9\)", 9),
+        (r"\frac{14}{3}", Fraction(14, 3)),
+        (r"-\dfrac{1}{2}", Fraction(-1, 2)),
+        (r"\frac{-1}{2}", Fraction(-1, 2)),
+        (r"\frac12", Fraction(1, 2)),
+        ("3/4", Fraction(3, 4)),
+        ("0/5", 0),
+        ("2 1/2", Fraction(5, 2)),
+        (r"2\frac{1}{2}", Fraction(5, 2)),
+        ("x = 5", 5),
+        (r"90^\circ", 90),
+        (r"15\text{ cm}^2", 15),
+        (r"\$3\text{ million}", 3_000_000),
+        (r"7.8\times 10^2", 780),
+        ("10^{6}", 1_000_000),
+        ("1e-05", Fraction(1, 100_000)),
+    ],
+)
+def test_light_latex_is_read_exactly(text: str, value: Fraction | int | None) -> None:
+    number = parse_number(text)
+    assert (number.value if number else None) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "1/0", "1+1", "2^{10}", "9^{9^{9}}", "10^{99999}", "(1,2)", "1,22,3", r"\sqrt{2}", "204_5", "5!", "12:00",
+     "2\\pi", r"5\text{ or }6", "0.64N", "1e9", "0x10", "nan", "9" * 10_000, "9^" * 100_000, "٣", "\x00", "1\x002"],
+)  # fmt: skip
+def test_anything_else_is_not_a_plain_number(text: str) -> None:
+    assert parse_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "expected"),
+    [
+        ("18", "18", (RIGHT, "integer")),
+        ("18", "19", (WRONG, "integer")),
+        ("18", r"18\text{ dollars}", (RIGHT, "integer")),
+        ("1/2", "0.5", (RIGHT, "number")),
+        ("5", "5.001", (WRONG, "number")),
+        ("10%", "10", (RIGHT, "integer")),
+        ("10%", "0.1", (RIGHT, "number")),
+        ("10%", "20%", (WRONG, "integer")),
+        ("1/3", "0.33", (WRONG, "number")),
+        ("1/3", "0.333333", (RIGHT, "number")),
+        ("0.333333", "0.3333333333", (RIGHT, "number")),
+        ("0.333333", "0.333334", (WRONG, "number")),
+        ("5", "4.999999999999999", (RIGHT, "number")),
+        ("0.0000001", "0.0000002", (WRONG, "number")),
+        ("1000.99", "1000,99", (RIGHT, "number")),
+        ("1000.99", "1000,98", None),
+        ("1,22", "22,1", None),
+        ("x=5", "y=5", None),
+        (r"5\text{ m}", r"500\text{ cm}", None),
+        ("15", "12 3", (WRONG, "not_a_number")),
+        ("15", "fifteen", (WRONG, "not_a_number")),
+        ("15", r"\sqrt{225}", None),
+        ("Evelyn", "15", None),
+    ],
+)
+def test_verdicts_are_given_only_when_both_sides_are_sure(
+    gold: str, predicted: str, expected: tuple[Verdict, str] | None
+) -> None:
+    assert compare_numbers(gold, predicted) == expected
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(1, 10**12))
+def test_every_way_to_write_a_fraction_agrees(top: int, bottom: int) -> None:
+    plain = f"{top}/{bottom}"
+    for other in (
+        rf"\frac{{{top}}}{{{bottom}}}",
+        rf"$\dfrac{{{top}}}{{{bottom}}}$",
+        f"x = {plain}",
+        f"{top:,}/{bottom:,}",
+    ):
+        assert compare_numbers(plain, other) in ((RIGHT, "number"), (RIGHT, "integer"))
+
+
+@given(st.text(alphabet="0123456789.,-+/ ^{}\\$%eEx=frac", max_size=40), st.text(max_size=40))
+def test_no_text_makes_the_fast_path_raise(gold: str, predicted: str) -> None:
+    compare_numbers(gold, predicted)
+    compare_numbers("5", gold)

@@ -1,0 +1,77 @@
+import pytest
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier, ToolOutputVerifier
+from rocstar.errors import VerifierUnavailable
+from rocstar.types import Problem, Status, Stop, Trajectory, Verdict
+from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn
+
+RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
+
+
+async def boxed(trajectory: Trajectory, answer: str = "5", *, strict: bool = False) -> tuple[Verdict, str | None, str]:
+    outcome = await BoxedVerifier(Letters(), Grader(), strict).verify(problem(answer), trajectory)
+    return outcome.verdict, outcome.extracted, outcome.method
+
+
+async def test_lenient_takes_the_last_box_of_any_turn() -> None:
+    assert await boxed(attempt(turn(r"\boxed{4}"), turn(r"so \boxed{5}"))) == (RIGHT, "5", "integer")
+    assert await boxed(attempt(turn(r"\boxed{5}"), turn("done"))) == (RIGHT, "5", "integer")
+
+
+async def test_strict_takes_the_box_inside_the_answer_of_the_last_turn() -> None:
+    assert (await boxed(attempt(turn(r"<answer>\boxed{5}</answer>")), strict=True))[0] is RIGHT
+    assert await boxed(attempt(turn(r"\boxed{5}")), strict=True) == (WRONG, None, "no_answer")
+    assert (await boxed(attempt(turn(r"<answer>\boxed{5}</answer>"), turn("hm")), strict=True))[0] is WRONG
+
+
+async def test_a_tool_cannot_answer_for_the_model() -> None:
+    assert await boxed(attempt(turn("print", printed(r"\boxed{5}")), turn("done"))) == (WRONG, None, "no_answer")
+
+
+@pytest.mark.parametrize("stop", [Stop.MAX_TOKENS, Stop.MAX_TURNS])
+async def test_a_cut_attempt_without_an_answer_is_wrong(stop: Stop) -> None:
+    assert await boxed(attempt(turn(r"so \boxed{5"), stop=stop)) == (WRONG, None, "no_answer")
+
+
+async def test_format_facts_come_from_what_the_assistant_wrote() -> None:
+    trajectory = attempt(turn("x", printed("<answer>1</answer>")), turn(r"<answer>\boxed{5}</answer><reason>"))
+    facts = (await BoxedVerifier(Letters(), Grader()).verify(problem("5"), trajectory)).format_facts
+    assert (facts.answer_tags, facts.reason_after_answer, facts.boxed) == (1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "output", "verdict"),
+    [
+        ("504.0", "504\n", RIGHT),
+        ("504.0", "working\n504.2\n", RIGHT),
+        ("504.0", "505\n", WRONG),
+        ("0", "1e-12", RIGHT),
+        ("0", "0.001", WRONG),
+        ("-2", "2", WRONG),
+        ("504.0", "nan", WRONG),
+        ("504.0", "five", WRONG),
+        ("many", "5", Verdict.UNDECIDED),
+    ],
+)
+async def test_tool_output_is_compared_with_a_relative_tolerance(answer: str, output: str, verdict: Verdict) -> None:
+    outcome = await ToolOutputVerifier(Letters()).verify(problem(answer), attempt(turn("c", printed(output)), turn("")))
+    assert outcome.verdict is verdict
+
+
+async def test_the_last_tool_result_counts_and_a_failed_one_is_no_answer() -> None:
+    verifier = ToolOutputVerifier(Letters())
+    failed = turn("c", printed("5", Status.CODE_ERROR))
+    right = await verifier.verify(problem("5"), attempt(failed, turn("c", printed("5"))))
+    wrong = await verifier.verify(problem("5"), attempt(turn("c", printed("5")), failed))
+    none = await verifier.verify(problem("5"), attempt(turn(r"\boxed{5}")))
+    assert (right.verdict, right.extracted, right.method) == (RIGHT, "5", "tool_output")
+    assert (wrong.verdict, wrong.method) == (none.verdict, none.method) == (WRONG, "no_answer")
+
+
+async def test_a_scripted_verifier_can_be_unavailable() -> None:
+    def out_of_order(problem: Problem, trajectory: Trajectory) -> Verdict:
+        raise VerifierUnavailable("scripted outage.")
+
+    with pytest.raises(VerifierUnavailable):
+        await ScriptedVerifier(out_of_order).verify(problem("5"), attempt(turn("")))

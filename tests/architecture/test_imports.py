@@ -1,0 +1,152 @@
+"""Who may import whom. Each rule is stated in the failure; docs of the rooms say why.
+
+Imports anywhere in a file count, those under `if TYPE_CHECKING:` do not: they are gone at run time.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rocstar
+
+PACKAGE = Path(rocstar.__file__).parent
+ROOMS = ("rollout", "learning", "engines", "tools", "answers", "data", "runs")
+NOUNS = ("rocstar", "rocstar.types", "rocstar.errors")
+SEAMS = (*NOUNS, "rocstar.protocols")
+SANDBOX_CLIENTS = ("tools", "answers")
+CLI_TOP = ("typer", "rocstar", "rocstar.errors", "rocstar.exits")
+
+
+@functools.cache
+def modules() -> dict[str, str]:
+    """Dotted name -> source of every module of the package."""
+    files = {path: path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): path.read_text() for path, name in files.items()}
+
+
+def violations(module: str, source: str) -> list[str]:
+    """Broken rules of one module, in words."""
+    room = module.split(".")[1] if "." in module else ""
+    return [
+        f"{module} line {line} imports {target}: {rule}"
+        for target, line in imported(source)
+        for rule in broken_rules(module, room, target)
+    ]
+
+
+def broken_rules(module: str, room: str, target: str) -> Iterator[str]:
+    own = within(target, "rocstar")
+    if target.startswith("."):
+        yield "imports are absolute"
+    if within(target, "torch") and not (room == "learning" or module.startswith("rocstar.engines.torch")):
+        yield "torch is imported only in learning/ and engines/torch*"
+    if room == "sandbox" and not within(target, "rocstar.sandbox") and not is_standard(target):
+        yield "sandbox/ stands alone: the standard library and nothing else of rocstar"
+    if module in ("rocstar.types", "rocstar.errors") and not is_standard(target):
+        yield "types and errors import the standard library only"
+    if module == "rocstar.protocols" and own and target not in NOUNS:
+        yield "protocols imports only types and errors"
+    if room == "dialogue" and own and target not in SEAMS and not within(target, "rocstar.dialogue"):
+        yield "dialogue imports only types, errors and protocols"
+    if room in ROOMS and own and not allowed_in_room(room, target):
+        yield "a room imports types, protocols, errors and dialogue, never another room; parts are wired in train.py"
+    if within(target, "rocstar.cli") and module != "rocstar.cli":
+        yield "nothing imports cli"
+    if module == "rocstar.config" and own and target.split(".")[1:2] not in ([], *([room] for room in ROOMS)):
+        yield "config imports only rooms"
+
+
+def allowed_in_room(room: str, target: str) -> bool:
+    clients = ("rocstar.sandbox.client", "rocstar.sandbox.wire") if room in SANDBOX_CLIENTS else ()
+    return target in SEAMS or any(within(target, home) for home in (f"rocstar.{room}", "rocstar.dialogue", *clients))
+
+
+def within(target: str, home: str) -> bool:
+    return target == home or target.startswith(f"{home}.")
+
+
+def is_standard(target: str) -> bool:
+    return target.split(".")[0] in sys.stdlib_module_names
+
+
+def imported(source: str) -> list[tuple[str, int]]:
+    """(module imported, line), `from rocstar import x` resolved to the module x where there is one."""
+    known = modules()
+    found = []
+    for node in running_nodes(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            home = "." * node.level + (node.module or "")
+            found += [(name if (name := f"{home}.{a.name}") in known else home, node.lineno) for a in node.names]
+    return found
+
+
+def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield other
+                yield from running_nodes(other)
+            continue
+        yield child
+        yield from running_nodes(child)
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_a_module_imports_only_what_its_room_may(module: str) -> None:
+    broken = violations(module, modules()[module])
+    assert not broken, "\n".join(broken)
+
+
+def test_the_command_line_loads_nothing_heavy_at_its_top() -> None:
+    tree = ast.parse(modules()["rocstar.cli"])
+    top = "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+    heavy = [t for t, _ in imported(top) if not is_standard(t) and t not in CLI_TOP]
+    assert not heavy, f"cli.py imports {heavy} at its top: every heavy import belongs inside the verb that needs it"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "rule"),
+    [
+        ("rocstar.sandbox.host", "import numpy", "stands alone"),
+        ("rocstar.sandbox.host", "from rocstar.errors import DataError", "stands alone"),
+        ("rocstar.answers.extract", "def f():\n    import torch.nn", "torch is imported only"),
+        ("rocstar.train", "import torch", "torch is imported only"),
+        ("rocstar.engines.scripted", "import torch", "torch is imported only"),
+        ("rocstar.runs.show", "from rocstar.learning.loss import f", "never another room"),
+        ("rocstar.runs.show", "from rocstar import config", "never another room"),
+        ("rocstar.rollout.episode", "from rocstar.sandbox.client import f", "never another room"),
+        ("rocstar.dialogue.codec", "from rocstar.runs import x", "dialogue imports only"),
+        ("rocstar.types", "import pydantic", "standard library only"),
+        ("rocstar.protocols", "import rocstar.config", "only types and errors"),
+        ("rocstar.train", "from rocstar.cli import app", "nothing imports cli"),
+        ("rocstar.train", "from . import types", "imports are absolute"),
+    ],
+)
+def test_a_forbidden_import_is_told_with_its_rule(module: str, source: str, rule: str) -> None:
+    (told,) = violations(module, source)
+    assert told.startswith(f"{module} line ") and rule in told
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rocstar.sandbox.host", "import os\nfrom rocstar.sandbox.wire import Request"),
+        ("rocstar.tools.python", "from rocstar.sandbox.client import SandboxClient"),
+        ("rocstar.runs.folder", "if TYPE_CHECKING:\n    from rocstar.config import Recipe"),
+        ("rocstar.learning.loss", "import torch\nfrom rocstar.types import Batch"),
+        ("rocstar.engines.torch_engine", "import torch"),
+        ("rocstar.train", "from rocstar.learning import loss\nfrom rocstar.runs.folder import RunFolder"),
+        ("rocstar.dialogue.codec", "from rocstar.protocols import TextCodec"),
+    ],
+)
+def test_an_allowed_import_is_not_told(module: str, source: str) -> None:
+    assert violations(module, source) == []

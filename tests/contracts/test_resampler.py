@@ -1,0 +1,141 @@
+"""The Resampler contract, over every implementation: pure, total, never invents, never compares the incomparable."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.learning.resample import KeepAll, RocPaper, RocRelease, Uniform
+from rocstar.protocols import Resampler
+from rocstar.types import (
+    Completion,
+    Finish,
+    FormatFacts,
+    Group,
+    Outcome,
+    Problem,
+    Reason,
+    Status,
+    Stop,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+KEEP = 4
+RESAMPLERS = [RocPaper(KEEP), RocRelease(KEEP), RocRelease(KEEP, 1, 1), Uniform(KEEP), KeepAll()]
+every_resampler = pytest.mark.parametrize("resampler", RESAMPLERS, ids=str)
+
+Kind = tuple[str, int, int]
+"""(verdict or "fault", failed calls, calls)."""
+KINDS = st.tuples(st.sampled_from(["right", "wrong", "undecided", "fault"]), st.integers(0, 2), st.integers(2, 3))
+
+
+def trajectory(index: int, kind: Kind) -> Trajectory:
+    name, failed, calls = kind
+    results = tuple(
+        ToolResult(call_id=str(number), status=Status.CODE_ERROR if number < failed else Status.OK)
+        for number in range(calls)
+    )
+    facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
+    outcome = None
+    if name != "fault":
+        outcome = Outcome(
+            verdict=Verdict(name), reward=float(name == "right"), extracted=None, method="test", format_facts=facts
+        )
+    return Trajectory(
+        problem_id="p",
+        index=index,
+        prompt_ids=(0,),
+        turns=(Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP), results=results),),
+        stop=Stop.ANSWERED if outcome else Stop.ENVIRONMENT_FAILED,
+        outcome=outcome,
+        fault=None if outcome else "sandbox is down",
+    )
+
+
+def group(*kinds: Kind) -> Group:
+    return Group(
+        problem=Problem(id="p", question="?", answer="1"),
+        trajectories=tuple(trajectory(index, kind) for index, kind in enumerate(kinds)),
+    )
+
+
+RIGHT, WRONG, UNDECIDED, FAULT = ("right", 0, 2), ("wrong", 0, 2), ("undecided", 0, 2), ("fault", 0, 2)
+
+
+@every_resampler
+@given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
+def test_every_sibling_gets_one_choice_in_order_and_only_comparable_ones_are_kept(
+    resampler: Resampler, kinds: list[Kind], seed: int
+) -> None:
+    siblings = group(*kinds)
+    result = resampler(siblings, random.Random(seed))
+    assert result.group is siblings
+    assert [choice.index for choice in result.choices] == list(range(len(kinds)))
+    assert all(choice.kept == choice.reason.value.startswith("kept.") for choice in result.choices)
+    assert len(result.kept) + len(result.dropped) == len(kinds)
+    assert all(kept.outcome and kept.outcome.verdict is not Verdict.UNDECIDED for kept in result.kept)
+
+
+@every_resampler
+@given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
+def test_what_is_kept_has_a_signal_and_the_right_size(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
+    result = resampler(group(*kinds), random.Random(seed))
+    usable = [name for name, _, _ in kinds if name in ("right", "wrong")]
+    size = len(usable) if isinstance(resampler, KeepAll) else min(len(usable), KEEP)
+    if not isinstance(resampler, Uniform):  # a blind draw may lose a class, and drops the group then
+        assert len(result.kept) == (size if len(set(usable)) == 2 else 0)
+    if result.kept:
+        assert len(result.kept) == size
+        assert {kept.outcome.reward for kept in result.kept if kept.outcome} == {0.0, 1.0}
+
+
+@every_resampler
+@given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
+def test_the_same_rng_state_gives_the_same_choice(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
+    siblings = group(*kinds)
+    assert resampler(siblings, random.Random(seed)) == resampler(siblings, random.Random(seed))
+
+
+@every_resampler
+@pytest.mark.parametrize("kind", [RIGHT, WRONG])
+def test_equal_rewards_drop_the_group(resampler: Resampler, kind: Kind) -> None:
+    result = resampler(group(*[kind] * 6), random.Random(0))
+    assert {choice.reason for choice in result.choices} == {Reason.DROPPED_EQUAL_REWARDS}
+
+
+@every_resampler
+def test_every_kind_of_loss_has_its_own_reason(resampler: Resampler) -> None:
+    reasons = [choice.reason for choice in resampler(group(RIGHT, UNDECIDED, FAULT), random.Random(0)).choices]
+    assert reasons == [Reason.DROPPED_TOO_FEW, Reason.DROPPED_UNDECIDED, Reason.DROPPED_ENVIRONMENT]
+
+
+@every_resampler
+def test_short_groups_are_kept_whole(resampler: Resampler) -> None:
+    result = resampler(group(RIGHT, WRONG, FAULT, WRONG), random.Random(0))
+    assert [choice.kept for choice in result.choices] == [True, True, False, True]
+    assert {choice.reason for choice in result.choices if choice.kept} == {Reason.KEPT_ALL}
+
+
+@every_resampler
+def test_an_empty_group_gives_no_choices(resampler: Resampler) -> None:
+    assert resampler(group(), random.Random(0)).choices == ()
+
+
+def test_the_release_form_keeps_the_cleanest_successes_and_the_first_failures() -> None:
+    kinds = [("right", failed, 2) for failed in (2, 0, 1, 0)] + [WRONG] * 4
+    result = RocRelease(KEEP)(group(*kinds), random.Random(0))
+    assert [kept.index for kept in result.kept] == [1, 3, 4, 5]
+    assert result.choices[0].reason is Reason.DROPPED_HIGHER_PENALTY
+    assert result.choices[0].penalty.errors == 1.0
+
+
+def test_the_paper_form_records_the_weight_of_each_draw() -> None:
+    kinds = [("right", failed, 2) for failed in (2, 0, 1, 0)] + [WRONG] * 4
+    weights = [choice.weight for choice in RocPaper(KEEP)(group(*kinds), random.Random(0)).choices]
+    assert weights == pytest.approx([1 / 1.01, 100.0, 1 / 0.51, 100.0, 1.0, 1.0, 1.0, 1.0])

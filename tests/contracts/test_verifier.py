@@ -1,0 +1,118 @@
+"""What every Verifier promises: an Outcome for any attempt, whatever the model wrote, and reward for RIGHT only."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.symbolic import SymbolicChecker
+from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier, ToolOutputVerifier
+from rocstar.errors import ContractBroken
+from rocstar.protocols import Verifier
+from rocstar.types import (
+    Completion,
+    Finish,
+    Problem,
+    Status,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+    problem_id,
+)
+
+HOSTILE = {
+    "empty": "",
+    "megabyte": "{x}" * 300_000,
+    "megabyte in a box": "\\boxed{" + "7" * 1_000_000 + "}",
+    "boxes that never close": "\\boxed{" * 50_000,
+    "braces": "\\boxed{" + "{" * 100_000 + "}" * 100_000 + "}",
+    "answer tags": "<answer>" * 60_000 + "</answer>" * 60_000,
+    "control characters": "\\boxed{" + "".join(map(chr, range(32))) + "\x7f\x85\u2028\ud800\uffff}",
+    "tower of powers": "\\boxed{9^{9^{9^{9^{9}}}}}",
+    "factorials of factorials": "\\boxed{((((10!)!)!)!)}",
+    "deep brackets": "\\boxed{" + "(" * 900 + "x" + ")" * 900 + "}",
+    "deep fractions": "\\boxed{" + "\\frac{1}{" * 200 + "x" + "}" * 200 + "}",
+    "division by zero": "\\boxed{\\frac{1}{0}}",
+    "huge exponent": "\\boxed{10^{999999999}}",
+    "python": "\\boxed{__import__('os').abort()}",
+    "latex commands": "\\boxed{\\input{/etc/passwd}\\def\\x{\\x}\\x}",
+}
+
+
+class Letters:
+    """A codec with one token per character."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    grader = Grader(SymbolicChecker(deadline_seconds=0.7, memory_bytes=512 << 20))
+    yield grader
+    asyncio.run(grader.close())
+
+
+MAKERS: dict[str, Callable[[Grader], Verifier]] = {
+    "boxed": lambda grader: BoxedVerifier(Letters(), grader),
+    "boxed_strict": lambda grader: BoxedVerifier(Letters(), grader, strict=True),
+    "tool_output": lambda grader: ToolOutputVerifier(Letters()),
+    "scripted": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
+    "scripted_undecided": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.UNDECIDED),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def verifier(request: pytest.FixtureRequest, grader: Grader) -> Verifier:
+    return MAKERS[request.param](grader)
+
+
+def turn(text: str, result: ToolResult | None = None) -> Turn:
+    ids = tuple(Letters().encode(text))
+    completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
+    if result is None:
+        return Turn(completion=completion)
+    call = ToolCall(id=result.call_id, tool="python", arguments={"code": ""}, raw="")
+    return Turn(completion=completion, calls=(call,), results=(result,), reply_ids=tuple(Letters().encode("reply")))
+
+
+def printed(text: str, status: Status = Status.OK) -> ToolResult:
+    return ToolResult(call_id="0", status=status, stdout=text)
+
+
+def attempt(*turns: Turn, stop: Stop = Stop.ANSWERED) -> Trajectory:
+    return Trajectory(problem_id="p", index=0, prompt_ids=(1, 2), turns=turns, stop=stop)
+
+
+def problem(answer: str) -> Problem:
+    return Problem(id=problem_id("q"), question="q", answer=answer)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_text_gets_an_outcome_and_the_same_one_again(verifier: Verifier, name: str) -> None:
+    text = HOSTILE[name]
+    trajectory = attempt(turn(text, printed(text)), turn(f"<answer>{text}</answer>"))
+    first = await verifier.verify(problem(r"\sqrt{2}"), trajectory)
+    assert await verifier.verify(problem(r"\sqrt{2}"), trajectory) == first
+    assert first.reward == (1.0 if first.verdict is Verdict.RIGHT else 0.0)
+    assert first.method
+    assert first.verdict is not Verdict.RIGHT or isinstance(verifier, ScriptedVerifier)
+
+
+@pytest.mark.parametrize("stop", [Stop.ANSWERED, Stop.MAX_TURNS, Stop.MAX_TOKENS])
+@pytest.mark.parametrize("turns", [(), (turn(""),), (turn("call", printed("")),)])
+async def test_any_shape_of_attempt_gets_an_outcome(verifier: Verifier, stop: Stop, turns: tuple[Turn, ...]) -> None:
+    outcome = await verifier.verify(problem("5"), attempt(*turns, stop=stop))
+    assert outcome.reward == (1.0 if outcome.verdict is Verdict.RIGHT else 0.0)
+
+
+async def test_an_environment_failure_is_never_verified(verifier: Verifier) -> None:
+    with pytest.raises(ContractBroken):
+        await verifier.verify(problem("5"), attempt(turn("\\boxed{5}"), stop=Stop.ENVIRONMENT_FAILED))

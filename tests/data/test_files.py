@@ -1,0 +1,174 @@
+import csv
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.data.files import load_problems
+from rocstar.errors import DataError
+from rocstar.types import problem_id
+
+SHARED = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+ROWS = [{"question": "1+1?", "answer": "2", "level": 1}, {"question": "2+2?", "answer": "4", "level": 1}]
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write text or bytes, compressed when the name says so."""
+    raw = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    return path
+
+
+def jsonl(path: Path, *rows: Any) -> Path:
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def message_of(path: Path, **columns: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        load_problems(path, **columns)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.parquet", "a.parquet.gz"])
+def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if ".jsonl" in name:
+        jsonl(path, *ROWS)
+    elif ".csv" in name:
+        write(path, "question,answer,level\r\n1+1?,2,1\r\n2+2?,4,1\r\n")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        sink = pyarrow.BufferOutputStream()
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), sink)
+        write(path, sink.getvalue().to_pybytes())
+    problems = load_problems(path)
+    assert [(p.question, p.answer, p.source) for p in problems] == [("1+1?", "2", name), ("2+2?", "4", name)]
+    assert problems[0].id == problem_id("1+1?")
+    assert str(problems[0].metadata["level"]) == "1"
+
+
+def test_columns_are_mapped_and_the_rest_is_kept(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"q": "Why?", "gold": "7", "family": "gcd"})
+    (problem,) = load_problems(path, question="q", answer="gold", source="mine")
+    assert (problem.question, problem.answer, problem.source) == ("Why?", "7", "mine")
+    assert problem.metadata == {"family": "gcd", "line": 1}
+
+
+def test_a_usual_synonym_stands_in_for_a_default_column(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"problem": "Why?", "final_answer": 8.0, "solution": "..."})
+    (problem,) = load_problems(path)
+    assert (problem.question, problem.answer) == ("Why?", "8")
+
+
+def test_two_synonyms_are_no_answer_and_both_are_named(tmp_path: Path) -> None:
+    message = message_of(jsonl(tmp_path / "a.jsonl", {"problem": "a", "prompt": "b", "answer": "1"}))
+    assert "problem or prompt" in message
+    assert "data.columns.question" in message
+
+
+def test_a_synonym_never_replaces_a_column_that_was_asked_for(tmp_path: Path) -> None:
+    message = message_of(jsonl(tmp_path / "a.jsonl", {"problem": "a", "answer": "1"}), question="probem")
+    assert '"probem"' in message
+    assert "did you mean problem?" in message
+
+
+def test_a_gsm8k_answer_is_what_follows_the_marks(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"question": "q", "answer": "16 - 3 = <<16-3=13>>13\n#### 1,013"})
+    assert load_problems(path)[0].answer == "1,013"
+
+
+def test_limit_stops_reading_before_a_later_bad_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json.dumps(ROWS[0]) + "\nnot json\n")
+    assert len(load_problems(path, limit=1)) == 1
+
+
+def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", "\ufeff\n" + json.dumps(ROWS[0]) + "\n\n")
+    assert load_problems(path)[0].metadata["line"] == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "wanted"),
+    [
+        ("{broken", ["line 2", "column 2", "not JSON"]),
+        ('"text"', ["line 2", "one JSON object", "str"]),
+        ("[" * 100_000, ["line 2", "not readable as JSON"]),
+        ("{}", ["line 2", '"question"', "no fields"]),
+        ('{"question": "q", "anwser": "1"}', ["line 2", '"answer"', "did you mean anwser?"]),
+        ('{"question": "", "answer": "1"}', ["line 2", '"question"', "empty text"]),
+        ('{"question": 5, "answer": "1"}', ["line 2", '"question"', "int 5"]),
+        ('{"question": "q", "answer": null}', ["line 2", '"answer"', "NoneType"]),
+        ('{"question": "q", "answer": true}', ["line 2", '"answer"', "bool"]),
+        ('{"question": "q", "answer": NaN}', ["line 2", '"answer"', "float nan"]),
+        ('{"question": "q", "answer": ["1"]}', ["line 2", '"answer"', "list"]),
+        ('{"question": "q", "answer": "13 ####"}', ["line 2", '"answer"', "####"]),
+    ],
+)
+def test_a_bad_row_names_file_line_and_field(tmp_path: Path, bad: str, wanted: list[str]) -> None:
+    message = message_of(write(tmp_path / "a.jsonl", json.dumps(ROWS[0]) + "\n" + bad + "\n"))
+    assert all(part in message for part in wanted), message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("a.jsonl", b'{"question": "a",\n"\xff\xfe"}', "line 2: not UTF-8"),
+        ("a.jsonl", b"", "has no rows"),
+        ("a.csv", b"question,answer\n", "has no rows"),
+        ("a.csv", b"question,answer\na,b,c\n", "line 2: 3 cells where the header has 2"),
+        ("a.csv", b'question,answer\na,"b\n', "not CSV"),
+        ("a.txt", b"question", "not a kind of file we read"),
+        ("a.parquet", b"PAR1", "not a parquet file"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes, wanted: str) -> None:
+    assert wanted in message_of(write(tmp_path / name, content))
+
+
+def test_a_missing_file_a_folder_and_a_broken_gzip_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    broken = tmp_path / "b.jsonl.gz"
+    broken.write_bytes(gzip.compress(b"x" * 1000)[:-4])
+    plain = tmp_path / "c.jsonl.gz"
+    plain.write_bytes(b"{}")
+    assert "does not exist" in message_of(tmp_path / "none.jsonl")
+    assert "cannot be read" in message_of(tmp_path / "folder.jsonl")
+    assert "not a whole gzip file" in message_of(broken)
+    assert "not a whole gzip file" in message_of(plain)
+
+
+def test_csv_cells_may_hold_commas_quotes_and_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["question", "answer"], ['say "a, b"\nnow', "1"], ["next", "2"]])
+    problems = load_problems(path)
+    assert problems[0].question == 'say "a, b"\nnow'
+    assert problems[1].metadata["line"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "count", "answer"),
+    [
+        ("gsm8k/test.jsonl.gz", {}, 1319, "18"),
+        ("eval_math/aime24.jsonl", {"question": "problem"}, 30, "204"),
+        ("math/math500.jsonl.gz", {}, 500, r"\left( 3, \frac{\pi}{2} \right)"),
+        ("eval_math/gsm_hard.jsonl.gz", {"question": "input"}, None, None),
+        ("word_problems/svamp_test.csv.gz", {}, 1000, "8.0"),
+    ],
+)
+def test_published_files_are_read_as_they_are(
+    name: str, columns: dict[str, str], count: int | None, answer: str | None
+) -> None:
+    path = SHARED / name
+    if not path.is_file():
+        pytest.skip(f"{path} is absent; set ROCSTAR_DATA to the data folder")
+    problems = load_problems(path, **columns)  # type: ignore[arg-type]
+    assert count in (None, len(problems))
+    assert answer in (None, problems[0].answer)

@@ -1,0 +1,211 @@
+"""Every figure worked out by hand on few problems, and the intervals at their edges."""
+
+from __future__ import annotations
+
+import random
+from math import sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.evaluation.metrics import (
+    Estimate,
+    Results,
+    accuracy_by,
+    avg_at_k,
+    maj_at_k,
+    paired_difference,
+    pass_at_k,
+    problem_means,
+    summarise,
+    wilson,
+)
+from rocstar.types import (
+    Completion,
+    Finish,
+    FormatFacts,
+    Outcome,
+    Problem,
+    Status,
+    Stop,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+
+def close(estimate: Estimate, value: float, low: float, high: float) -> bool:
+    return (estimate.value, estimate.low, estimate.high) == pytest.approx((value, low, high), abs=5e-4)
+
+
+def test_wilson_matches_published_figures() -> None:
+    assert close(wilson(187, 1000), 0.187, 0.1640, 0.2124)
+    assert close(wilson(0, 10), 0.0, 0.0, 0.2775)
+    assert close(wilson(10, 10), 1.0, 0.7225, 1.0)
+
+
+def test_nothing_is_known_without_problems() -> None:
+    assert wilson(0, 0) == avg_at_k([]) == avg_at_k([[], []]) == Estimate(0.0, 0.0, 1.0, 0)
+
+
+def test_an_impossible_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and n"):
+        wilson(3, 2)
+
+
+def test_avg_at_k_takes_the_problem_as_the_unit() -> None:
+    # means 1, 1/2, 0, 1/2: value 1/2, deviation sqrt((1/4 + 1/4) / 3) = .4082, half width 1.96 * .4082 / 2 = .4001
+    estimate = avg_at_k([[True, True], [True, False], [False, False], [False, True]])
+    assert close(estimate, 0.5, 0.0999, 0.9001)
+    assert estimate.n == 4
+
+
+def test_copying_attempts_does_not_narrow_the_interval() -> None:
+    once = avg_at_k([[True, False], [False, False], [True, True]])
+    assert avg_at_k([[True, False] * 9, [False] * 18, [True] * 18]) == once
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_interval_is_wide_where_all_problems_agree(share: float) -> None:
+    right = {0.0: [False, False], 0.5: [True, False], 1.0: [True, True]}[share]
+    assert avg_at_k([right] * 5) == wilson(5 * share, 5)
+
+
+def test_one_attempt_each_is_a_plain_share_with_wilson_interval() -> None:
+    assert avg_at_k([[True], [False], [False]]) == wilson(1, 3)
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=12))
+def test_every_interval_holds_its_value_and_stays_within_0_and_1(right: list[list[bool]]) -> None:
+    estimate = avg_at_k(right)
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+    assert estimate.high > estimate.low
+
+
+@pytest.mark.parametrize(("k", "value"), [(1, 1 / 4), (2, 1 / 2), (3, 3 / 4), (4, 1.0)])
+def test_pass_at_k_of_one_right_in_four(k: int, value: float) -> None:
+    # 1 - C(3, k) / C(4, k) = k / 4
+    assert pass_at_k([[True, False, False, False]], k).value == pytest.approx(value)
+
+
+def test_pass_at_k_averages_over_problems_and_uses_what_a_short_problem_has() -> None:
+    # two right of four: 1 - C(2,2)/C(4,2) = 5/6; none: 0; a single right attempt: 1
+    right = [[True, True, False, False], [False] * 4, [True]]
+    assert pass_at_k(right, 2).value == pytest.approx((5 / 6 + 0 + 1) / 3)
+
+
+def test_pass_at_k_with_all_attempts_is_a_share() -> None:
+    assert pass_at_k([[True, False], [False, False]], 2) == wilson(1, 2)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_pass_at_k_beyond_the_attempts_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k} needs"):
+        pass_at_k([[True, False]], k)
+
+
+def test_the_majority_decides_and_ties_share_the_credit() -> None:
+    assert maj_at_k([[("4", True), ("4", True), ("5", False)]]).value == 1.0
+    assert maj_at_k([[("4", True), ("5", False), (" 5 ", False)]]).value == 0.0
+    assert maj_at_k([[("4", True), ("5", False), (None, False), (None, False)]]).value == 0.5
+    assert maj_at_k([[(None, False)]]).value == 0.0
+
+
+def test_paired_difference_by_hand() -> None:
+    # differences 1, 0, 0, 0: mean 1/4, deviation 1/2, half width 1.96 * .5 / 2 = .49
+    before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0, "only before": 1.0}
+    after = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0, "only after": 0.0}
+    estimate = paired_difference(before, after)
+    assert close(estimate, 0.25, -0.24, 0.74)
+    assert estimate.n == 4
+
+
+def test_no_change_among_few_problems_is_not_certainty() -> None:
+    estimate = paired_difference({"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.0})
+    assert estimate.value == 0.0
+    assert estimate.low == -estimate.high == pytest.approx(-wilson(0, 2).high)
+
+
+def test_problems_in_common_are_needed() -> None:
+    with pytest.raises(ValueError, match="share no problem"):
+        paired_difference({"a": 1.0}, {"b": 1.0})
+
+
+def test_the_cluster_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
+    rng = random.Random(0)
+    covered = 0
+    for _ in range(400):
+        chances = [rng.choice((0.1, 0.5, 0.9)) for _ in range(60)]  # the true mean is 0.5
+        estimate = avg_at_k([[rng.random() < chance for _ in range(4)] for chance in chances])
+        covered += estimate.low <= 0.5 <= estimate.high
+    assert covered / 400 == pytest.approx(0.95, abs=3 * sqrt(0.95 * 0.05 / 400))
+
+
+def attempt(verdict: Verdict | None, *statuses: Status, tokens: int = 3, stop: Stop = Stop.ANSWERED) -> Trajectory:
+    facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
+    outcome = None
+    if verdict is not None:
+        outcome = Outcome(
+            verdict=verdict,
+            reward=float(verdict is Verdict.RIGHT),
+            extracted=verdict.value,
+            method="test",
+            format_facts=facts,
+        )
+    completion = Completion(token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, finish=Finish.STOP)
+    results = tuple(ToolResult(call_id=str(number), status=status) for number, status in enumerate(statuses))
+    return Trajectory(
+        problem_id="p",
+        index=0,
+        prompt_ids=(0, 0),
+        turns=(Turn(completion=completion, results=results),),
+        stop=stop,
+        outcome=outcome,
+    )
+
+
+def problem(name: str, family: str) -> Problem:
+    return Problem(id=name, question=name, answer="1", source="file", metadata={"family": family} if family else {})
+
+
+OK, BAD = Status.OK, Status.CODE_ERROR
+RESULTS: Results = [
+    (problem("a", "gcd"), [attempt(Verdict.RIGHT, OK, BAD), attempt(Verdict.RIGHT, OK)]),
+    (problem("b", ""), [attempt(Verdict.WRONG, stop=Stop.MAX_TOKENS, tokens=8), attempt(Verdict.UNDECIDED, BAD)]),
+    (problem("c", "gcd"), [attempt(Verdict.WRONG, BAD), attempt(None, BAD, BAD, stop=Stop.ENVIRONMENT_FAILED)]),
+]
+
+
+def test_the_summary_counts_only_decided_attempts() -> None:
+    summary = summarise(RESULTS, k=2)
+    assert (summary.problems, summary.attempts, summary.undecided, summary.environment_failed) == (3, 6, 1, 1)
+    assert summary.avg_at_k == summary.pass_at_k == summary.maj_at_k == wilson(1, 3)
+    assert summary.mean_response_tokens == (3 + 3 + 8 + 3) / 4
+    assert summary.calls_per_attempt == 4 / 4
+    assert summary.failed_call_share == 2 / 4
+    assert summary.tool_error_share_in_correct == 1 / 2
+    assert summary.failed_call_share_in_correct == 1 / 3
+    assert summary.no_tool_share == 1 / 4
+    assert summary.truncation_share == 1 / 4
+    assert summary.out_of_turns_share == 0.0
+
+
+def test_accuracy_is_split_by_family_or_source_or_any_key() -> None:
+    assert summarise(RESULTS, k=2).accuracy_by_source == {"file": wilson(0, 1), "gcd": wilson(1, 2)}
+    assert accuracy_by(RESULTS, lambda one: one.id)["a"] == wilson(1, 1)
+
+
+def test_a_summary_of_nothing_claims_nothing() -> None:
+    for results in ([], [(problem("a", ""), [attempt(None, stop=Stop.ENVIRONMENT_FAILED)])]):
+        summary = summarise(results, k=4)
+        assert summary.avg_at_k == summary.pass_at_k == Estimate(0.0, 0.0, 1.0, 0)
+        assert summary.tool_error_share_in_correct is None
+        assert summary.mean_response_tokens is None
+
+
+def test_problem_means_leave_out_the_undecided_and_join_repeated_questions() -> None:
+    undecided = (problem("d", ""), [attempt(Verdict.UNDECIDED)])
+    again = (problem("a", "gcd"), [attempt(Verdict.WRONG), attempt(Verdict.WRONG)])
+    assert problem_means([*RESULTS, undecided, again]) == {"a": 0.5, "b": 0.0, "c": 0.0}

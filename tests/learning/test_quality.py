@@ -1,0 +1,82 @@
+"""Penalties against eq. 4-5, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocstar.learning.quality import penalty
+from rocstar.types import (
+    Completion,
+    Finish,
+    FormatFacts,
+    Outcome,
+    Penalty,
+    Status,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+OK, BAD, LATE, BROKEN = Status.OK, Status.CODE_ERROR, Status.TIMEOUT, Status.BAD_CALL
+
+
+def turn(*statuses: Status, stdout: str = "") -> Turn:
+    names = [f"call{number}" for number in range(len(statuses))]
+    return Turn(
+        completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP),
+        calls=tuple(ToolCall(id=name, tool="python", arguments={}, raw="") for name in names),
+        results=tuple(
+            ToolResult(call_id=name, status=status, stdout=stdout) for name, status in zip(names, statuses, strict=True)
+        ),
+    )
+
+
+def trajectory(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Trajectory:
+    facts = FormatFacts(answer_tags=answer_tags, reason_after_answer=False, boxed=True)
+    found = Outcome(verdict=Verdict.RIGHT, reward=1.0, extracted="1", method="integer", format_facts=facts)
+    return Trajectory(
+        problem_id="p",
+        index=0,
+        prompt_ids=(0,),
+        turns=turns,
+        stop=Stop.ANSWERED,
+        outcome=found if outcome else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("attempt", "errors", "form"),
+    [
+        (trajectory(turn()), 0.5, 0.0),
+        (trajectory(turn(OK), turn()), 0.0, 0.0),
+        (trajectory(turn(BAD), turn(OK), turn()), 1 / 2, 0.0),
+        (trajectory(turn(BAD), turn(LATE), turn(BROKEN), turn()), 1.0, 0.0),
+        (trajectory(turn(OK, BAD, OK), turn(OK), turn()), 1 / 4, 0.0),
+        (trajectory(turn(OK), turn(), answer_tags=0), 0.0, 1.0),
+        (trajectory(turn(OK), turn(OK), turn(OK), turn(), answer_tags=2), 0.0, 1 / 4),
+        (trajectory(turn(OK), turn(), answer_tags=9), 0.0, 1.0),
+        (trajectory(turn(), answer_tags=0), 0.5, 1.0),
+    ],
+)
+def test_penalties_follow_the_two_equations(attempt: Trajectory, errors: float, form: float) -> None:
+    assert penalty(attempt) == Penalty(errors=errors, format=form)
+
+
+def test_a_program_that_prints_the_word_error_is_no_error() -> None:
+    assert penalty(trajectory(turn(OK, stdout="mean error: 0.1"), turn())).errors == 0.0
+
+
+def test_the_first_turn_counts_so_a_clean_one_turn_answer_is_clean() -> None:
+    assert penalty(trajectory(turn(), answer_tags=1)).format == 0.0
+
+
+def test_an_attempt_without_outcome_or_turns_has_a_penalty_too() -> None:
+    assert penalty(trajectory(outcome=False)) == Penalty(errors=0.5, format=1.0)
+    assert penalty(trajectory(turn(OK), outcome=False)).total == 1.0
+
+
+def test_the_total_is_the_sum() -> None:
+    assert penalty(trajectory(turn(BAD), turn(), answer_tags=2)).total == 1.0 + 0.5

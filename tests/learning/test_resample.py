@@ -1,0 +1,138 @@
+"""What each resampler keeps: a group of eight by hand, the released quota table, and the law of the weighted draw."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.learning.resample import (
+    KeepAll,
+    RocPaper,
+    RocRelease,
+    Uniform,
+    draw_weight,
+    resampler_named,
+    select,
+)
+from rocstar.types import Reason
+
+# A group of eight, kept 2G = 8 -> G = 4:  four successes, four failures.
+REWARDS = (1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0)
+PENALTIES = (1.5, 0.0, 0.0, 2.0, 0.5, 1.0, 0.0, 0.5)
+
+SELECTIONS = st.integers(2, 40).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.sampled_from([0.0, 1.0]), min_size=n, max_size=n),
+        st.lists(st.floats(0, 2), min_size=n, max_size=n),
+        st.integers(2, 20),
+        st.integers(),
+    )
+)
+
+
+def test_a_group_of_eight_keeps_two_of_each_class() -> None:
+    kept, reasons = select(REWARDS, PENALTIES, 4, random.Random(0))
+    assert Counter(reasons) == {
+        Reason.KEPT_QUALITY: 2,
+        Reason.DROPPED_QUALITY: 2,
+        Reason.KEPT_NEGATIVE: 2,
+        Reason.DROPPED_NEGATIVE: 2,
+    }
+    assert kept == tuple(i for i in range(8) if reasons[i] in (Reason.KEPT_QUALITY, Reason.KEPT_NEGATIVE))
+    assert all((reasons[i] in (Reason.KEPT_QUALITY, Reason.DROPPED_QUALITY)) == (REWARDS[i] > 0) for i in range(8))
+
+
+def test_the_two_flawless_successes_win_the_draw_as_often_as_their_weights_say() -> None:
+    # Weights of successes 0, 2, 4, 6 are 1/1.51, 1/.01, 1/.51, 1/.01 = .6623, 100, 1.961, 100; their sum 202.62.
+    # Both flawless ones: 2 * (100 / 202.62) * (100 / 102.62) = .9619.
+    draws = [select(REWARDS, PENALTIES, 4, random.Random(seed))[0] for seed in range(4000)]
+    both = sum({2, 6} <= set(kept) for kept in draws) / len(draws)
+    assert both == pytest.approx(0.9619, abs=0.012)  # four standard errors
+
+
+def test_failures_are_drawn_without_looking_at_their_penalty() -> None:
+    counts: Counter[int] = Counter()
+    for seed in range(4000):
+        counts.update(index for index in select(REWARDS, PENALTIES, 4, random.Random(seed))[0] if index % 2)
+    assert all(counts[index] / 4000 == pytest.approx(0.5, abs=0.032) for index in (1, 3, 5, 7))
+
+
+def test_the_weight_is_finite_without_penalty_and_falls_with_it() -> None:
+    assert draw_weight(0.0) == 100.0
+    assert draw_weight(0.0) > draw_weight(0.1) > draw_weight(2.0) > 0
+
+
+@pytest.mark.parametrize(("negatives", "kept"), [(0, 0), (1, 1), (2, 1), (3, 1), (16, 8), (17, 8), (31, 15)])
+def test_half_the_negatives_rounded_down_but_never_none(negatives: int, kept: int) -> None:
+    assert RocPaper(16).negatives_kept(negatives, 32) == kept
+
+
+@given(SELECTIONS)
+def test_selection_never_invents_and_keeps_exactly_g_with_both_classes(
+    case: tuple[list[float], list[float], int, int],
+) -> None:
+    rewards, penalties, keep, seed = case
+    kept, reasons = select(rewards, penalties, keep, random.Random(seed))
+    assert len(reasons) == len(rewards)
+    assert list(kept) == sorted(set(kept))
+    assert set(kept) <= set(range(len(rewards)))
+    if len(set(rewards)) == 1:
+        assert kept == ()
+        assert set(reasons) == {Reason.DROPPED_EQUAL_REWARDS}
+    else:
+        assert len(kept) == min(len(rewards), keep)
+        assert {rewards[index] for index in kept} == {0.0, 1.0}
+    assert select(rewards, penalties, keep, random.Random(seed)) == (kept, reasons)
+
+
+def test_the_release_quotas_match_its_table_for_32_to_16() -> None:
+    table = [0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10, 10, 10, 11, 12, 12, 12, 13, 14, 14, 14]
+    table += [14, 15, 16]
+    release = RocRelease(16, min_positive=2, min_negative=2)
+    assert [release.quotas(positives, 32 - positives)[0] for positives in range(33)] == table
+
+
+@given(st.integers(2, 20), st.integers(0, 10), st.integers(0, 10), st.integers(0, 40), st.integers(0, 40))
+def test_the_release_quotas_fit_the_group_for_every_size(
+    keep: int, min_positive: int, min_negative: int, positives: int, negatives: int
+) -> None:
+    if min_positive + min_negative > keep or positives + negatives <= keep:
+        return
+    kept_positives, kept_negatives = RocRelease(keep, min_positive, min_negative).quotas(positives, negatives)
+    assert kept_positives + kept_negatives == keep
+    assert min(min_positive, positives) <= kept_positives <= positives
+    assert min(min_negative, negatives) <= kept_negatives <= negatives
+
+
+@pytest.mark.parametrize("keep", [7, 15])
+def test_odd_groups_that_trip_the_release_are_kept_whole_here(keep: int) -> None:
+    assert sum(RocRelease(keep).quotas(keep, keep)) == keep
+
+
+def test_lengths_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match="must pair up"):
+        select((1.0, 0.0), (0.0,), 2, random.Random(0))
+
+
+@pytest.mark.parametrize("method", [RocPaper, RocRelease, Uniform])
+def test_keeping_fewer_than_two_is_refused(method: type[RocPaper] | type[RocRelease] | type[Uniform]) -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        method(1)
+
+
+def test_minima_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit into keep 4"):
+        RocRelease(4, min_positive=3, min_negative=2)
+
+
+def test_each_method_has_its_name_and_others_are_refused() -> None:
+    assert resampler_named("roc", 16, 2, 2) == RocPaper(16)
+    assert resampler_named("roc_release", 16, 1, 3) == RocRelease(16, 1, 3)
+    assert resampler_named("uniform", 16, 2, 2) == Uniform(16)
+    assert resampler_named("all", 16, 2, 2) == KeepAll()
+    with pytest.raises(ValueError, match="'rco' is unknown; choose roc"):
+        resampler_named("rco", 16, 2, 2)

@@ -1,0 +1,281 @@
+"""The command line as a new user meets it: quick help, one sentence per mistake, the right exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rocstar import cli, exits
+from rocstar.errors import ContractBroken, EngineUnavailable, RunHalted
+from rocstar.runs.atomic import write_json
+from rocstar.runs.folder import RunFolder
+
+HELP_CPU_SECONDS = 0.250
+RECIPE = """\
+[run]
+name = "tiny"
+
+[[stage]]
+name = "cold"
+kind = "sft"
+steps = 2
+
+[[stage]]
+name = "stage1"
+kind = "rl"
+steps = 3
+"""
+
+CarryOut = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def install(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> None:
+    """Put a stand-in for a module that loads torch or starts processes."""
+    stand_in = ModuleType(module)
+    vars(stand_in).update(functions)
+    monkeypatch.setitem(sys.modules, module, stand_in)
+
+
+def train_with(monkeypatch: pytest.MonkeyPatch, carry_out: CarryOut) -> None:
+    install(monkeypatch, "rocstar.launch", run=carry_out)
+
+
+def finish(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
+    """A run that is over at once."""
+    screen.step("stage1", 3, 3, {"reward/mean": 0.5})
+    figure = {"value": 0.98, "interval": [0.96, 0.99], "n": 400}
+    write_json(folder.summary, {"accuracy_after": figure, "cpu_seconds": {"sft": 1.5}})
+
+
+def child(*arguments: str, python: str = "") -> subprocess.CompletedProcess[str]:
+    code = python or "from rocstar.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+
+
+def child_cpu_seconds(*arguments: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert child(*arguments).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_help_costs_little_cpu() -> None:
+    assert min(child_cpu_seconds("--help") for _ in range(5)) < HELP_CPU_SECONDS
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    heavy = {"torch", "numpy", "rich", "transformers", "pyarrow", "sympy", "asyncio"}
+    # Recent versions of typer read the arguments of a verb with pydantic.
+    heavy |= set() if arguments[0] == "train" else {"pydantic"}
+    code = "import sys; from rocstar import cli; cli.run(sys.argv[1:])\n"
+    code += f"print({heavy} & set(sys.modules), file=sys.stderr)"
+    done = child(*arguments, python=code)
+    assert done.stderr == "set()\n"
+    assert "rocstar" in done.stdout
+
+
+def test_every_verb_explains_itself() -> None:
+    for verb in (["train"], ["sft"], ["eval"], ["chat"], ["runs", "list"], ["runs", "show"], ["sandbox", "exec"]):
+        assert cli.run([*verb, "--help"]) == exits.OK
+
+
+def test_training_prints_the_table_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_with(monkeypatch, finish)
+    assert cli.run(["train", "tiny.toml", "rollout.max_turns=2"]) == exits.OK
+    told = capsys.readouterr()
+    assert "98.0% (96.0 to 99.0)" in told.out
+    assert "stage1 step 3/3  reward .500" in told.err
+    assert "reward" not in told.out
+    resolved = json.loads(Path("runs/tiny/config.resolved.json").read_text())
+    assert [stage["rollout"]["max_turns"] for stage in resolved["stage"]] == [2, 2]
+    assert "# override: 'rollout.max_turns=2'" in Path("runs/tiny/config.toml").read_text()
+
+
+def test_json_is_one_object_on_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    train_with(monkeypatch, finish)
+    assert cli.run(["train", "tiny.toml", "--json"]) == exits.OK
+    trained = json.loads(capsys.readouterr().out)
+    assert cli.run(["runs", "show", "last", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out) == trained
+    assert trained["summary"]["accuracy_after"]["interval"] == [0.96, 0.99]
+    assert cli.run(["runs", "list", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out) == {"runs": [trained]}
+
+
+def test_sft_carries_out_only_the_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried_out: list[str] = []
+    train_with(monkeypatch, lambda recipe, *_, **__: carried_out.extend(stage.name for stage in recipe.stage))
+    assert cli.run(["sft", "tiny.toml"]) == exits.OK
+    assert carried_out == ["cold"]
+
+
+def test_a_dry_run_prints_the_recipe_and_makes_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "tiny.toml", "run.seed=4", "--dry-run"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["run"]["seed"] == 4
+    assert not Path("runs").exists()
+
+
+def test_resume_reads_the_settings_of_the_run_and_takes_no_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[int, str, bool]] = []
+
+    def carry_out(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
+        seen.append((recipe.run.seed, folder.name, resume))
+
+    train_with(monkeypatch, carry_out)
+    assert cli.run(["train", "tiny.toml", "run.seed=4"]) == exits.OK
+    Path("tiny.toml").unlink()
+    assert cli.run(["train", "--resume", "last"]) == exits.OK
+    assert seen == [(4, "tiny", False), (4, "tiny", True)]
+    assert cli.run(["train", "run.seed=5", "--resume", "tiny"]) == exits.USAGE
+    assert "takes no 'run.seed=5'" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    train_with(monkeypatch, interrupted)
+    assert cli.run(["train", "tiny.toml"]) == exits.INTERRUPTED
+    assert capsys.readouterr().err.endswith("rocstar: stopped; continue with: rocstar train --resume tiny\n")
+    assert cli.run(["train", "tiny.toml", "run.folder=elsewhere"]) == exits.INTERRUPTED
+    assert capsys.readouterr().err.endswith("--resume elsewhere/tiny\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (RunHalted("12 of 100 attempts failed"), exits.FAILED, "12 of 100 attempts failed"),
+        (EngineUnavailable("the engine is gone"), exits.NOT_READY, "the engine is gone"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            exits.FAILED,
+            "the disk is full; free some space, then continue with: rocstar train --resume tiny",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), exits.FAILED, "/x: Permission denied"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), exits.NOT_READY, "torch is not installed"),
+        (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "pip install"),
+    ],
+)
+def test_a_failure_is_one_sentence_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int, sentence: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    train_with(monkeypatch, fail)
+    assert cli.run(["train", "tiny.toml"]) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("rocstar: ") and sentence in last
+
+
+@pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    train_with(monkeypatch, fail)
+    with pytest.raises(type(error)):
+        cli.run(["train", "tiny.toml"])
+
+
+def test_traceback_shows_where_an_error_came_from() -> None:
+    plain, traced = child("train", "nope.toml"), child("train", "nope.toml", "--traceback")
+    assert plain.returncode == exits.USAGE
+    assert plain.stderr.startswith("rocstar: there is no recipe nope.toml") and plain.stderr.count("\n") == 1
+    assert "Traceback" in traced.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "tiny.toml", "rollout.max_turn=2"], "did you mean rollout.max_turns?"),
+        (["train", "rollout.max_turns=2"], "give a recipe first"),
+        (["train"], "give a recipe first"),
+        (["train", "tin.toml"], "did you mean tiny.toml?"),
+        (["train", "--resume", "last"], "there is no run last in runs"),
+        (["runs", "show", "x"], "there is no run x in runs"),
+        (["trian"], "No such command"),
+        (["eval", "x"], "--data"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert cli.run(arguments) == exits.USAGE
+    assert sentence in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_sft_without_such_a_stage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rl.toml").write_text(RECIPE[RECIPE.rindex("[[stage]]") :])
+    assert cli.run(["sft", "rl.toml"]) == exits.USAGE
+    assert "no [[stage]] of kind sft" in capsys.readouterr().err
+
+
+def test_an_evaluation_is_a_table_or_one_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def measure(**arguments: Any) -> dict[str, Any]:
+        asked.update(arguments)
+        return {"avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}, "mean_response_tokens": 23.25}
+
+    install(monkeypatch, "rocstar.evaluation.command", evaluate=measure)
+    assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", "--question", "Body"]) == exits.OK
+    table = capsys.readouterr().out
+    assert "50.0%" in table and "40.0 to 60.0" in table and "mean response tokens" in table
+    assert (asked["model"], asked["data"], asked["n"], asked["question"]) == ("last", "t.jsonl", 4, "Body")
+    assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
+
+
+def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    train_with(monkeypatch, finish)
+    for _ in range(2):
+        assert cli.run(["train", "tiny.toml"]) == exits.OK
+    capsys.readouterr()
+    assert cli.run(["runs", "list"]) == exits.OK
+    listed = capsys.readouterr().out
+    assert "tiny-2" in listed and "98.0%" in listed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["--version"], ["runs", "list"], ["train", "tiny.toml", "--dry-run"]])
+def test_a_full_disk_under_stdout_ends_in_one_sentence(arguments: list[str]) -> None:
+    command = [sys.executable, "-c", "from rocstar.cli import main; main()", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == exits.FAILED
+    assert done.stderr == "rocstar: the disk is full (while writing); free some space and try again\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about() -> None:
+    code = "from rocstar.cli import main; main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run([sys.executable, "-c", code, "--version"], stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""

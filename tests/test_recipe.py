@@ -1,0 +1,276 @@
+"""Recipes: merging, overrides, and what a person reads when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rocstar.config import Recipe, Stage
+from rocstar.errors import ConfigError
+from rocstar.recipe import dump_resolved, load_recipe, recipe_text, resolved_from_json
+
+PARENT = """\
+[run]
+name = "parent"
+
+[rollout]
+max_turns = 3
+temperature = 0.7
+
+[data]
+families = ["gcd", "fib"]
+
+[[stage]]
+name = "sft"
+kind = "sft"
+steps = 5
+
+[[stage]]
+name = "stage1"
+kind = "rl"
+steps = 10
+[stage.rollout]
+max_response_tokens = 64
+max_turns = 2
+"""
+
+CHILD = """\
+extends = "parent.toml"
+
+[rollout]
+temperature = 1
+max_turns = 6
+
+[data]
+families = ["powmod"]
+
+[[stage]]
+name = "stage1"
+steps = 20
+[stage.rollout]
+max_response_tokens = 80
+
+[[stage]]
+name = "stage2"
+kind = "rl"
+steps = 4
+learning = { learning_rate = 1e-4 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "parent.toml").write_text(PARENT)
+    (tmp_path / "child.toml").write_text(CHILD)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stage(recipe: Recipe, name: str) -> Stage:
+    return next(stage for stage in recipe.stage if stage.name == name)
+
+
+def complaint(path: str | Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    assert load_recipe(tmp_path / "empty.toml") == Recipe()
+
+
+def test_stages_carry_full_copies_of_the_base_and_their_own_keys(folder: Path) -> None:
+    recipe = load_recipe("parent.toml")
+    assert [s.name for s in recipe.stage] == ["sft", "stage1"]
+    assert stage(recipe, "stage1").rollout.temperature == 0.7
+    assert stage(recipe, "stage1").rollout.max_turns == 2
+    assert stage(recipe, "sft").rollout.max_turns == 3
+    assert recipe.rollout.max_response_tokens == 160
+
+
+def test_a_child_overrides_key_by_key_replaces_lists_and_appends_stages(folder: Path) -> None:
+    recipe = load_recipe("child.toml")
+    assert recipe.run.name == "parent"
+    assert recipe.data.families == ["powmod"]
+    assert [s.name for s in recipe.stage] == ["sft", "stage1", "stage2"]
+    stage1 = stage(recipe, "stage1")
+    assert (stage1.kind, stage1.steps, stage1.rollout.max_response_tokens) == ("rl", 20, 80)
+    # The parent's own stage key beats the child's base section.
+    assert (stage1.rollout.max_turns, stage1.rollout.temperature) == (2, 1.0)
+    assert stage(recipe, "stage2").rollout.max_turns == 6
+    assert stage(recipe, "stage2").learning.learning_rate == 1e-4
+
+
+def test_extends_is_relative_to_the_file_and_may_be_a_chain(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "grandchild.toml").write_text('extends = "../child.toml"\nrun.seed = 7\n')
+    recipe = load_recipe("deep/grandchild.toml")
+    assert (recipe.run.seed, recipe.run.name, len(recipe.stage)) == (7, "parent", 3)
+
+
+def test_a_circle_is_refused_with_its_files(folder: Path) -> None:
+    (folder / "a.toml").write_text('extends = "b.toml"')
+    (folder / "b.toml").write_text('extends = "a.toml"')
+    assert re.search(r"a\.toml -> .*b\.toml -> .*a\.toml: .*circle", complaint("a.toml"))
+
+
+def test_an_override_reaches_the_base_and_every_stage(folder: Path) -> None:
+    recipe = load_recipe("parent.toml", ["rollout.max_turns=5", "run.seed=3"])
+    assert recipe.rollout.max_turns == 5
+    assert {s.rollout.max_turns for s in recipe.stage} == {5}
+    assert recipe.run.seed == 3
+
+
+def test_a_stage_override_reaches_one_stage_and_later_ones_win(folder: Path) -> None:
+    recipe = load_recipe(
+        "parent.toml", ["rollout.max_turns=5", "stage.stage1.rollout.max_turns=7", "stage.stage1.steps=1"]
+    )
+    assert stage(recipe, "stage1").rollout.max_turns == 7
+    assert stage(recipe, "stage1").steps == 1
+    assert stage(recipe, "sft").rollout.max_turns == 5
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ('data.train_files=["a.jsonl", "b.csv"]', "data", "train_files", ["a.jsonl", "b.csv"]),
+        ("data.train_files=a.jsonl", "data", "train_files", ["a.jsonl"]),
+        ("data.columns.question=Body", "data", "columns", {"question": "Body", "answer": "answer"}),
+        ("run.name=2024", "run", "name", "2024"),
+        ("run.name=a b = c", "run", "name", "a b = c"),
+        ("run.save_rollouts=false", "run", "save_rollouts", False),
+        ("rollout.temperature=1", "rollout", "temperature", 1.0),
+        ("data.max_problems=none", "data", "max_problems", None),
+        ("resample.method=uniform", "resample", "method", "uniform"),
+        ("model.path=models/x", "model", "path", "models/x"),
+    ],
+)
+def test_override_values_are_toml_else_text(folder: Path, override: str, section: str, key: str, value: object) -> None:
+    assert load_recipe("parent.toml", [override]).model_dump()[section][key] == value
+
+
+def test_one_text_is_a_list_of_one_in_a_file_too(folder: Path) -> None:
+    (folder / "one.toml").write_text('[data]\ntrain_files = "a.jsonl"\n')
+    assert load_recipe("one.toml").data.train_files == ["a.jsonl"]
+
+
+def test_the_resolved_recipe_survives_json(folder: Path) -> None:
+    recipe = load_recipe("child.toml", ["data.max_problems=none"])
+    (folder / "resolved.json").write_text(json.dumps(dump_resolved(recipe)))
+    assert resolved_from_json("resolved.json") == recipe
+
+
+def test_a_resolved_recipe_that_does_not_fit_is_refused(folder: Path) -> None:
+    (folder / "resolved.json").write_text('{"run": {"sed": 1}}')
+    with pytest.raises(ConfigError, match=r"resolved\.json does not fit .*run\.sed"):
+        resolved_from_json("resolved.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolved_from_json("absent.json")
+
+
+def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
+    text = recipe_text("child.toml", ["run.seed=3"])
+    assert text.startswith("# copy of child.toml") and "# override: 'run.seed=3'" in text and CHILD in text
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "parts"),
+    [
+        ("[rollout]\n\nmax_turn = 2\n", 3, ["unknown key rollout.max_turn", "rollout.max_turns"]),
+        ("[rollout]\nkeep = 2\n", 2, ["unknown key rollout.keep", "resample.keep"]),
+        ("[rollouts]\nmax_turns = 2\n", 1, ["unknown key rollouts", "rollout"]),
+        ("[learning]\nzzz = 2\n", 2, ["unknown key learning.zzz", "the keys there are learning_rate, beta1"]),
+        ("[rollout]\nmax_turns = 'two'\n", 2, ["rollout.max_turns = 'two'", "integer"]),
+        ("[rollout]\nmax_turns = 0\n", 2, ["rollout.max_turns = 0", "greater than or equal to 1"]),
+        ("[resample]\nmethod = 'rok'\n", 2, ["resample.method = 'rok'", "did you mean 'roc'"]),
+        ("rollout.max_turns = true\n", 1, ["rollout.max_turns = True", "integer"]),
+        ("[data]\ncolumns = { qestion = 'Body' }\n", 2, ["data.columns.qestion", "data.columns.question"]),
+        ("a = 1\nb = = 2\n", 2, ["not valid TOML"]),
+        ("[[stage]]\nname = 's'\nkind = 'sft'\nstepz = 3\n", 4, ["unknown key stage.s.stepz", "steps"]),
+        ("[[stage]]\nname = 's'\nkind = 'sft'\n", 1, ["stage.s.steps is missing"]),
+        ("[[stage]]\nname='a'\nkind='sft'\nsteps=1\n[[stage]]\nname='b'\nkind='rl'\nsteps=1\n[stage.rollout]\nmax_turns=0\n",
+         10, ["stage.b.rollout.max_turns = 0"]),
+        ("[resample]\nkeep = 4\n[[stage]]\nname='b'\nkind='rl'\nsteps=1\n[stage.rollout]\nattempts_per_problem=2\n",
+         2, ["stage.b: ", "resample.keep 4 needs"]),
+        ("extends = 3\n", 1, ["extends takes one file name"]),
+        ("\nextends = 'parnt.toml'\n", 2, ["parnt.toml", "did you mean parent.toml"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_names_file_line_and_key(folder: Path, body: str, line: int, parts: list[str]) -> None:
+    (folder / "bad.toml").write_text(body)
+    message = complaint("bad.toml")
+    assert message.startswith(f"bad.toml line {line}: ") or message.startswith(f"bad.toml line {line} ")
+    assert all(part in message for part in parts), message
+
+
+def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
+    (folder / "parent.toml").write_text(PARENT.replace("temperature", "temprature"))
+    assert complaint("child.toml").startswith("parent.toml line 6: unknown key rollout.temprature")
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("rollout.max_turn=2", "did you mean rollout.max_turns?"),
+        ("rolout.max_turns=2", "did you mean rollout?"),
+        ("max_turns=2", "did you mean rollout.max_turns?"),
+        ("rollout.max_turns=many", "rollout.max_turns = 'many' should be a valid integer"),
+        ("rollout.max_turns.x=1", "rollout.max_turns = {'x': 1} should be a valid integer"),
+        ("rollout.max_turns", "not of the form section.key=value"),
+        (".max_turns=2", "not of the form section.key=value"),
+        ("stage.stage1=2", "stage.NAME.key=value"),
+        ("stage.stag1.steps=2", "did you mean stage1?"),
+        ("stage.stage1.step=2", "unknown key stage.stage1.step; did you mean steps?"),
+        ("rollout.attempts_per_problem=8", "raise rollout.attempts_per_problem"),
+        ("extends=x.toml", "unknown key extends"),
+    ],
+)
+def test_a_mistake_in_an_override_names_the_override(folder: Path, override: str, part: str) -> None:
+    message = complaint("parent.toml", "run.seed=1", override)
+    assert message.startswith(f"override {override!r}") and part in message, message
+
+
+def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:
+    assert complaint("parnt") == "there is no recipe parnt; did you mean parent.toml?"
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "quickstart.toml").write_text("")
+    assert "did you mean recipes/quickstart.toml?" in complaint("quickstart.tml")
+    assert "give the path of a TOML recipe" in complaint("zzzzzz/qqqqq.toml")
+
+
+def test_a_folder_or_bytes_instead_of_a_recipe_end_in_a_sentence(folder: Path) -> None:
+    assert "cannot be read" in complaint(folder)
+    (folder / "latin.toml").write_bytes(b"# caf\xe9\n")
+    assert "not UTF-8" in complaint("latin.toml")
+
+
+def test_stages_need_brackets_and_names_of_their_own(folder: Path) -> None:
+    for body, part in [
+        ("[stage]\nname = 'a'\n", "[[stage]]"),
+        ("[[stage]]\nkind = 'sft'\n", "number 1 has no name"),
+        ("[[stage]]\nname = 'a'\n[[stage]]\nname = 'a'\n", "number 2 is called 'a' like another"),
+    ]:
+        (folder / "bad.toml").write_text(body)
+        assert part in complaint("bad.toml")
+
+
+def test_the_recipes_of_the_page_load(folder: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text()
+    base, child = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (folder / "base.toml").write_text(base)
+    (folder / "child.toml").write_text(child)
+    recipe = load_recipe("child.toml")
+    assert [(s.name, s.steps) for s in recipe.stage] == [
+        ("cold_start", 450),
+        ("stage1", 20),
+        ("stage2", 40),
+        ("stage3", 10),
+    ]
+    assert all(f"| `{section}` |" in page for section in Recipe.model_fields if section != "stage")

@@ -1,0 +1,135 @@
+"""What a person sees while a run goes on and when it is over."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.screen import STEP_LINE, Screen, share, small, step_line, transcript
+
+METRICS = {
+    "reward/mean": 0.413,
+    "pass/mean": 0.41,
+    "roc/kept": 96.0,
+    "roc/attempts": 192.0,
+    "tool/calls": 1.2,
+    "tool/error_rate": 0.09,
+    "len/tokens": 23.0,
+    "len/truncated": 0.03,
+    "policy/entropy": 0.41,
+    "policy/logprob_gap": 1e-6,
+    "cpu/trainer": 1.9,
+    "cpu/sandbox": 0.6,
+    "something/else": 3.0,
+}
+LINE = (
+    "stage1 step 12/20  reward .413  right .41  kept 96/192  calls 1.2 err 9%  tokens 23 cut 3%  entropy .41  gap 1e-6"
+    "  trainer 1.9s sandbox 0.6s"
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def screens(progress: io.StringIO | None = None) -> tuple[Screen, io.StringIO, io.StringIO]:
+    progress, results = progress or io.StringIO(), io.StringIO()
+    return Screen(progress=progress, results=results), progress, results
+
+
+def test_the_step_line_has_its_fixed_order() -> None:
+    assert step_line("stage1", 12, 20, METRICS) == LINE
+    assert step_line("stage1", 12, 20, dict(reversed(METRICS.items()))) == LINE
+
+
+def test_the_page_explains_every_metric_of_the_step_line() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "run-folder.md").read_text()
+    assert [metric for _, metric, _ in STEP_LINE if f"`{metric}`" not in page] == []
+
+
+def test_a_metric_that_a_step_does_not_have_is_left_out() -> None:
+    assert step_line("cold", 1, 9, {"loss": 1.25, "reward/mean": None}) == "cold step 1/9  loss 1.250"
+
+
+def test_numbers_are_short_and_never_wrong() -> None:
+    assert [share(value) for value in (0.41, 10.05, -0.5, 1.0, 0.0)] == [".41", "10.05", "-.50", "1.00", ".00"]
+    assert [small(value) for value in (1e-6, 0.0, 0.25)] == ["1e-6", "0", "2e-1"]
+
+
+def test_elsewhere_than_on_a_terminal_each_step_is_a_plain_line() -> None:
+    screen, progress, results = screens()
+    with screen:
+        screen.stage("stage1", "reinforcement learning, 20 steps")
+        screen.step("stage1", 12, 20, METRICS)
+        screen.note("saved")
+    assert progress.getvalue() == f"stage1: reinforcement learning, 20 steps\n{LINE}\nsaved\n"
+    assert results.getvalue() == ""
+
+
+def test_a_terminal_shows_a_live_line_that_stays_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    screen, progress, _ = screens(Terminal())
+    screen.step("stage1", 11, 12, METRICS)
+    screen.note("a note")
+    screen.step("stage1", 12, 12, METRICS)
+    screen.close()
+    text = progress.getvalue()
+    assert "\x1b[" in text and "a note" in text and "step 12/12" in text
+
+
+def test_ci_gets_plain_lines_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    screen, progress, _ = screens(Terminal())
+    screen.step("stage1", 12, 20, METRICS)
+    assert progress.getvalue() == LINE + "\n"
+
+
+def figure(value: float) -> dict[str, Any]:
+    return {"value": value, "interval": [value - 0.05, value + 0.02], "n": 400}
+
+
+def test_the_last_table_shows_before_after_intervals_seconds_and_a_transcript() -> None:
+    screen, _, results = screens()
+    summary = {
+        "accuracy_before": figure(0.3),
+        "accuracy_after": figure(0.97),
+        "greedy_before": None,
+        "greedy_after": figure(0.98),
+        "tool_error_share_in_correct_before": 0.47,
+        "tool_error_share_in_correct_after": 0.05,
+        "no_tool_share_after": 0.01,
+        "tokens_before": 24.2,
+        "tokens_after": 23.0,
+        "cpu_seconds": {"sft": 60.0, "stage1": 30.5},
+    }
+    before = {"question": "gcd of 4 and 6?", "text": "The answer is [bold]\\boxed{3}.", "verdict": "wrong"}
+    screen.summary({"name": "tiny", "summary": summary, "transcripts": {"before": before, "after": None}})
+    text = results.getvalue()
+    for part in (
+        "30.0% (25.0 to 32.0)",
+        "97.0% (92.0 to 99.0)",
+        "98.0% (93.0 to 100.0)",
+        "47.0%",
+        "23.0",
+        "sft 60.0  stage1 30.5  (total 90.5)",
+        "gcd of 4 and 6?\nThe answer is [bold]\\boxed{3}.\n[wrong]",
+    ):
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_run_without_any_evaluation_still_has_a_table() -> None:
+    screen, _, results = screens()
+    screen.summary({"name": "tiny", "summary": {"cpu_seconds": {}}, "transcripts": {}})
+    assert "right answers, sampled" in results.getvalue()
+
+
+def test_long_transcripts_are_cut_in_the_middle() -> None:
+    text = transcript("\n".join(str(number) for number in range(100)))
+    assert text.startswith("0\n1\n") and text.endswith("\n99") and "... 86 lines ..." in text
