@@ -72,11 +72,31 @@ class DataSection(Section):
     redraws: int = Field(default=24, ge=0)
     """word_problems: how many times each problem's numbers are drawn again."""
     holdout: int = Field(default=0, ge=0)
-    """word_problems: training questions held out as a development set."""
+    """word_problems: training questions set aside; without test_files they are the held-out problems."""
+    program: Literal["inline", "bound", "unordered"] = "inline"
+    """word_problems: print(18-4); n0=18;n1=4 on a line and then print(n0-n1); or print(abs(18-4))."""
+    answer_share: float = Field(default=0.25, ge=0, le=1)
+    """word_problems: share of demonstrations that go on to the answer turn."""
+    ask_twice: bool = False
+    """word_problems: put the last sentence of each question first as well; also in held-out problems."""
+    oversample: int = Field(default=1, ge=1)
+    """word_problems: how many times rows of two or more operators are shown for each time the others are."""
+    wordings: int = Field(default=1, ge=1)
+    """word_problems: different wordings made of each row; only of use with a share below."""
+    rename_share: float = Field(default=0.0, ge=0, le=1)
+    """word_problems: chance that a thing that is counted gets another name."""
+    decoy_share: float = Field(default=0.0, ge=0, le=1)
+    """word_problems: chance of a sentence that counts something nobody asks about."""
+    shuffle_share: float = Field(default=0.0, ge=0, le=1)
+    """word_problems: chance that the sentences before the question change places."""
+    distractor_share: float = Field(default=0.0, ge=0, le=1)
+    """word_problems: chance of a sentence from another question."""
+    swap_share: float = Field(default=0.0, ge=0, le=1)
+    """word_problems: chance, for each + and *, that its operands change places in the program."""
     drop_solved_attempts: int | None = Field(default=None, ge=1)
     """Stage 3: attempts by the current policy; problems it solves every time are left out. None: keep all."""
     pool: int = Field(default=2400, ge=1)
-    """arithmetic: number of training problems drawn once for RL."""
+    """arithmetic, word_problems: number of training problems drawn once for RL."""
 
 
 class SftSection(Section):
@@ -180,7 +200,6 @@ class EvaluateSection(Section):
     """Also one greedy attempt per problem."""
     verifier: Literal["boxed", "boxed_strict", "tool_output"] = "boxed"
     """boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output: the last tool result."""
-
 
 
 class Stage(Section):

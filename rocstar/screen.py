@@ -171,7 +171,7 @@ def seconds(value: float) -> str:
 STEP_LINE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("  loss {}", "loss", score),
     ("  reward {}", "reward/mean", score),
-    ("  right {}", "pass/mean", share),
+    ("  solved {}", "pass/mean", share),
     ("  kept {}", "roc/kept", whole),
     ("/{}", "roc/attempts", whole),
     ("  calls {}", "tool/calls", plain_number),

@@ -60,6 +60,7 @@ async def train(
 
     torch.set_num_threads(recipe.run.threads)
     meter = Meter(sandbox)
+    recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     task = task_of(recipe, recipe.data)
     found = latest(folder) if resume else None
     progress, checkpoint = found or (Progress(), None)
@@ -122,8 +123,9 @@ class Run:
     saved_at: float = 0.0
 
     async def all_stages(self) -> None:
+        complete = self.progress.stage + self.progress.stage_complete
         for number, stage in enumerate(self.recipe.stage):
-            if number < self.progress.stage:
+            if number < complete:
                 continue
             if stage.kind == "rl" and not self._rl_before(number):
                 await self.evaluate("before", stage)
@@ -139,7 +141,7 @@ class Run:
         return under_way or any(stage.kind == "rl" for stage in self.recipe.stage[:number])
 
     def _enter(self, number: int, stage: Stage) -> None:
-        if self.progress.stage != number or self.progress.stage_complete:
+        if self.progress.stage != number:
             self.progress = Progress(
                 stage=number, step=self.progress.step, policy_version=self.workshop.policy.version
             )

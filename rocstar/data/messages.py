@@ -1,7 +1,8 @@
 """Demonstrations from OpenAI-style messages: JSONL, one conversation a line under the key `messages`.
 
     {"messages": [{"role": "user", "content": "..."},
-                  {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "python", "arguments": {...}}}]},
+                  {"role": "assistant", "content": "",
+                   "tool_calls": [{"function": {"name": "python", "arguments": {"code": "print(3 * 4)"}}}]},
                   {"role": "tool", "content": "12"},
                   {"role": "assistant", "content": "<answer>\\boxed{12}</answer>"}]}
 
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rocstar.dialogue.calls import render_call
+from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import DataError
 from rocstar.types import Demonstration, DemoTurn, Problem, Status, ToolResult, problem_id
 
@@ -35,8 +37,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _json(line, f"{path}:{number}")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _json(line: str, place: str) -> Any:
@@ -60,6 +62,13 @@ def _demonstration(row: Any, place: str, tool_name: str) -> Demonstration:
             turns.append(DemoTurn(text=_assistant(message, place, tool_name)))
     if turns[-1].results:
         raise DataError(f"{place} field messages: the last message must be the assistant's")
+    for turn in turns:
+        calls = len(parse_calls(turn.text))
+        if calls != len(turn.results):
+            raise DataError(
+                f"{place} field messages: an assistant message with {calls} tool calls is followed by "
+                f"{len(turn.results)} tool messages; give each call its own"
+            )
     problem = Problem(id=problem_id(question), question=question, answer="", source=place.rsplit(":", 1)[0])
     return Demonstration(problem=problem, turns=tuple(turns))
 
@@ -72,6 +81,8 @@ def _content(message: Any, place: str, role: str) -> str:
 
 def _assistant(message: Any, place: str, tool_name: str) -> str:
     calls = message.get("tool_calls") or [] if isinstance(message, Mapping) else []
+    if not isinstance(calls, list):
+        raise DataError(f"{place} field tool_calls: expected a list")
     if calls and message.get("content") is None:
         message = {**message, "content": ""}
     text = _content(message, place, "assistant")

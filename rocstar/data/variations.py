@@ -113,7 +113,7 @@ def with_distractor(row: WordProblem, donor: WordProblem, rng: random.Random) ->
     own = len(row.numbers)
     shifted = MASK.sub(lambda mask: f"number{own + int(mask[1])}", extra)
     *story, question = _sentences(row.template)
-    return _renumbered(
+    return renumbered(
         replace(row, template=" . ".join((*story, shifted, question)), numbers=row.numbers + donor.numbers)
     )
 
@@ -134,7 +134,7 @@ def _sentences(template: str) -> list[str]:
     return template.split(" . ")
 
 
-def _renumbered(row: WordProblem) -> WordProblem:
+def renumbered(row: WordProblem) -> WordProblem:
     """Slots numbered by order of appearance; numbers no mask refers to are left out."""
     order = list(dict.fromkeys(int(mask[1]) for mask in MASK.finditer(row.template)))
     new_index = {old: new for new, old in enumerate(order)}

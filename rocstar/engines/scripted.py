@@ -14,8 +14,9 @@ class ScriptedEngine:
     """Continues every session with the next of its replies.
 
     `replies` are texts; a session reads one list, chosen by its seed-independent name: `scripts(session_id)` or the
-    same list for all. Each reply is encoded, followed by the first stop token, and cut at max_new_tokens. Logprobs
-    are small negative numbers that follow from the seed, so that they are recognisable. A session that asks for more
+    same list for all. Each reply is encoded, ends at its first stop token (one is put after a reply that has none) and
+    is cut at max_new_tokens. Logprobs are small negative numbers that follow from the seed, so that they are
+    recognisable. A session that asks for more
     than its script holds gets EngineUnavailable."""
 
     def __init__(self, codec: TextCodec, replies: Sequence[str] | Callable[[str], Sequence[str]]) -> None:
@@ -35,9 +36,11 @@ class ScriptedEngine:
             raise EngineUnavailable(f"the script of session {session_id} ends after {len(script)} replies")
         self._taken[session_id] = turn + 1
         self.seen.setdefault(session_id, []).append(tuple(token_ids))
-        ids = self._codec.encode(script[turn]) + list(sampling.stop_token_ids[:1])
-        kept = ids[: sampling.max_new_tokens]
-        finish = Finish.STOP if len(kept) == len(ids) and sampling.stop_token_ids else Finish.LENGTH
+        stops = sampling.stop_token_ids
+        ids = [*self._codec.encode(script[turn]), *stops[:1]]
+        end = next((place for place, token in enumerate(ids) if token in stops), len(ids)) + 1
+        kept = ids[: min(end, sampling.max_new_tokens)]
+        finish = Finish.STOP if kept and kept[-1] in stops else Finish.LENGTH
         base = seed_for(sampling.seed, request_id) % 1000 / 1e6
         return Completion(
             token_ids=tuple(kept),

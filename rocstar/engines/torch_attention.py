@@ -5,7 +5,8 @@ projects and rotates, hands new keys and values to `SlotCache.update`, and calls
 
 Grouped heads are folded into the query axis, so keys are never repeated. Every row's result is independent of the
 other rows in the batch, bit for bit on CPU (tests/engines/test_invariance.py): matrix products there keep one
-summation order from four rows up, and masked positions add exact zeros.
+summation order from MIN_QUERIES rows up and to PIECE terms a sum, and masked positions add exact zeros. This holds
+for models whose head and MLP widths are multiples of 32; element-wise kernels treat what is left over apart.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from transformers import AttentionInterface
 from rocstar.errors import ConfigError
 
 NAME = "rocstar"
+MIN_QUERIES = 4  # rows; CPU matrix products take another summation order below it
+PIECE = 128  # positions summed in one product; longer sums are blocked by their length, which depends on neighbours
 
 
 def attend(
@@ -36,18 +39,37 @@ def attend(
     rows, heads, steps, width = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
-    folded = query.reshape(rows, kv_heads, groups * steps, width)
-    scores = torch.matmul(folded, key.transpose(2, 3)).mul_(scaling).view(rows, kv_heads, groups, steps, -1)
+    count = groups * steps
+    folded = _at_least(MIN_QUERIES, query.reshape(rows, kv_heads, count, width))
+    scores = torch.matmul(folded, key.transpose(2, 3))[:, :, :count].mul_(scaling)
+    scores = scores.view(rows, kv_heads, groups, steps, -1)
     if attention_mask is not None:
         scores = scores + attention_mask.unsqueeze(1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    mixed = torch.matmul(weights.view(rows, kv_heads, groups * steps, -1), value)
-    return mixed.view(rows, heads, steps, width).transpose(1, 2).contiguous(), None
+    mixed = _mix(_at_least(MIN_QUERIES, weights.reshape(rows, kv_heads, count, -1)), value)[:, :, :count]
+    return mixed.reshape(rows, heads, steps, width).transpose(1, 2).contiguous(), None
+
+
+def _at_least(count: int, queries: torch.Tensor) -> torch.Tensor:
+    """[B, K, Q, D] with rows of zeros added where Q is below `count`."""
+    lacking = count - queries.shape[2]
+    return torch.nn.functional.pad(queries, (0, 0, 0, lacking)) if lacking > 0 else queries
+
+
+def _mix(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """weights [B, K, Q, L] times value [B, K, L, D], PIECE positions at a time."""
+    pieces = zip(torch.split(weights, PIECE, 3), torch.split(value, PIECE, 2), strict=True)
+    first, *others = (torch.matmul(w, v) for w, v in pieces)
+    for other in others:
+        first += other
+    return first
 
 
 def use_slot_attention(model: Any) -> None:
     """Make `model` attend through `attend`. Raises ConfigError for models whose layers do not all attend fully."""
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
     if kinds != {"full_attention"}:
         raise ConfigError(
             f"the torch engine runs models with full attention in every layer, this one has {sorted(kinds)}; "

@@ -122,19 +122,21 @@ class SlotDecoder:
     def forget_all(self) -> None:
         """Drop every cached key and value (new weights); active rows feed their tokens again."""
         self._columns.cached[:] = 0
+        for row in self._openings.values():
+            row.opening = ()
         self._openings.clear()
 
     # -- entering and leaving -----------------------------------------------------------------------------------
 
-    def admit(self, waiting: list[Work]) -> list[Work]:
-        """Start as many of `waiting` as fit, in order; returns the rest."""
+    def admit(self, waiting: Sequence[Work]) -> int:
+        """Start as many of `waiting` as fit, in order; returns how many that were."""
         started = 0
         for work in waiting:
             if not self._place(work):
                 break
             started += 1
         self._prefill()
-        return waiting[started:]
+        return started
 
     def close_session(self, session_id: str) -> Work | None:
         """Free a session's row; returns its request if one was still running."""
@@ -177,7 +179,8 @@ class SlotDecoder:
             self._sessions[work.session_id] = row
             self._columns.known[index] = self._columns.cached[index] = 0
         index = self._rows.index(row)
-        self._columns_for(index, work)
+        if not self._columns_for(index, work):
+            self._forget_opening(row)
         row.work, row.last_used, row.first_version = work, self._clock, self.version
         self._swap(index, self._active)
         self._active += 1
@@ -197,7 +200,8 @@ class SlotDecoder:
             self._free(evicted)
         return oldest
 
-    def _columns_for(self, index: int, work: Work) -> None:
+    def _columns_for(self, index: int, work: Work) -> bool:
+        """Fill in the row's numbers; whether the request extends what the row already holds."""
         columns, sampling, count = self._columns, work.sampling, len(work.token_ids)
         known = int(columns.known[index])
         extends = known <= count and tuple(columns.ids[index, :known]) == work.token_ids[:known]
@@ -212,12 +216,17 @@ class SlotDecoder:
         columns.top_ks[index] = sampling.top_k
         columns.stops[index] = -1
         columns.stops[index, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+        return extends
 
     def _free(self, row: _Row) -> None:
         index = self._rows.index(row)
         self._rows[index] = None
-        if row.opening and self._openings.get(row.opening) is row:
+        self._forget_opening(row)
+
+    def _forget_opening(self, row: _Row) -> None:
+        if row.opening:
             del self._openings[row.opening]
+            row.opening = ()
 
     def _swap(self, a: int, b: int) -> None:
         if a == b:
@@ -250,12 +259,13 @@ class SlotDecoder:
             assert row is not None
             opening = tuple(columns.ids[index, : columns.known[index] - 1].tolist())
             donor = self._openings.get(opening)
-            if donor is None:
+            if donor is not None:
+                copies.setdefault(self._rows.index(donor), []).append(index)
+                continue
+            fresh.append(index)
+            if not row.opening:
                 row.opening = opening
                 self._openings[opening] = row
-                fresh.append(index)
-            elif donor is not row:
-                copies.setdefault(self._rows.index(donor), []).append(index)
         for indices in self._prefill_batches(fresh):
             self._prefill_rows(indices)
         for source, targets in copies.items():
@@ -264,7 +274,8 @@ class SlotDecoder:
             columns.cached[targets] = length
 
     def _prefill_batches(self, indices: list[int]) -> list[list[int]]:
-        columns, batches, longest = self._columns, [], 0
+        columns = self._columns
+        batches: list[list[int]] = []
         for index in sorted(indices, key=lambda i: columns.known[i] - columns.cached[i]):
             longest = int(columns.known[index] - columns.cached[index])
             if not batches or (len(batches[-1]) + 1) * longest > PREFILL_TOKENS:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rocstar.engines.torch_attention import use_slot_attention
@@ -67,20 +68,8 @@ class TorchEngine:
         )
 
     async def load_weights(self, weights: Weights) -> None:
-        """Read model.safetensors of a Hugging Face folder into the model in place."""
-        try:
-            tensors = load_file(f"{weights.folder}/model.safetensors", device=str(self._model.device))
-        except (OSError, ValueError) as error:
-            raise EngineUnavailable(f"weights {weights.version} could not be read from {weights.folder}: {error}") from error
-        missing, unexpected = self._model.load_state_dict(tensors, strict=False)
-        tied = set(getattr(self._model, "_tied_weights_keys", None) or ())
-        if unexpected or set(missing) - tied:
-            raise EngineUnavailable(
-                f"weights in {weights.folder} do not fit the model: missing {sorted(set(missing) - tied)[:3]}, "
-                f"unexpected {unexpected[:3]}"
-            )
-        self._decoder.forget_all()
-        self._decoder.version = weights.version
+        """Read model.safetensors of a Hugging Face folder into the model in place, between two decode steps."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._take, weights)
 
     async def abort(self, request_id: str) -> None:
         self._aborting.append(request_id)
@@ -106,8 +95,30 @@ class TorchEngine:
                 f"a request of {len(token_ids)} tokens cannot run on an engine of {self._decoder.positions} positions; "
                 "raise model.max_positions or shorten the prompt"
             )
+        if sampling.max_new_tokens < 1:
+            raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
         if len(sampling.stop_token_ids) > MAX_STOPS:
             raise ConfigError(f"at most {MAX_STOPS} stop tokens, got {len(sampling.stop_token_ids)}")
+
+    def _take(self, weights: Weights) -> None:
+        try:
+            tensors = load_file(f"{weights.folder}/model.safetensors", device=str(self._model.device))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise EngineUnavailable(
+                f"weights {weights.version} could not be read from {weights.folder}: {error}"
+            ) from error
+        own = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
+        tied = set(self._model._tied_weights_keys or ()) if self._model.config.tie_word_embeddings else set()
+        given = {name: tensor.shape for name, tensor in tensors.items()}
+        misfits = sorted(name for name in (own.keys() - tied) | given.keys() if own.get(name) != given.get(name))
+        if misfits:
+            raise EngineUnavailable(
+                f"weights in {weights.folder} do not fit the model: {len(misfits)} tensors are missing, unknown or of "
+                f"another shape, such as {misfits[0]}"
+            )
+        self._model.load_state_dict(tensors, strict=False)
+        self._decoder.forget_all()
+        self._decoder.version = weights.version
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done():
@@ -121,17 +132,18 @@ class TorchEngine:
             try:
                 self._leave()
                 finished = await loop.run_in_executor(self._thread, self._advance)
-            except (RuntimeError, torch.OutOfMemoryError) as error:
+            except RuntimeError as error:
                 self._fail_all(EngineUnavailable(f"decoding failed: {error}"))
+                return
+            except Exception as error:  # a bug of ours: whoever waits must hear of it, or waits for ever
+                self._fail_all(error)
                 return
             for work, completion in finished:
                 _resolve(work, completion)
 
     def _advance(self) -> list[tuple[Work, Completion]]:
-        taken, self._waiting = self._waiting, []
         with torch.inference_mode():
-            left = self._decoder.admit(taken)
-        self._waiting = left + self._waiting
+            del self._waiting[: self._decoder.admit(tuple(self._waiting))]
         return self._decoder.step()
 
     def _leave(self) -> None:
@@ -149,7 +161,7 @@ class TorchEngine:
                 _resolve(work_or_none, _nothing(self._decoder.version))
         self._closing.clear()
 
-    def _fail_all(self, error: EngineUnavailable) -> None:
+    def _fail_all(self, error: Exception) -> None:
         works = self._waiting + self._decoder.drop_everything()
         self._waiting = []
         for work in works:

@@ -21,7 +21,7 @@ def uniforms(seeds: Ints, counters: Ints) -> Floats:
         state = (state ^ (state >> np.uint64(30))) * _MIX_1
         state = (state ^ (state >> np.uint64(27))) * _MIX_2
         state = state ^ (state >> np.uint64(31))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((state >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def draw(
@@ -35,8 +35,10 @@ def draw(
     greedy = torch.from_numpy(temperatures == 0).to(logits_NV.device)
     divisor = torch.from_numpy(np.where(temperatures == 0, 1.0, temperatures)).to(logits_NV)
     logprobs = torch.log_softmax(logits_NV.float() / divisor.unsqueeze(1), dim=-1)
-    if (top_ps < 1).any() or (top_ks > 0).any():
-        logprobs = torch.where(greedy.unsqueeze(1), logprobs, _truncate(logprobs, top_ps, top_ks))
+    cut = (temperatures > 0) & ((top_ps < 1) | (top_ks > 0))
+    if cut.any():  # only the rows that ask for it: a row must not notice its neighbours' settings
+        rows = torch.from_numpy(cut).to(logprobs.device).unsqueeze(1)
+        logprobs = torch.where(rows, _truncate(logprobs, top_ps, top_ks), logprobs)
     cumulative = logprobs.double().exp().cumsum(-1)
     target = torch.from_numpy(noise).to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=logits_NV.shape[1] - 1)
@@ -53,6 +55,6 @@ def _truncate(logprobs_NV: torch.Tensor, top_ps: Floats, top_ks: Ints) -> torch.
     ordered = ordered.masked_fill(ranks >= ks, -torch.inf)
     ordered = torch.log_softmax(ordered, dim=-1)
     mass_before = ordered.exp().cumsum(-1) - ordered.exp()
-    ps = torch.from_numpy(top_ps).to(ordered).unsqueeze(1)
+    ps = torch.from_numpy(np.where(top_ps < 1, top_ps, np.inf)).to(ordered).unsqueeze(1)
     ordered = torch.log_softmax(ordered.masked_fill((mass_before >= ps) & (ranks > 0), -torch.inf), dim=-1)
     return torch.empty_like(ordered).scatter_(1, order, ordered)

@@ -4,7 +4,7 @@ The result is one JSON-able object; `samples.parquet` beside it has every attemp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,19 @@ async def evaluate_policy(
     codec = roller.conversation.codec
     result = _result(sampled, greedy, protocol, codec)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, groups in (("samples", sampled), ("greedy", greedy)):
-            if groups:
-                write_attempts(folder / f"{name}.parquet", step, _records(groups), codec.decode)
-        write_json(folder / "result.json", result)
+        _write(folder, step, {"samples": sampled, "greedy": greedy}, result, codec)
     return result
+
+
+def _write(
+    folder: Path, step: int, groups: Mapping[str, Sequence[Group]], result: Mapping[str, Any], codec: TextCodec
+) -> None:
+    """result.json last: it is what makes the evaluation a finished one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, some in groups.items():
+        if some:
+            write_attempts(folder / f"{name}.parquet", step, _records(some), codec.decode)
+    write_json(folder / "result.json", result)
 
 
 def figure(estimate: Estimate) -> dict[str, Any]:
@@ -69,19 +76,17 @@ def figure(estimate: Estimate) -> dict[str, Any]:
 
 def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str, Any]:
     """One attempt as a person reads it."""
-    parts = [part for turn in attempt.turns for part in (codec.decode(turn.completion.token_ids), codec.decode(turn.reply_ids))]
+    pieces = [ids for turn in attempt.turns for ids in (turn.completion.token_ids, turn.reply_ids)]
     return {
         "problem_id": group.problem.id,
         "question": group.problem.question,
         "gold": group.problem.answer,
-        "text": "".join(parts).strip(),
+        "text": "".join(map(codec.decode, pieces)).strip(),
         "verdict": str(attempt.outcome.verdict) if attempt.outcome else None,
     }
 
 
-def _result(
-    sampled: Sequence[Group], greedy: Sequence[Group], protocol: Protocol, codec: TextCodec
-) -> dict[str, Any]:
+def _result(sampled: Sequence[Group], greedy: Sequence[Group], protocol: Protocol, codec: TextCodec) -> dict[str, Any]:
     summary = _summary(sampled, protocol.attempts)
     shown = greedy or sampled
     return {

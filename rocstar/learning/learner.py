@@ -107,8 +107,12 @@ class GrpoLearner:
         torch.save(state, folder / "learner.pt")
 
     def restore(self, folder: Path) -> None:
+        """Raises OSError. Moments and the step count go on; the numbers of the update stay this learner's own."""
         state = torch.load(folder / "learner.pt", weights_only=True)
+        settings = self._settings
         self._optimizer.load_state_dict(state["optimizer"])
+        for group in self._optimizer.param_groups:
+            group.update(betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay)
         self._updates = state["updates"]
         if self._reference is not None and "reference" in state:
             self._reference.load_state_dict(state["reference"])
@@ -137,7 +141,7 @@ class GrpoLearner:
             total = total + settings.kl_coefficient * kl
         if settings.entropy_coefficient:
             total = total - settings.entropy_coefficient * (entropies * micro.mask_NT).sum()
-        (total / tokens).backward()
+        (total / tokens).backward()  # type: ignore[no-untyped-call]
         return {
             "loss": total.item() / tokens,
             "clip_share": loss.clipped.item() / tokens,

@@ -11,9 +11,7 @@ import torch
 CHUNK_ELEMENTS = 2**24  # logits looked at in fp32 at once: 64 MiB
 
 
-def token_logprobs(
-    model: Any, ids_NT: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def token_logprobs(model: Any, ids_NT: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """log p(ids[:, t] | ids[:, :t]) and the entropy of that distribution, natural log, after `temperature`.
 
     ids_NT is right-padded, so causal attention alone keeps padding away from real tokens. Both results are

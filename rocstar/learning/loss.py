@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; stops one mismatched token from making the loss infinite
+MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Rows to padded tensors: sorted by length and cut into micro-batches under a token budget.
 
     rows    A A A A | B B | C C C       budget 6 padded tokens, longest last
-    packed  [B B]  [C C C]  [A A A A]
+    packed  [B B 0]  [A A A A]
+            [C C C]
 
 Sorting happens only inside one optimizer step, so no step sees one kind of behaviour only. Row order inside a step
 does not change its gradient except for rounding."""

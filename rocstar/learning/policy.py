@@ -101,7 +101,7 @@ class Policy:
     def save_weights(self, folder: Path) -> None:
         """model.safetensors only, tied weights once; renamed into place."""
         folder.mkdir(parents=True, exist_ok=True)
-        tied = set(getattr(self.model, "_tied_weights_keys", None) or ()) if self.model.config.tie_word_embeddings else ()
+        tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
         tensors = {k: v.detach().contiguous() for k, v in self.model.state_dict().items() if k not in tied}
         partial = folder / "model.safetensors.new"
         save_file(tensors, partial, metadata={"format": "pt"})

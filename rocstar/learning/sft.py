@@ -62,7 +62,7 @@ class SftLearner:
         with residual_dropout(model, settings.dropout):
             for micro in micros:
                 losses = next_token_losses(model, micro.ids_NT)
-                ((losses * self._weights(micro.mask_NT, micro.real_NT)).sum() / weight).backward()
+                ((losses * self._weights(micro.mask_NT, micro.real_NT)).sum() / weight).backward()  # type: ignore[no-untyped-call]
                 assistant_loss += float((losses.detach() * micro.mask_NT).sum())
         norm = self._step()
         return {"loss": assistant_loss / max(assistant_tokens, 1.0), "grad_norm": norm}

@@ -47,11 +47,16 @@ class Roller:
                 done(trajectory)
             return trajectory
 
-        async with asyncio.TaskGroup() as tasks:
-            drawn = [[tasks.create_task(one(p, index)) for index in range(attempts)] for p in problems]
+        tasks = [asyncio.create_task(one(p, index)) for p in problems for index in range(attempts)]
+        try:
+            drawn = await asyncio.gather(*tasks)  # not a TaskGroup: the caller wants the plain exception
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return [
-            Group(problem=problem, trajectories=tuple(task.result() for task in row))
-            for problem, row in zip(problems, drawn, strict=True)
+            Group(problem=problem, trajectories=tuple(drawn[place * attempts : (place + 1) * attempts]))
+            for place, problem in enumerate(problems)
         ]
 
     async def _attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
@@ -70,4 +75,3 @@ class Roller:
             return replace(trajectory, outcome=await self.verifier.verify(problem, trajectory))
         except VerifierUnavailable as error:
             return replace(trajectory, stop=Stop.ENVIRONMENT_FAILED, fault=f"VerifierUnavailable: {error}")
-

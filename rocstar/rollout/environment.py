@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocstar.dialogue.calls import parse_calls
 from rocstar.dialogue.template import Template
@@ -47,7 +47,10 @@ class Conversation:
 
 
 class ToolEnvironment:
-    """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs."""
+    """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs.
+
+    A problem may come with lines of Python that are taken as given (metadata `given`, such as `n0=18;n1=4`). They are
+    put in front of each program that is run; the call that is recorded stays what the model wrote."""
 
     def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
         self._problem = problem
@@ -89,7 +92,12 @@ class ToolEnvironment:
 
     async def _run_all(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         most = self._limits.max_parallel_calls
-        ran = await asyncio.gather(*(self._run(call) for call in calls[:most]))
+        running = [asyncio.ensure_future(self._run(call)) for call in calls[:most]]
+        try:
+            ran = await asyncio.gather(*running)
+        finally:  # when one of them raised, the others have nobody left to answer
+            for task in running:
+                task.cancel()
         excess = (_refuse(call, f"only {most} tool calls are run in one turn") for call in calls[most:])
         return (*ran, *excess)
 
@@ -102,12 +110,18 @@ class ToolEnvironment:
             return _refuse(call, f"there is no tool named {call.tool!r}; the tools are: {names}")
         for attempt in range(TRIES):
             try:
-                return await tool.run(call, seed=seed_for(self._seed, call.id))
+                return await tool.run(self._with_given(call), seed=seed_for(self._seed, call.id))
             except SandboxUnavailable:
                 if attempt + 1 == TRIES:
                     raise
                 await asyncio.sleep(RETRY_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
+
+    def _with_given(self, call: ToolCall) -> ToolCall:
+        given, code = self._problem.metadata.get("given", ""), call.arguments.get("code")
+        if not given or not isinstance(code, str):
+            return call
+        return replace(call, arguments={**call.arguments, "code": f"{given}{code}"})
 
 
 def _refuse(call: ToolCall, reason: str) -> ToolResult:

@@ -29,9 +29,7 @@ async def run_episode(
     stop, fault, tool_seconds = None, None, 0.0
     try:
         while stop is None:
-            request = replace(
-                sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, len(turns))
-            )
+            request = replace(sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, len(turns)))
             completion = await _complete(engine, ids, request, session_id, len(turns))
             asked = time.monotonic()
             turns.append(Turn(completion=completion))

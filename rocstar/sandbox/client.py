@@ -8,37 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
-import socket
+import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rocstar.sandbox import wire
+from rocstar.sandbox import launcher, wire
 from rocstar.sandbox.wire import HostInfo, Isolation, Limits, Request, Response, SandboxDown, ServiceOutcome
 
 START_SECONDS = 120.0  # preloading can be slow on a cold, shared file system
 CLOSE_SECONDS = 5.0
+GRACE_SECONDS = 5.0  # a slot that has not answered so long after the deadline is stuck itself
 MAX_ATTEMPTS = 2
-ROOT = str(Path(__file__).resolve().parents[2])
-# The host must run this very package, wherever it lies, without our folder staying ahead of the standard library.
-BOOT = "import sys; sys.path.insert(0, {root!r}); import rocstar.sandbox; del sys.path[0]; \
-from rocstar.sandbox.host_main import main; main()"
-# PYTHONHASHSEED: sets of strings keep their order from run to run, so that a rollout can be repeated.
-HOST_ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
 
 
 @dataclass(slots=True)
@@ -54,8 +39,23 @@ class SandboxClient:
     Every long-lived part hangs on `self.socket`: the loop's reader consumes frames from it and resolves the futures in
     `self.pending`; when it closes, the host is replaced and what was pending is sent once more."""
 
-    def __init__(self, *, slots: int, preload: Sequence[str], min_isolation: Isolation) -> None:
-        self.settings = {"slots": slots, "preload": list(preload), "min_isolation": min_isolation}
+    def __init__(
+        self,
+        *,
+        slots: int,
+        preload: Sequence[str],
+        min_isolation: Isolation = Isolation.L1,
+        grace_seconds: float = GRACE_SECONDS,
+        skip_plans: int = 0,
+    ) -> None:
+        """`skip_plans`: how many of the strongest ways to isolate (`jail.PLANS`) are not even tried."""
+        self.settings = {
+            "slots": slots,
+            "preload": list(preload),
+            "min_isolation": min_isolation,
+            "grace_seconds": grace_seconds,
+            "skip_plans": skip_plans,
+        }
         self.pending: dict[str, Pending] = {}
         self.ids = itertools.count()
         self.past_cpu_seconds = 0.0
@@ -63,6 +63,7 @@ class SandboxClient:
         self.host_info: HostInfo | None = None
         self.refusal = ""
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.has_host = False
         self.closed = False
 
     @classmethod
@@ -85,25 +86,16 @@ class SandboxClient:
         return client
 
     def launch(self) -> None:
-        """Start a host process; its first frame tells whether it serves."""
-        self.socket, theirs = socket.socketpair()
+        """Start a host process; its first frame tells whether it serves. Raises SandboxDown."""
+        self.workdirs = f"{tempfile.gettempdir()}/rocstar-sandbox-{os.getpid()}-{os.urandom(6).hex()}"
+        try:
+            self.socket, self.process = launcher.start_host({**self.settings, "workdirs": self.workdirs})
+        except OSError as error:
+            raise SandboxDown(f"the sandbox host could not be started ({error})") from error
         self.reader = wire.FrameReader()
         self.unsent = bytearray()
-        with theirs:
-            settings = {
-                **self.settings,
-                "fd": theirs.fileno(),
-                "parent": os.getpid(),
-                "temporary": tempfile.gettempdir(),
-            }
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-c", BOOT.format(root=ROOT), json.dumps(settings)],
-                pass_fds=[theirs.fileno()],
-                env=HOST_ENVIRONMENT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-            )
+        self.refusal = ""
+        self.has_host = True
 
     def await_hello(self) -> None:
         self.socket.settimeout(START_SECONDS)
@@ -135,6 +127,8 @@ class SandboxClient:
         Raises SandboxDown when the client is closed or the host died twice under this call."""
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
+        if not self.has_host:
+            self.launch()
         self.attach(asyncio.get_running_loop())
         key = f"{next(self.ids)}"
         message = wire.request_message(replace(request, id=key))
@@ -217,26 +211,37 @@ class SandboxClient:
             pending.future.set_result(response)
 
     def host_died(self) -> None:
-        """Start another host and send again what has been tried once; the rest learns that the sandbox is down."""
+        """Send again to a fresh host what has been tried once; the rest learns that the sandbox is down.
+
+        A host that nobody waits for is not replaced before the next call: one that dies at once would be for ever."""
         loop = self.loop
         self.release()
-        reason = self.refusal or "the sandbox host died"
+        reason = self.refusal or "the sandbox host died under this call"
         self.past_cpu_seconds += self.host_cpu_seconds
         self.host_cpu_seconds = 0.0
-        again = [p for p in self.pending.values() if p.attempt < MAX_ATTEMPTS and not self.refusal]
-        for pending in self.pending.values():
-            if pending not in again and not pending.future.done():
-                pending.future.set_exception(SandboxDown(f"{reason} under this call, {pending.attempt} times"))
+        waiting = [pending for pending in self.pending.values() if not pending.future.done()]
+        again = [pending for pending in waiting if pending.attempt < MAX_ATTEMPTS and not self.refusal]
+        if again and loop is not None:
+            try:
+                self.relaunch(loop, again)
+            except SandboxDown as error:
+                reason, again = str(error), []
+        for pending in waiting:
+            if pending not in again:
+                pending.future.set_exception(SandboxDown(reason))
+
+    def relaunch(self, loop: asyncio.AbstractEventLoop, again: Sequence[Pending]) -> None:
         self.launch()
-        self.socket.setblocking(False)
-        if loop is not None:
-            self.attach(loop)
+        self.attach(loop)
         for pending in again:
             pending.attempt += 1
             self.send(pending.message)
 
     def release(self) -> None:
         """Let go of the host and see it out."""
+        if not self.has_host:
+            return
+        self.has_host = False
         self.detach()
         self.socket.close()
         try:
@@ -244,6 +249,7 @@ class SandboxClient:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        shutil.rmtree(self.workdirs, ignore_errors=True)  # there only where slots got no file system of their own
 
     def close(self) -> None:
         """End the host and all that runs in it. Calls still awaited raise SandboxDown. May be called twice."""

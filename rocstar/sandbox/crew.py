@@ -14,7 +14,6 @@ from rocstar.sandbox import jail, nursery, slotwire, verdict
 from rocstar.sandbox.slotwire import Answer
 from rocstar.sandbox.wire import Response, SandboxDown
 
-GRACE_SECONDS = 5.0  # a slot that has not answered so long after the deadline is stuck itself
 HELLO_SECONDS = 20.0  # a slot starts in milliseconds; a machine may be very busy
 MAX_FAILED_STARTS = 5  # in a row; then something is wrong with more than one slot
 
@@ -48,7 +47,7 @@ class Lane(asyncio.Protocol):
         wall = message["wall_seconds"]
         head = slotwire.REQUEST.pack(len(payload), wall, message["output_bytes"])
         self.transport.write(slotwire.RUN + head + payload)
-        self.watchdog = asyncio.get_running_loop().call_later(wall + GRACE_SECONDS, self.give_up)
+        self.watchdog = asyncio.get_running_loop().call_later(wall + self.crew.grace_seconds, self.give_up)
 
     def cancel(self) -> None:
         """Ask the slot to end its call; its answer says CANCELLED unless the program was quicker."""
@@ -86,7 +85,8 @@ class Lane(asyncio.Protocol):
         del self.received[:end]
         self.cpu_seconds = answer.slot_cpu_seconds
         self.done(verdict.response(self.request_id, answer, body, self.cpu_limit))
-        self.crew.idle(self)
+        if answer.reusable:
+            self.crew.idle(self)
 
     def done(self, response: Response | None) -> None:
         if self.watchdog:
@@ -107,9 +107,11 @@ class Crew:
     """Keeps `size` slots alive. Waits on the nursery's socket at the start only; `failed` is set when slots can no
     longer be had, and nothing but a new host helps."""
 
-    def __init__(self, commands: socket.socket, size: int) -> None:
+    def __init__(self, commands: socket.socket, size: int, grace_seconds: float, skip_plans: int) -> None:
         self.commands = commands
         self.size = size
+        self.grace_seconds = grace_seconds
+        self.plans = jail.PLANS[skip_plans:]
         self.plan = jail.PLANS[-1]
         self.problems: list[str] = []
         self.walls_failed: tuple[str, ...] = ()
@@ -133,7 +135,7 @@ class Crew:
                 raise SandboxDown(f"sandbox slot {number} did not start: {problem}")
 
     async def choose_plan(self) -> None:
-        for plan in jail.PLANS:
+        for plan in self.plans:
             self.plan = plan
             problem = await self.open_lane(0)
             if not problem:

@@ -40,6 +40,7 @@ class Job:
     attempt: int = 1
     queue_seconds: float = 0.0
     lane: Lane | None = None
+    cancelled: bool = False
 
 
 class Host(asyncio.Protocol):
@@ -79,7 +80,7 @@ class Host(asyncio.Protocol):
             full = f"{MAX_QUEUE} calls are waiting already"
             self.send_response(Response(id=message["id"], outcome=ServiceOutcome.OVERLOADED, message=full))
         else:
-            job = Job(message, marshal.dumps(message), time.monotonic())
+            job = Job(message, marshal.dumps(dict(message)), time.monotonic())
             self.jobs[message["id"]] = job
             self.queue.append(job)
 
@@ -87,6 +88,7 @@ class Host(asyncio.Protocol):
         job = self.jobs.get(request_id)
         if job is None:
             return
+        job.cancelled = True
         if job.lane is not None:
             job.lane.cancel()
             return
@@ -105,6 +107,8 @@ class Host(asyncio.Protocol):
         job.lane = None
         if response is not None:
             self.finish(job, response)
+        elif job.cancelled:
+            self.finish(job, Response(id=job.message["id"], outcome=ServiceOutcome.CANCELLED))
         elif job.attempt < MAX_ATTEMPTS:
             job.attempt += 1
             job.arrived = time.monotonic()
@@ -115,11 +119,18 @@ class Host(asyncio.Protocol):
 
     def finish(self, job: Job, response: Response) -> None:
         del self.jobs[response.id]
-        self.send_response(replace(response, queue_seconds=job.queue_seconds, attempt=job.attempt))
+        ran = isinstance(response.outcome, ProgramOutcome)
+        self.send_response(
+            replace(
+                response,
+                queue_seconds=job.queue_seconds,
+                attempt=job.attempt,
+                isolation=self.info.isolation if ran else "",
+                failed_probes=self.info.failed_probes if ran else (),
+            )
+        )
 
     def send_response(self, response: Response) -> None:
-        if response.run_seconds:
-            response = replace(response, isolation=self.info.isolation, failed_probes=self.info.failed_probes)
         self.send(wire.response_message(response) | {"total_cpu_seconds": self.cpu_seconds()})
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -189,4 +200,5 @@ def checked_info(crew: Crew, failed: tuple[str, ...], config: Mapping[str, Any])
 def run(config: Mapping[str, Any], commands: socket.socket) -> None:
     connection = socket.socket(fileno=config["fd"])
     connection.setblocking(False)
-    asyncio.run(serve(connection, Crew(commands, config["slots"]), config))
+    crew = Crew(commands, config["slots"], config["grace_seconds"], config["skip_plans"])
+    asyncio.run(serve(connection, crew, config))

@@ -13,15 +13,13 @@ from typing import Any
 def main() -> None:
     config = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes us
-    workdirs = f"{config['temporary']}/rocstar-sandbox-{os.getpid()}-{os.urandom(6).hex()}"
-    os.mkdir(workdirs, 0o711)  # slots may pass through it, not list it
     commands, nursery_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         commands.close()
         os.close(config["fd"])
-        run_nursery(nursery_end, config["preload"], workdirs)
+        run_nursery(nursery_end, config["preload"], config["workdirs"])
     nursery_end.close()
-    run_host(config, commands, workdirs)
+    run_host(config, commands)
 
 
 def run_nursery(commands: socket.socket, preload: list[str], workdirs: str) -> None:
@@ -34,12 +32,7 @@ def run_nursery(commands: socket.socket, preload: list[str], workdirs: str) -> N
         os._exit(0)
 
 
-def run_host(config: dict[str, Any], commands: socket.socket, workdirs: str) -> None:
-    import shutil
-
+def run_host(config: dict[str, Any], commands: socket.socket) -> None:
     from rocstar.sandbox import host
 
-    try:
-        host.run(config, commands)
-    finally:
-        shutil.rmtree(workdirs, ignore_errors=True)
+    host.run(config, commands)

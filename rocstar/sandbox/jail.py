@@ -10,9 +10,10 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 
 from rocstar.sandbox import landlock, linux, rootfs, seccomp
 
@@ -49,12 +50,20 @@ PROCESS = Plan("process", "L1", 0)
 PLANS = (ROOT, USER, CONFINED, PROCESS)  # strongest first
 
 
+class Signals(Enum):
+    CONTAINED = 1  # by the pid namespace, whose first process is immune
+    SCOPED = 2  # to its own children, by Landlock
+    DENIED = 3  # altogether, by a system-call filter
+    FREE = 4
+
+
 @dataclass(slots=True)
 class Jail:
     """What a slot has to know about the walls it stands in."""
 
-    counts_processes: bool
-    """RLIMIT_NPROC counts this slot's processes and no others."""
+    processes_beside: int | None
+    """Processes under the slot's user that are none of a program's; None where others share it, so that RLIMIT_NPROC
+    cannot be used."""
     private_processes: bool
     """In a pid namespace of its own."""
     workdir: str
@@ -63,13 +72,26 @@ class Jail:
     mode: int
     failed: tuple[str, ...] = ()
     """Properties this plan should give and could not."""
+    children: int = -1
+    """See `open_children`."""
+    signals: Signals = Signals.CONTAINED
+    """How programs are kept from signalling the slot, which runs under the same user."""
+
+    def enter_call(self) -> None:
+        """In the forked child, before the program."""
+        if not self.private_processes:
+            linux.die_with_parent(signal.SIGKILL)
+        if self.signals is Signals.SCOPED:
+            landlock.scope_signals()
+        elif self.signals is Signals.DENIED:
+            seccomp.install(seccomp.build_without_signals(linux.machine()))
 
     def kill_all(self, pid: int) -> None:
         """Kill the program and everything it started."""
         if self.private_processes:
             kill_quietly(-1)
         else:
-            kill_family(pid)
+            kill_family(pid, self.children)
 
     def clean(self) -> None:
         """Empty the working directory. Raises OSError when that fails: the slot must not go on."""
@@ -87,21 +109,35 @@ def kill_quietly(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def kill_family(pid: int) -> None:
+def kill_family(pid: int, children: int) -> None:
     """Without a pid namespace: the program, its group, and what came to the slot (their subreaper) as orphans."""
     with suppress(ProcessLookupError):  # gone, or it has not made its group yet
         os.killpg(pid, signal.SIGKILL)
-    for child in children():
-        kill_quietly(child)
+    kill_children(children)
 
 
-def children() -> list[int]:
+def kill_children(children: int, keep: Container[int] = ()) -> bool:
+    """Kill this process's children but for `keep`; whether there were any. Orphans of theirs may follow.
+
+    `children`: a descriptor from `open_children`. They are all stopped first: a stopped process cannot fork on."""
+    if children < 0:
+        return False
+    os.lseek(children, 0, os.SEEK_SET)
+    strangers = [pid for pid in map(int, os.read(children, 65536).split()) if pid not in keep]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in strangers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+    return bool(strangers)
+
+
+def open_children() -> int:
+    """A descriptor of the list of this process's children, to be opened while /proc can still be read; -1 without."""
     me = os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children") as file:
-            return [int(word) for word in file.read().split()]
+        return os.open(f"/proc/{me}/task/{me}/children", os.O_RDONLY)
     except OSError:
-        return []
+        return -1
 
 
 def slot_user(number: int) -> int:
@@ -126,7 +162,7 @@ def start(plan: Plan, number: int, workdir: str, channel: socket.socket, serve: 
         channel.close()
         os.waitpid(pid, 0)
         return
-    serve(enter_namespaces(plan, user))
+    serve(enter_namespaces(plan, user, outside[0]))
 
 
 def map_user(user: int, group: int) -> None:
@@ -139,7 +175,8 @@ def map_user(user: int, group: int) -> None:
             file.write(text)
 
 
-def enter_namespaces(plan: Plan, user: int) -> Jail:
+def enter_namespaces(plan: Plan, user: int, outside: int) -> Jail:
+    """`outside`: the user id that started the sandbox."""
     os.setsid()
     socket.sethostname("sandbox")
     rootfs.build()
@@ -147,32 +184,56 @@ def enter_namespaces(plan: Plan, user: int) -> Jail:
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
-    failed = confine(local_sockets=True, signals=True)
+    failed = confine(local_sockets=True, own_files=False)
     linux.die_with_parent(signal.SIGKILL)
     os.chdir(rootfs.WORKDIR)
     mode = os.stat(rootfs.WORKDIR).st_mode
-    return Jail(True, True, rootfs.WORKDIR, clean_inodes, mode, ("no_memory_cgroup", *failed))
+    beside = processes_beside(plan, outside)
+    missing = ("no_memory_cgroup", *failed, *(() if beside else ("no_process_limit",)))
+    return Jail(beside, True, rootfs.WORKDIR, clean_inodes, mode, missing)
+
+
+def processes_beside(plan: Plan, outside: int) -> int | None:
+    """See Jail. In a user namespace the guardian counts as well, and root outside is never limited."""
+    if plan.needs_root:
+        return 1
+    return 2 if outside != 0 and counts_processes_by_namespace() else None
+
+
+def counts_processes_by_namespace() -> bool:
+    """Before Linux 5.14, RLIMIT_NPROC counted all processes of the outside user, whatever the user namespace."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int(minor)) >= (5, 14)
 
 
 def enter_process(plan: Plan, user: int, workdir: str) -> Jail:
     os.setsid()
+    os.makedirs(os.path.dirname(workdir), 0o711, exist_ok=True)  # slots may pass through it, not list it
     os.makedirs(workdir, 0o700, exist_ok=True)
     rootfs.empty(workdir)  # a predecessor that was killed may have left something
     is_root = os.geteuid() == 0
+    apart = is_root and rootfs.readable_by_all()
+    if is_root and not apart and plan is PROCESS:
+        raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     linux.drop_bounding_set()
-    if is_root:
+    if apart:
         os.chown(workdir, user, user)
         become(user)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1, what="child subreaper")
     os.chdir(workdir)
-    os.environ["HOME"] = os.environ["TMPDIR"] = workdir
-    signals_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), workdir)
-    failed = confine(local_sockets=False, signals=signals_scoped or plan is PROCESS)
+    children = open_children()
+    scoped = plan is CONFINED and landlock.confine(rootfs.sources(), workdir)
+    failed = confine(local_sockets=False, own_files=True)
+    signals = Signals.SCOPED if scoped else Signals.FREE if failed else Signals.DENIED
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
+    os.environ["HOME"] = os.environ["TMPDIR"] = workdir
     linux.die_with_parent(signal.SIGKILL)
-    missing = ("no_memory_cgroup", "no_disk_quota", *failed, *(() if is_root else ("no_process_limit",)))
-    return Jail(is_root, False, workdir, None, os.stat(workdir).st_mode, missing)
+    missing = ["no_memory_cgroup", "no_disk_quota", *failed]
+    missing += [] if apart else ["same_user", "no_process_limit"]
+    missing += [] if children >= 0 else ["orphans_survive"]
+    mode = os.stat(workdir).st_mode
+    return Jail(1 if apart else None, False, workdir, None, mode, tuple(missing), children, signals)
 
 
 def become(user: int) -> None:
@@ -181,14 +242,14 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def confine(*, local_sockets: bool, signals: bool) -> tuple[str, ...]:
-    """The parts all plans share; what could not be had."""
+def confine(*, local_sockets: bool, own_files: bool) -> tuple[str, ...]:
+    """The parts all plans share; what could not be had. `own_files`: files of the same user may be in sight."""
     linux.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
     try:
-        seccomp.install(local_sockets=local_sockets, signals=signals)
+        seccomp.install(seccomp.build(linux.machine(), local_sockets=local_sockets, own_files=own_files))
     except (OSError, KeyError):
         return ("no_seccomp",)
     return ()

@@ -34,10 +34,19 @@ def confine(readable: list[str], workdir: str) -> bool:
     for path in DEVICES:
         allow(ruleset, path, 1 << 2 | WRITE)
     allow(ruleset, workdir, access)
+    restrict(ruleset)
+    return abi >= 6
+
+
+def scope_signals() -> None:
+    """From now on, signals reach only what this process starts."""
+    restrict(create(0, 0, SCOPES))
+
+
+def restrict(ruleset: int) -> None:
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
     linux.syscall(linux.LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0), what="landlock_restrict_self")
     os.close(ruleset)
-    return abi >= 6
 
 
 def version() -> int:

@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -23,6 +24,7 @@ from rocstar.sandbox.jail import Jail, Plan
 
 CHANNEL = 3  # a slot's only descriptor besides the standard three, before it opens its own
 MAX_COMMAND_BYTES = 4096
+MAX_SWEEPS = 100  # each takes what it sees; the next takes the orphans that made
 HELLO = struct.Struct("!I")
 
 
@@ -31,6 +33,7 @@ def main(commands: socket.socket, preload: Sequence[str], workdirs: str) -> None
 
     Commands: {"spawn": number, "plan": index} with the slot's channel attached; {"kill": number}."""
     linux.die_with_parent(signal.SIGKILL)
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1, what="child subreaper")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer to act on
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots that end need no reaping; the host sees their channel close
     problem = load(preload)
@@ -62,6 +65,7 @@ def base_memory() -> int:
 
 def obey(commands: socket.socket, workdirs: str, memory: int) -> None:
     slots: dict[int, int] = {}
+    children = jail.open_children()
     while True:
         data, fds, _, _ = socket.recv_fds(commands, MAX_COMMAND_BYTES, 1)
         if not data:
@@ -71,8 +75,18 @@ def obey(commands: socket.socket, workdirs: str, memory: int) -> None:
             kill(slots.pop(command["kill"], None))
             continue
         number = command["spawn"]
+        slots.pop(number, None)
+        sweep(children, slots)
         workdir = f"{workdirs}/{number}"
         slots[number] = spawn(jail.PLANS[command["plan"]], number, workdir, fds[0], memory)
+
+
+def sweep(children: int, slots: dict[int, int]) -> None:
+    """Without a pid namespace, what a dead slot's program has started comes here."""
+    for _ in range(MAX_SWEEPS):
+        if not jail.kill_children(children, slots.values()):
+            return
+        time.sleep(0.001)
 
 
 def kill(pid: int | None) -> None:

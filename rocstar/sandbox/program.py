@@ -21,8 +21,11 @@ import resource
 import struct
 import sys
 import traceback
+from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
+
+from rocstar.sandbox.jail import Jail
 
 FILENAME = "<program>"
 REPORT_HEADER = struct.Struct("!I")
@@ -31,20 +34,24 @@ MAX_VALUE_BYTES = 192 * 1024  # fits the report with room for the exception
 FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 OPEN_FILES = 256
 FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
+MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without one there may be a million
+MEMORY_ERROR_FRAMES = 20
+RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
 MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
 
 
-def main(payload: bytes, fds: tuple[int, int, int], report: mmap.mmap, base_memory: int, count_processes: bool) -> None:
+def main(payload: bytes, fds: tuple[int, int, int], report: mmap.mmap, base_memory: int, jail: Jail) -> None:
     """Never returns. `fds`: an empty stdin, and the write ends for stdout and stderr."""
     status = 1
     try:
         gc.enable()
         request = marshal.loads(payload)
         os.setsid()
+        jail.enter_call()
         write_files(request["files"])
         attach(request["stdin"], fds)
         reseed(request["seed"])
-        limit(request, base_memory, count_processes)
+        limit(request, base_memory, jail.processes_beside)
         status = Program(request["code"], report, request["output_bytes"]).run()
     finally:
         os._exit(status)
@@ -103,15 +110,15 @@ def reseed(seed: int) -> None:
         sys.modules["numpy.random"].seed(seed % 2**32)
 
 
-def limit(request: dict[str, Any], base_memory: int, count_processes: bool) -> None:
+def limit(request: dict[str, Any], base_memory: int, processes_beside: int | None) -> None:
     memory = base_memory + request["memory_bytes"]
     cpu = max(1, -int(-request["cpu_seconds"] // 1))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_SLACK))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    if count_processes:
-        processes = request["processes"] + 1  # the slot itself runs under the same user
+    if processes_beside is not None:
+        processes = request["processes"] + processes_beside
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
 
 
@@ -123,6 +130,7 @@ class Program:
         self.report = report
         self.value_bytes = min(value_bytes, MAX_VALUE_BYTES)
         self.pid = os.getpid()
+        self.reserve = mmap.mmap(-1, RESERVE_BYTES)
 
     def run(self) -> int:
         """Exit status: 0, what sys.exit was given, or 1 after an exception."""
@@ -132,6 +140,7 @@ class Program:
         except SystemExit as error:
             status = exit_status(error)
         except BaseException as error:  # whatever the program raised is its result
+            self.reserve.close()
             status = 1
             failure = self.explain(error)
         if os.getpid() == self.pid:  # a fork of the program that comes back here speaks for nobody
@@ -152,17 +161,15 @@ class Program:
 
     def explain(self, error: BaseException) -> list[Any]:
         """Print the traceback; type, message and line of the error."""
-        if isinstance(error, MemoryError):
-            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-        told = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False, compact=True)
-        line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last_line(told)
-        keep_own_frames(told)
-        text = "".join(told.format())
-        write_stderr(text)
-        name = type(error).__qualname__
-        module = type(error).__module__
-        return [name if module in ("builtins", "__main__") else f"{module}.{name}", str(told)[:MAX_MESSAGE], line]
+        out_of_memory = isinstance(error, MemoryError)
+        with suppress(MemoryError):
+            if out_of_memory:
+                allow_slack()
+            return told_at_length(error, MEMORY_ERROR_FRAMES if out_of_memory else MAX_FRAMES)
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # lets go of all the program had on its stack
+        allow_slack()
+        write_stderr("MemoryError\n")
+        return ["MemoryError", "", None]
 
     def write_report(self, value: str | None, failure: list[Any] | None) -> None:
         """JSON, a newline, the value's bytes; nothing when there is nothing to say."""
@@ -173,6 +180,23 @@ class Program:
         said = {"exception": failure, "has_value": value is not None, "dropped": len(shown) - len(kept)}
         body = json.dumps(said).encode() + b"\n" + kept
         self.report[: REPORT_HEADER.size + len(body)] = REPORT_HEADER.pack(len(body)) + body
+
+
+def allow_slack() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def told_at_length(error: BaseException, frames: int) -> list[Any]:
+    told = traceback.TracebackException(
+        type(error), error, error.__traceback__, limit=-frames, lookup_lines=False, compact=True
+    )
+    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last_line(told)
+    keep_own_frames(told)
+    write_stderr("".join(told.format()))
+    module = type(error).__module__
+    name = type(error).__qualname__
+    return [name if module in ("builtins", "__main__") else f"{module}.{name}", str(told)[:MAX_MESSAGE], line]
 
 
 def compiled(code: str) -> tuple[CodeType, CodeType | None]:

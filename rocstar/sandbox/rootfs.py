@@ -34,6 +34,12 @@ def sources() -> list[str]:
     return kept
 
 
+def readable_by_all() -> bool:
+    """Whether a user without rights of its own can reach the interpreter and its libraries where they lie."""
+    folders = [folder for path in sources() for folder in (Path(path), *Path(path).resolve().parents)]
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
+
+
 def build() -> None:
     """Make the new root and move into it; the old one is gone afterwards. Needs a mount namespace of our own."""
     shown = sources()
@@ -123,7 +129,8 @@ def empty(folder: str) -> None:
             if not stat.S_ISDIR(mode):
                 os.unlink(path)
                 continue
-            os.chmod(path, 0o700)
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(path, 0o700)
             subfolders.append(moved_up(path, folder))
         if subfolders:
             waiting += subfolders

@@ -18,6 +18,7 @@ LOAD, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16
 X32_BIT = 0x40000000
+COLUMN = {"x86_64": 0, "aarch64": 1}  # in the tables of call numbers below
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 AF_UNIX = 1
 NEW_NAMESPACE = (
@@ -118,6 +119,12 @@ CLONE = (56, 220)
 SIGNALLING = {"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
               "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424)}  # fmt: skip
 
+# What Landlock does not cover: a program that runs as the user who started us could change the modes of their files.
+CHANGING_MODES = {"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+                  "chown": (92, None), "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54),
+                  "truncate": (76, 45), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
+                  "utimensat": (280, 88)}  # fmt: skip
+
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("HBBI", code, if_true, if_false, value)
@@ -157,19 +164,14 @@ def socket_rule(local_sockets: bool) -> list[bytes]:
     return [load_argument(0), allowed, refuse(errno.EPERM), instruction(RETURN, ALLOW)]
 
 
-def build(machine: str, *, local_sockets: bool, signals: bool) -> bytes:
-    """The filter as an array of sock_filter. `local_sockets`: AF_UNIX may be made; `signals`: kill may be used.
+def build(machine: str, *, local_sockets: bool, own_files: bool) -> bytes:
+    """The filter as an array of sock_filter. `local_sockets`: AF_UNIX may be made; `own_files`: files of the user who
+    started us may be in sight, so modes and times of files may not be changed.
 
     Raises KeyError for a machine other than x86_64 and aarch64."""
-    column = {"x86_64": 0, "aarch64": 1}[machine]
-    denied = dict(DENIED) | ({} if signals else SIGNALLING)
+    column = COLUMN[machine]
     program = [
-        instruction(LOAD, AT_ARCHITECTURE),
-        instruction(JUMP_EQUAL, ARCHITECTURE[machine], 1, 0),
-        instruction(RETURN, KILL),
-        instruction(LOAD, AT_NUMBER),
-        instruction(JUMP_AT_LEAST, X32_BIT, 0, 1),
-        refuse(errno.ENOSYS),
+        *only_this_architecture(machine),
         *when_number(CLONE[column], clone_rule()),
         *when_number(CLONE3, [refuse(errno.ENOSYS)]),  # its flags lie in memory; libc falls back to clone
         *when_number(SOCKET[column], socket_rule(local_sockets)),
@@ -177,15 +179,34 @@ def build(machine: str, *, local_sockets: bool, signals: bool) -> bytes:
     ]
     for numbers in ON_ONESELF.values():
         program += when_number(numbers[column], only_zero(0))
-    for entry in denied.values():
+    for entry in [*DENIED.values(), *(CHANGING_MODES.values() if own_files else ())]:
         if (number := entry[column]) is not None:
             program += when_number(number, [refuse(errno.EPERM)])
     return b"".join([*program, instruction(RETURN, ALLOW)])
 
 
-def install(*, local_sockets: bool, signals: bool) -> None:
-    """Loads the filter for this process and all it starts. Needs no_new_privs. Raises OSError or KeyError."""
-    code = build(linux.machine(), local_sockets=local_sockets, signals=signals)
+def build_without_signals(machine: str) -> bytes:
+    """A second, small filter on top: no signal may be sent, not even to oneself. Raises KeyError like `build`."""
+    program = only_this_architecture(machine)
+    for numbers in SIGNALLING.values():
+        program += when_number(numbers[COLUMN[machine]], [refuse(errno.EPERM)])
+    return b"".join([*program, instruction(RETURN, ALLOW)])
+
+
+def only_this_architecture(machine: str) -> list[bytes]:
+    """Ends with the call's number loaded."""
+    return [
+        instruction(LOAD, AT_ARCHITECTURE),
+        instruction(JUMP_EQUAL, ARCHITECTURE[machine], 1, 0),
+        instruction(RETURN, KILL),
+        instruction(LOAD, AT_NUMBER),
+        instruction(JUMP_AT_LEAST, X32_BIT, 0, 1),
+        refuse(errno.ENOSYS),
+    ]
+
+
+def install(code: bytes) -> None:
+    """Loads a filter for this process and all it starts. Needs no_new_privs. Raises OSError."""
     buffer = ctypes.create_string_buffer(code, len(code))
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
     linux.prctl(linux.PR_SET_SECCOMP, 2, ctypes.addressof(head), what="seccomp")

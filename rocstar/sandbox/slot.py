@@ -84,10 +84,11 @@ class Slot:
         else between calls; ended by end of file."""
         gc.disable()
         while kind := self.channel.recv(1):
-            if kind == slotwire.RUN:
-                self.answer_one()
+            if kind == slotwire.RUN and not self.answer_one():
+                return
 
-    def answer_one(self) -> None:
+    def answer_one(self) -> bool:
+        """Whether the slot can serve another call."""
         size, wall_seconds, output_bytes = slotwire.REQUEST.unpack(self.receive(slotwire.REQUEST.size))
         self.receive_payload(size)
         for stream in (self.out, self.err):
@@ -99,8 +100,16 @@ class Slot:
             os.close(stream.write_end)
         self.watch(call)
         status = self.end(call)
-        self.jail.clean()
-        self.send(call, status)
+        reusable = self.clean()
+        self.send(call, status, reusable)
+        return reusable
+
+    def clean(self) -> bool:
+        try:
+            self.jail.clean()
+        except OSError:
+            return False
+        return True
 
     def receive(self, size: int) -> bytes:
         data = self.channel.recv(size, socket.MSG_WAITALL)
@@ -123,7 +132,7 @@ class Slot:
         if pid == 0:
             fds = (self.nothing, self.out.write_end, self.err.write_end)
             payload = bytes(memoryview(self.payload)[:size])
-            program.main(payload, fds, self.report, self.base_memory, self.jail.counts_processes)
+            program.main(payload, fds, self.report, self.base_memory, self.jail)
         return pid
 
     def watch(self, call: Call) -> None:
@@ -222,7 +231,7 @@ class Slot:
                 self.jail.kill_all(call.pid)
                 waiting = 0
 
-    def send(self, call: Call, status: int) -> None:
+    def send(self, call: Call, status: int, reusable: bool) -> None:
         (claimed,) = program.REPORT_HEADER.unpack_from(self.report)
         start = program.REPORT_HEADER.size
         report = memoryview(self.report)[start : start + min(claimed, slotwire.REPORT_BYTES - start)]
@@ -230,6 +239,7 @@ class Slot:
         answer = Answer(
             wait_status=status,
             ended=call.ended,
+            reusable=reusable,
             run_seconds=call.run_seconds,
             cpu_seconds=call.cpu_seconds,
             peak_memory_bytes=call.peak_memory,

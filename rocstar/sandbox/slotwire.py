@@ -18,9 +18,8 @@ CANCEL = b"C"
 REQUEST = struct.Struct("!IdI")
 """payload bytes, wall seconds, output bytes."""
 
-ANSWER = struct.Struct("!iBddQQdIII")
-"""wait status, Ended, run seconds, CPU seconds, peak memory bytes, dropped bytes, CPU of the slot so far in seconds,
-stdout bytes, stderr bytes, report bytes."""
+ANSWER = struct.Struct("!iB?ddQQdIII")
+"""The fields of an Answer."""
 
 REPORT_BYTES = 256 * 1024
 """Room for what the child says of itself: the value and the exception."""
@@ -40,6 +39,8 @@ class Answer(NamedTuple):
     """As `os.wait4` gives it."""
     ended: int
     """An Ended."""
+    reusable: bool
+    """False: something could not be reset, and the slot ends itself after this answer."""
     run_seconds: float
     cpu_seconds: float
     peak_memory_bytes: int

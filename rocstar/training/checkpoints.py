@@ -1,9 +1,9 @@
 """Where a run stands, on disk: model, learner state and position, renamed into place as one folder.
 
-    checkpoints/step=000042/
-        model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json
-        learner.pt     optimizer state
-        state.json     Progress
+checkpoints/step=000042/
+    model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json
+    learner.pt     optimizer state
+    state.json     Progress
 """
 
 from __future__ import annotations
@@ -66,5 +66,6 @@ def prune(folder: RunFolder, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints and the last one of each stage."""
     for step in folder.checkpoint_steps()[:-keep]:
         path = folder.checkpoint(step)
-        if not json.loads((path / "state.json").read_text())["stage_complete"]:
+        state = path / "state.json"  # absent where a kill came while this very loop was deleting
+        if not state.is_file() or not json.loads(state.read_text())["stage_complete"]:
             shutil.rmtree(path)

@@ -114,6 +114,7 @@ def _encoded(
     longest = max(len(row.token_ids) for row in rows)
     if not recipe.model.path and longest > recipe.model.max_positions:
         raise ConfigError(
-            f"the longest demonstration has {longest} tokens, model.max_positions is {recipe.model.max_positions}; raise it"
+            f"the longest demonstration has {longest} tokens, model.max_positions is {recipe.model.max_positions}; "
+            "raise it"
         )
     return rows

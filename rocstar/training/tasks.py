@@ -14,13 +14,14 @@ from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import perform, plan_demonstrations
 from rocstar.data.files import load_problems
 from rocstar.errors import ConfigError
+from rocstar.training.word_task import WordProblemTask
 from rocstar.types import Demonstration, Problem, ToolCall, ToolResult, seed_for
 
 Run = Callable[[ToolCall], Awaitable[ToolResult]]
 
 
 class Task(Protocol):
-    """Promise: training and held-out problems share no question; same settings and seed, same everything."""
+    """Promise: no problem to train on is a held-out one; same settings and seed, same everything."""
 
     @property
     def atoms(self) -> tuple[str, ...]:
@@ -32,7 +33,7 @@ class Task(Protocol):
     def heldout(self) -> list[Problem]: ...
 
     async def demonstrations(self, count: int, run: Run) -> list[Demonstration]:
-        """Cold-start conversations; every tool call in them was really run through `run`."""
+        """Cold-start conversations; tool results in them are what `run` gave, or what it would give."""
         ...
 
 
@@ -45,7 +46,8 @@ class ArithmeticTask:
         self._settings = settings
         self._tool_name = tool_name
         self._seed = seed
-        self._heldout = arithmetic_problems(settings.families, heldout, seed_for(seed, "heldout"))
+        # The held-out problems are the same for every seed, so that runs can be compared.
+        self._heldout = arithmetic_problems(settings.families, heldout, seed_for("heldout"))
         self._taken = frozenset(problem.id for problem in self._heldout)
 
     def problems(self) -> list[Problem]:
@@ -86,7 +88,7 @@ class FileTask:
         return rows[: self._count]
 
     async def demonstrations(self, count: int, run: Run) -> list[Demonstration]:
-        raise ConfigError("data.source files has no demonstrations of its own; set sft.rows_file to a JSONL of messages")
+        raise ConfigError("data.source files has no demonstrations; set sft.rows_file to a JSONL of messages")
 
     def _load(self, path: str) -> list[Problem]:
         columns = self._settings.columns
@@ -99,4 +101,6 @@ def make_task(settings: DataSection, *, tool_name: str, seed: int, heldout: int)
     """The task a `[data]` section asks for. Raises ConfigError or DataError."""
     if settings.source == "files":
         return FileTask(settings, seed=seed, heldout=heldout)
+    if settings.source == "word_problems":
+        return WordProblemTask(settings, tool_name=tool_name, seed=seed, heldout=heldout)
     return ArithmeticTask(settings, tool_name=tool_name, seed=seed, heldout=heldout)

@@ -20,7 +20,7 @@ async def test_cpu_time_is_limited(client: SandboxClient) -> None:
     response = await run(client, "print('so far')\nwhile True: pass", cpu_seconds=0.5)
     assert response.outcome is ProgramOutcome.CPU_TIMEOUT
     assert response.stdout == "so far\n"
-    assert response.cpu_seconds >= 0.9
+    assert response.cpu_seconds >= 0.5
 
 
 async def test_cpu_limit_holds_for_a_program_that_ignores_the_signal(client: SandboxClient) -> None:
@@ -87,7 +87,7 @@ async def test_endless_recursion_ends_by_itself(client: SandboxClient) -> None:
 
 async def test_recursion_without_a_limit_is_bounded(client: SandboxClient) -> None:
     code = "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()"
-    response = await run(client, code, memory_bytes=100 * 2**20)
+    response = await run(client, code, memory_bytes=30 * 2**20)
     assert response.outcome in (ProgramOutcome.MEMORY, ProgramOutcome.SIGNAL, ProgramOutcome.EXCEPTION)
 
 

@@ -185,7 +185,7 @@ async def test_exceptions_that_cannot_be_shown_are_still_reported(client: Sandbo
     assert response.outcome is ProgramOutcome.EXCEPTION
     assert response.exception is not None
     assert response.exception.type == "Bad"
-    assert 'line 3, in <module>' in response.stderr
+    assert "line 3, in <module>" in response.stderr
 
 
 async def test_groups_and_causes_are_shown_with_the_programs_lines(client: SandboxClient) -> None:

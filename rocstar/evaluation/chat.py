@@ -1,0 +1,55 @@
+"""`rocstar chat`: one question, one attempt, shown as it was written, tool calls run in the sandbox.
+
+Every question is an attempt of its own; the model does not see earlier ones (it was trained that way)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rocstar.evaluation.evaluate import transcript
+from rocstar.evaluation.subject import Subject, find_subject, opened
+from rocstar.launch import quiet_torch, started_sandbox
+from rocstar.rollout.collect import Roller
+from rocstar.sandbox.client import SandboxClient
+from rocstar.types import Problem, problem_id
+
+
+def chat(*, model: str, prompt: str | None, as_json: bool, runs: Path) -> None:
+    """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
+    subject = find_subject(model, runs)
+    quiet_torch(subject.recipe.run.threads)
+    with started_sandbox(subject.recipe.sandbox) as sandbox:
+        asyncio.run(_chat(subject, prompt, as_json, sandbox))
+
+
+async def _chat(subject: Subject, prompt: str | None, as_json: bool, sandbox: SandboxClient) -> None:
+    async with opened(subject, subject.recipe, sandbox) as roller:
+        if prompt is not None:
+            _print(await _ask(roller, prompt), as_json)
+            return
+        while question := (await asyncio.to_thread(_read)).strip():
+            _print(await _ask(roller, question), as_json)
+
+
+def _read() -> str:
+    """One line of standard input; empty at its end."""
+    if sys.stdin.isatty():
+        print("question (empty line ends)> ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline()
+
+
+async def _ask(roller: Roller, question: str) -> dict[str, Any]:
+    problem = Problem(id=problem_id(question), question=question, answer="")
+    (group,) = await roller.roll([problem], attempts=1, seed=0, temperature=0.0)
+    attempt = group.trajectories[0]
+    answer = attempt.outcome.extracted if attempt.outcome else None
+    shown = transcript(group, attempt, roller.conversation.codec)
+    return {"question": question, "text": shown["text"], "answer": answer, "calls": attempt.num_calls, "fault": attempt.fault}
+
+
+def _print(reply: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(reply) if as_json else f"{reply['text']}\n", flush=True)

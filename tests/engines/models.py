@@ -1,0 +1,91 @@
+"""Small random models of two architectures, and the plain transformers forward that engines are compared with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rocstar.types import Sampling, Weights
+
+VOCAB = 61
+# Widths are multiples of 32, as in all published models: torch's CPU kernels work on 32 numbers at once and take a
+# scalar path, which rounds exp, sin and cos another way, for what is left over.
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def qwen(seed: int = 0) -> Any:
+    """One key head per query head, tied embeddings."""
+    config = Qwen3Config(**SHAPE, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)
+    return _lively(Qwen3ForCausalLM(config), seed)
+
+
+def llama(seed: int = 0) -> Any:
+    """Grouped heads, a head of its own for the output."""
+    config = LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
+    return _lively(LlamaForCausalLM(config), seed)
+
+
+MODELS: dict[str, Callable[[int], Any]] = {"qwen": qwen, "llama": llama}
+
+
+def _lively(model: Any, seed: int) -> Any:
+    """Weights large enough that attention and the next token depend strongly on what came before."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
+    return model.eval()
+
+
+def naive_logprobs(model: Any, context: Sequence[int], written: Sequence[int], sampling: Sampling) -> list[float]:
+    """The log-probability of each written token under temperature, top-k and top-p, token by token."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*context, *written]]), use_cache=False).logits[0].double()
+    start = len(context) - 1
+    return [float(_distribution(logits[start + t], sampling)[token].log()) for t, token in enumerate(written)]
+
+
+def _distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    if sampling.temperature == 0:
+        return torch.softmax(logits, -1)
+    probabilities = torch.softmax(logits / sampling.temperature, -1)
+    ranked = probabilities.argsort(descending=True).tolist()
+    if sampling.top_k:
+        ranked = ranked[: sampling.top_k]
+    mass = sum(float(probabilities[token]) for token in ranked)
+    kept, total = [], 0.0
+    for token in ranked:
+        if kept and sampling.top_p < 1 and total >= sampling.top_p:
+            break
+        kept.append(token)
+        total += float(probabilities[token]) / mass
+    out = torch.zeros_like(probabilities)
+    out[kept] = probabilities[kept]
+    return out / out.sum()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop turn until it comes true; a test that never gets there ends at the suite's own limit."""
+    while not condition():  # noqa: ASYNC110 - an engine's load tells nobody when it changes
+        await asyncio.sleep(0)
+
+
+def saved(model: nn.Module, folder: Any, version: int) -> Weights:
+    """The model's weights as a learner publishes them."""
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return Weights(version=version, folder=str(folder))

@@ -1,0 +1,186 @@
+"""The torch engine against plain transformers, and what it does with prompts, siblings, new weights and misuse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rocstar.engines.torch_decoder import PREFILL_FROM
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.types import Completion, Finish, Sampling, Weights
+from tests.engines.models import MODELS, VOCAB, naive_logprobs, qwen, saved, until
+
+SHORT = tuple(range(1, PREFILL_FROM - 4))
+LONG = tuple(n * 7 % VOCAB for n in range(90))
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"top_p": 0.7},
+    {"top_k": 4},
+    {"temperature": 1.2, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0.0},
+]
+
+
+@pytest.fixture(params=MODELS)
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[TorchEngine, Any]]:
+    engine = TorchEngine(MODELS[request.param](0), rows=8, positions=256)
+    yield engine, MODELS[request.param](0)
+    await engine.close()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    made = TorchEngine(qwen(0), rows=4, positions=256)
+    yield made
+    await made.close()
+
+
+async def ask(engine: TorchEngine, ids: Any, session: str = "s", tokens: int = 12, **sampling: Any) -> Completion:
+    asked = Sampling(max_new_tokens=tokens, **{"seed": 11, **sampling})
+    return await engine.generate(ids, asked, request_id=f"{session}/{len(ids)}", session_id=session)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+@pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "long"])
+async def test_logprobs_agree_with_a_plain_forward(
+    pair: tuple[TorchEngine, Any], prompt: tuple[int, ...], sampling: dict[str, Any]
+) -> None:
+    engine, model = pair
+    ids = prompt
+    for _ in range(2):  # the second turn extends the session
+        completion = await ask(engine, ids, **sampling)
+        naive = naive_logprobs(model, ids, completion.token_ids, Sampling(max_new_tokens=1, **sampling))
+        assert completion.logprobs == pytest.approx(naive, abs=1e-5)
+        ids = (*ids, *completion.token_ids, 5, 9)
+
+
+async def test_temperature_zero_takes_the_likeliest_token(pair: tuple[TorchEngine, Any]) -> None:
+    import torch
+
+    engine, model = pair
+    completion = await ask(engine, LONG, temperature=0.0)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*LONG, *completion.token_ids]]), use_cache=False).logits[0]
+    assert completion.token_ids == tuple(logits[len(LONG) - 1 : -1].argmax(-1).tolist())
+
+
+async def test_siblings_feed_their_prompt_once(engine: TorchEngine) -> None:
+    alone = await ask(engine, LONG, tokens=1)
+    fed_alone = engine._decoder.fed_tokens
+    together = await asyncio.gather(*(ask(engine, LONG, f"sibling{n}", tokens=1) for n in range(3)))
+    assert [sibling.token_ids for sibling in together] == [alone.token_ids] * 3
+    assert engine._decoder.fed_tokens - fed_alone < fed_alone
+
+
+async def test_a_prompt_is_shared_by_nobody_once_its_session_is_closed(engine: TorchEngine) -> None:
+    """The session goes on with a long reply, so it was fed twice; after it is gone the same prompt comes again."""
+    first = await ask(engine, LONG)
+    await ask(engine, (*LONG, *first.token_ids, *range(30)))
+    await engine.close_session("s")
+    assert (await ask(engine, LONG, "later")).token_ids == first.token_ids
+
+
+async def test_a_session_that_starts_anew_is_no_example_for_siblings(engine: TorchEngine) -> None:
+    expected = await ask(engine, LONG, "reference")
+    await engine.close_session("reference")
+    await ask(engine, LONG)
+    await ask(engine, LONG[::-1])  # the same session, another prompt
+    assert await ask(engine, LONG, "sibling") == expected
+
+
+async def test_a_reply_that_comes_late_stalls_nobody(engine: TorchEngine) -> None:
+    first = await ask(engine, SHORT, "waits")
+    tool = asyncio.Event()
+
+    async def wait_then_go_on() -> Completion:
+        await tool.wait()
+        return await ask(engine, (*SHORT, *first.token_ids, 4, 4), "waits")
+
+    paused = asyncio.create_task(wait_then_go_on())
+    others = await asyncio.gather(*(ask(engine, SHORT, f"other{n}", tokens=40) for n in range(6)))
+    assert {len(other.token_ids) for other in others} == {40}
+    assert not paused.done()
+    tool.set()
+    assert len((await paused).token_ids) == 12
+
+
+async def test_new_weights_reach_a_session_in_the_middle_of_its_tokens(engine: TorchEngine, tmp_path: Path) -> None:
+    weights = saved(qwen(1), tmp_path, 5)
+    request = asyncio.create_task(ask(engine, LONG, tokens=120))
+    await until(lambda: engine.load().running > 0)
+    await engine.load_weights(weights)
+    completion = await request
+    assert completion.policy_versions == (0, 5)
+    ids = (*LONG, *completion.token_ids, 3)
+    again = await ask(engine, ids, tokens=20)
+    naive = naive_logprobs(qwen(1), ids, again.token_ids, Sampling(max_new_tokens=1))
+    assert again.logprobs == pytest.approx(naive, abs=1e-5)
+
+
+async def test_weights_that_cannot_be_used_are_refused_in_words(engine: TorchEngine, tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="could not be read"):
+        await engine.load_weights(Weights(version=1, folder=str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(EngineUnavailable, match="could not be read"):
+        await engine.load_weights(Weights(version=1, folder=str(tmp_path)))
+    with pytest.raises(EngineUnavailable, match="do not fit the model"):
+        await engine.load_weights(saved(MODELS["llama"](0), tmp_path / "llama", 1))
+
+
+async def test_a_request_that_can_never_fit_is_refused(engine: TorchEngine) -> None:
+    with pytest.raises(ConfigError, match="256 tokens cannot run on an engine of 256 positions"):
+        await ask(engine, (1,) * 256)
+    with pytest.raises(ConfigError, match="0 tokens"):
+        await ask(engine, ())
+    with pytest.raises(ConfigError, match="at least one new token"):
+        await ask(engine, SHORT, tokens=0)
+    with pytest.raises(ConfigError, match="at most 4 stop tokens, got 5"):
+        await ask(engine, SHORT, stop_token_ids=(1, 2, 3, 4, 5))
+
+
+async def test_a_sequence_ends_where_the_positions_end(engine: TorchEngine) -> None:
+    completion = await ask(engine, (1,) * 250, tokens=100)
+    assert (len(completion.token_ids), completion.finish) == (6, Finish.LENGTH)
+
+
+async def test_a_failure_of_the_arithmetic_reaches_everybody_who_waits(engine: TorchEngine) -> None:
+    bad = VOCAB + 5  # no such token: the embedding fails
+    results = await asyncio.gather(
+        *(ask(engine, (bad,) * 30 if n == 2 else LONG, f"s{n}", tokens=60) for n in range(7)), return_exceptions=True
+    )
+    assert all(isinstance(result, Exception) for result in results)
+    assert len((await ask(engine, SHORT, "later")).token_ids) == 12
+
+
+async def test_closing_the_engine_tells_whoever_waits() -> None:
+    engine = TorchEngine(qwen(0), rows=4, positions=256)
+    request = asyncio.create_task(ask(engine, SHORT, tokens=200))
+    await until(lambda: engine.load().running > 0)
+    await engine.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await request
+
+
+@pytest.mark.parametrize("layers", ["listed", "window only"])
+def test_a_model_with_sliding_windows_is_refused(layers: str) -> None:
+    from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    size = {"vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
+    if layers == "listed":
+        kinds = ["full_attention", "sliding_attention"]
+        model = Qwen3ForCausalLM(
+            Qwen3Config(**size, **heads, layer_types=kinds, use_sliding_window=True, sliding_window=8)
+        )
+    else:
+        model = MistralForCausalLM(MistralConfig(**size, **heads, sliding_window=8))
+    with pytest.raises(ConfigError, match="full attention in every layer"):
+        TorchEngine(model, rows=4, positions=64)

@@ -1,0 +1,56 @@
+"""A tiny policy and rows to learn from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from rocstar.dialogue.bpe import train_bpe
+from rocstar.dialogue.template import template_named
+from rocstar.learning.policy import Policy, Shape, random_model
+from rocstar.types import BatchRow, SftRow
+
+SHAPE = Shape(
+    vocab_size=160,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    intermediate_size=64,
+    rope_theta=1000.0,
+    max_positions=64,
+)
+
+
+def policy(seed: int = 0) -> Policy:
+    """Output projections of random_model are zero; here they are not, so that layers matter."""
+    import torch
+
+    template = template_named("compact")
+    codec = train_bpe(["print(1) 2 3"], vocab_size=160, markers=template.markers, word_merges=False)
+    model = random_model(SHAPE, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.normal_(0, 0.1, generator=generator)
+    return Policy(model, codec, "compact")
+
+
+def rows(lengths: Sequence[int] = (12, 5, 9, 20, 7), seed: int = 0) -> tuple[BatchRow, ...]:
+    """Two prompt tokens, then written ones with a reply of two tokens in the middle of the longer rows."""
+    rng = random.Random(seed)
+    return tuple(
+        BatchRow(
+            token_ids=[rng.randrange(SHAPE.vocab_size) for _ in range(length)],
+            loss_mask=[t >= 2 and not 5 <= t < 7 for t in range(length)],
+            sampled_logprobs=[0.0] * length,
+            advantage=rng.choice((-1.0, -0.5, 0.5, 1.5)),
+            identity=f"p/{place}",
+        )
+        for place, length in enumerate(lengths)
+    )
+
+
+def sft_rows(count: int = 6) -> list[SftRow]:
+    return [SftRow(token_ids=tuple(row.token_ids), loss_mask=tuple(row.loss_mask)) for row in rows((9,) * count)]

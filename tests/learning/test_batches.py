@@ -1,0 +1,37 @@
+"""From resampled groups to rows: who gets which advantage, and which tokens count."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocstar.learning.batches import kept_advantages, rows_of
+from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Verdict
+from tests.runs.examples import PROBLEM, resampled, trajectory
+
+
+def chosen(kept: list[bool], rights: list[bool]) -> Resampled:
+    attempts = [trajectory(n, verdict=Verdict.RIGHT if right else Verdict.WRONG) for n, right in enumerate(rights)]
+    choices = [
+        Choice(index=n, kept=keep, reason=Reason.KEPT_ALL, penalty=Penalty(errors=0, format=0))
+        for n, keep in enumerate(kept)
+    ]
+    return Resampled(group=Group(problem=PROBLEM, trajectories=tuple(attempts)), choices=tuple(choices))
+
+
+def test_advantages_are_taken_over_the_kept_siblings_only() -> None:
+    group = chosen([True, False, True, True, True], [True, True, False, False, False])
+    assert kept_advantages(group, False) == pytest.approx({0: 0.75, 2: -0.25, 3: -0.25, 4: -0.25})
+
+
+def test_fewer_than_two_kept_siblings_teach_nothing() -> None:
+    assert kept_advantages(chosen([True, False], [True, False]), True) == {}
+    assert rows_of([chosen([False, False], [True, False])], True) == ()
+
+
+def test_a_row_holds_the_whole_trajectory_and_learns_what_the_policy_wrote() -> None:
+    rows = rows_of([resampled()], False)
+    assert [row.identity for row in rows] == [f"{PROBLEM.id}/1", f"{PROBLEM.id}/2"]
+    assert list(rows[0].token_ids) == [1, 2, 11, 12, 7, 8, 9, 13]
+    assert list(rows[0].loss_mask) == [False, False, True, True, False, False, False, True]
+    assert list(rows[0].sampled_logprobs) == [0, 0, -0.5, -0.25, 0, 0, 0, -1.0]
+    assert [row.advantage for row in rows] == [-0.5, 0.5]

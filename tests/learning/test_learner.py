@@ -1,0 +1,178 @@
+"""The RL learner: scores, one update by hand, the same update in pieces, and what save and restore keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from rocstar.errors import ContractBroken
+from rocstar.learning.batches import split
+from rocstar.learning.learner import GrpoLearner, LearnerSettings, engine_gap, mean_entropy
+from rocstar.types import Batch, BatchRow
+from tests.learning.examples import policy, rows
+
+
+def learner(folder: Path, seed: int = 0, **settings: Any) -> GrpoLearner:
+    return GrpoLearner(policy(seed), LearnerSettings(**{"learning_rate": 1e-3, "warmup_steps": 0, **settings}), folder)
+
+
+def parameters(learner: GrpoLearner) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in learner._policy.parameters]
+
+
+def gradients(learner: GrpoLearner) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in learner._policy.parameters]
+
+
+def test_scores_are_the_plain_log_softmax(tmp_path: Path) -> None:
+    mine = learner(tmp_path, temperature=0.8)
+    for row in mine.score(rows()):
+        ids = torch.tensor([row.token_ids])
+        with torch.no_grad():
+            plain = torch.log_softmax(mine._policy.model(input_ids=ids).logits[0, :-1] / 0.8, -1)
+        expected = plain.gather(1, ids[0, 1:].unsqueeze(1)).squeeze(1)
+        assert row.old_logprobs == pytest.approx([0.0, *expected.tolist()], abs=1e-5)
+        assert row.entropies == pytest.approx([0.0, *(-(plain.exp() * plain).sum(-1)).tolist()], abs=1e-5)
+
+
+def test_the_first_update_has_ratio_one(tmp_path: Path) -> None:
+    mine = learner(tmp_path)
+    scored = mine.score(rows())
+    metrics = mine.update(Batch(rows=scored))
+    weighted = sum(row.advantage * sum(row.loss_mask) for row in scored) / sum(sum(row.loss_mask) for row in scored)
+    assert metrics["clip_share"] == 0
+    assert metrics["loss"] == pytest.approx(-weighted, abs=1e-5)
+    assert metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("budget", [1, 25, 10_000])
+def test_micro_batches_do_not_change_the_mean_over_all_tokens(tmp_path: Path, budget: int) -> None:
+    mine = learner(tmp_path, tokens_per_microbatch=budget, max_grad_norm=1e9)
+    scored = mine.score(rows())
+    metrics = mine.update(Batch(rows=scored))
+    model, total = policy().model, torch.zeros(())
+    for row in scored:
+        ids = torch.tensor([row.token_ids])
+        everything = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
+        values = everything.gather(1, ids[0, 1:].unsqueeze(1)).squeeze(1)
+        ratio = (values - torch.tensor(row.old_logprobs[1:])).exp()
+        total = total - (ratio * row.advantage * torch.tensor(row.loss_mask[1:])).sum()
+    naive = total / sum(sum(row.loss_mask) for row in scored)
+    naive.backward()
+    assert metrics["loss"] == pytest.approx(naive.item(), abs=1e-6)
+    for gradient, parameter in zip(gradients(mine), model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_the_policy_moves_towards_good_attempts_and_away_from_bad_ones(tmp_path: Path) -> None:
+    mine = learner(tmp_path)
+    scored = mine.score(rows())
+    losses = [mine.update(Batch(rows=scored))["loss"] for _ in range(5)]
+    later = mine.score(rows())
+    for before, after in zip(scored, later, strict=True):
+        moved = sum(b for b, m in zip(after.old_logprobs, after.loss_mask, strict=True) if m) - sum(
+            b for b, m in zip(before.old_logprobs, before.loss_mask, strict=True) if m
+        )
+        assert moved * before.advantage > 0
+    assert losses == sorted(losses, reverse=True)
+    assert mine.version == 5
+
+
+def test_warmup_raises_the_learning_rate_step_by_step(tmp_path: Path) -> None:
+    mine = learner(tmp_path, warmup_steps=4)
+    scored, rates = mine.score(rows()), []
+    for _ in range(6):
+        mine.update(Batch(rows=scored))
+        rates.append(mine._optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, kl: float) -> None:
+    mine = learner(tmp_path, kl_coefficient=kl, warmup_steps=5)
+    scored = mine.score(rows())
+    mine.update(Batch(rows=scored))
+    mine.save(tmp_path)
+    other = learner(tmp_path, seed=1, kl_coefficient=kl, warmup_steps=5)
+    other._policy.model.load_state_dict(mine._policy.model.state_dict())
+    other.restore(tmp_path)
+    assert other.update(Batch(rows=scored)) == mine.update(Batch(rows=scored))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(mine), strict=True))
+
+
+def test_a_restored_learner_keeps_its_own_settings(tmp_path: Path) -> None:
+    mine = learner(tmp_path, weight_decay=0.5)
+    mine.update(Batch(rows=mine.score(rows())))
+    mine.save(tmp_path)
+    other = learner(tmp_path, weight_decay=0.0, beta2=0.99)
+    other.restore(tmp_path)
+    group = other._optimizer.param_groups[0]
+    assert (group["weight_decay"], group["betas"]) == (0.0, (0.9, 0.99))
+
+
+def test_kl_holds_the_policy_near_its_reference(tmp_path: Path) -> None:
+    far = {}
+    for coefficient in (0.01, 30.0):
+        mine = learner(tmp_path, kl_coefficient=coefficient)
+        scored = mine.score(rows())
+        far[coefficient] = [mine.update(Batch(rows=scored))["kl"] for _ in range(8)]
+    assert far[0.01][0] == pytest.approx(0, abs=1e-9)
+    assert 0 < far[30.0][-1] < far[0.01][-1] / 2
+
+
+def test_a_refreshed_reference_is_the_current_policy(tmp_path: Path) -> None:
+    mine = learner(tmp_path, kl_coefficient=0.1)
+    scored = mine.score(rows())
+    for _ in range(3):
+        drifted = mine.update(Batch(rows=scored))["kl"]
+    mine.refresh_reference()
+    assert mine.update(Batch(rows=scored))["kl"] < drifted / 100
+
+
+def test_an_entropy_bonus_raises_entropy(tmp_path: Path) -> None:
+    level = {}
+    for coefficient in (0.0, 1.0):
+        mine = learner(tmp_path, entropy_coefficient=coefficient)
+        still = [replace(row, advantage=0.0) for row in mine.score(rows())]
+        for _ in range(5):
+            mine.update(Batch(rows=tuple(still)))
+        level[coefficient] = mean_entropy(mine.score(rows()))
+    assert level[1.0] > level[0.0] + 1e-3
+
+
+def test_rows_that_were_not_scored_are_refused(tmp_path: Path) -> None:
+    mine = learner(tmp_path)
+    with pytest.raises(ContractBroken):
+        mine.update(Batch(rows=rows()))
+    silent = replace(mine.score(rows())[0], loss_mask=[False] * 12)
+    with pytest.raises(ContractBroken):
+        mine.update(Batch(rows=(silent,)))
+
+
+def test_the_gap_between_engine_and_learner_counts_policy_tokens_only() -> None:
+    row = BatchRow(
+        token_ids=[1, 2, 3],
+        loss_mask=[False, True, True],
+        sampled_logprobs=[9.0, -1.0, -2.0],
+        old_logprobs=[0.0, -1.5, -2.1],
+        entropies=[7.0, 1.0, 2.0],
+        advantage=1.0,
+    )
+    assert engine_gap([row]) == pytest.approx((0.3, 0.5))
+    assert mean_entropy([row]) == 1.5
+    assert engine_gap([]) == (0.0, 0.0) and mean_entropy([]) == 0.0
+
+
+def test_mini_batches_share_the_rows_out() -> None:
+    parts = split(rows((5,) * 7), 3, seed=1)
+    assert sorted(len(part.rows) for part in parts) == [2, 2, 3]
+    assert sorted(row.identity for part in parts for row in part.rows) == [f"p/{n}" for n in range(7)]
+    assert split(rows((5,)), 4, seed=0)[0].rows == rows((5,))
+    assert split((), 2, seed=0) == []

@@ -1,0 +1,71 @@
+"""The trained model: the same seed makes the same one, and what it saves loads again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file
+
+from rocstar.dialogue.codec import Codec
+from rocstar.errors import ConfigError
+from rocstar.learning.policy import Policy, load_model, random_model
+from tests.learning.examples import SHAPE, policy
+
+
+def test_a_seed_makes_the_same_weights_whatever_else_was_drawn() -> None:
+    first = random_model(SHAPE, 3).state_dict()
+    torch.rand(7)
+    second, other = random_model(SHAPE, 3).state_dict(), random_model(SHAPE, 4).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_a_fresh_model_starts_as_the_identity() -> None:
+    model = random_model(SHAPE, 0)
+    ids = torch.tensor([[4, 9, 4]])
+    hidden = model.model.norm(model.model.embed_tokens(ids))
+    torch.testing.assert_close(model(input_ids=ids).logits, model.lm_head(hidden))
+
+
+def test_a_saved_policy_loads_with_the_same_logits(tmp_path: Path) -> None:
+    mine = policy()
+    mine.save(tmp_path / "model")
+    mine.save(tmp_path / "model")  # over the first
+    loaded = Policy(load_model(tmp_path / "model"), Codec.load(tmp_path / "model"), "compact")
+    ids = torch.tensor([mine.codec.encode("print(1) 2 3")])
+    assert torch.equal(loaded.model(input_ids=ids).logits, mine.model(input_ids=ids).logits)
+    assert loaded.codec.encode("print(1)") == mine.codec.encode("print(1)")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_published_weights_hold_tied_tensors_once(tmp_path: Path) -> None:
+    mine = policy()
+    mine.version = 7
+    weights = mine.publish(tmp_path / "weights")
+    assert (weights.version, weights.folder) == (7, str(tmp_path / "weights"))
+    assert "lm_head.weight" not in load_file(tmp_path / "weights" / "model.safetensors")
+
+
+def test_untied_heads_are_published_too(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=SHAPE.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=32,
+        tie_word_embeddings=False,
+    )
+    Policy(LlamaForCausalLM(config), policy().codec, "compact").publish(tmp_path)
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it has no config\.json"):
+        load_model(tmp_path)

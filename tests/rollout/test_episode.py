@@ -1,0 +1,181 @@
+"""The turn loop over scripted parts: which tokens are kept, why attempts end, and what faults become."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rocstar.engines.scripted import ScriptedEngine
+from rocstar.errors import SandboxUnavailable
+from rocstar.tools.scripted import ScriptedTool
+from rocstar.types import Status, Stop
+from tests.rollout.examples import (
+    ANSWER,
+    CODEC,
+    QUESTION,
+    STOP,
+    TEMPLATE,
+    Endless,
+    Waiting,
+    attempt,
+    program,
+    replies_in,
+)
+
+RUN = program("print(2+3)")
+
+
+def sum_tool() -> ScriptedTool:
+    return ScriptedTool({"print(2+3)": "5\n"})
+
+
+async def test_the_ids_trained_on_are_the_ids_the_engine_saw() -> None:
+    engine = ScriptedEngine(CODEC, [f"Let me see. {RUN}", f"{program('nonsense')} and {RUN}", ANSWER])
+    trajectory = await attempt(engine, sum_tool())
+    assert trajectory.stop is Stop.ANSWERED and trajectory.num_calls == 3
+    asked, known = (), trajectory.prompt_ids
+    # The engine forgets a session when it is closed, so what it saw is all it was ever asked to continue.
+    for seen, turn in zip(engine.seen["s"], trajectory.turns, strict=True):
+        assert seen == known
+        known = (*seen, *turn.completion.token_ids, *turn.reply_ids)
+        asked = seen
+    assert trajectory.token_ids == known == (*asked, *trajectory.turns[-1].completion.token_ids)
+    written = [t for t, mine in zip(trajectory.token_ids, trajectory.loss_mask, strict=True) if mine]
+    assert written == [t for turn in trajectory.turns for t in turn.completion.token_ids]
+    for value, mine in zip(trajectory.sampled_logprobs, trajectory.loss_mask, strict=True):
+        assert (value < 0) == mine
+
+
+async def test_the_whole_text_is_the_templates_conversation() -> None:
+    trajectory = await attempt([RUN, ANSWER], sum_tool())
+    end = TEMPLATE.stop
+    expected = TEMPLATE.opening(QUESTION, ()) + RUN + end + TEMPLATE.reply(["5"]) + ANSWER + end
+    assert CODEC.decode(trajectory.token_ids) == expected
+
+
+async def test_a_malformed_call_is_answered_in_its_place() -> None:
+    trajectory = await attempt([f"<tool_call>{{oops</tool_call>{RUN}", ANSWER], sum_tool())
+    first = trajectory.turns[0]
+    assert [call.parse_error is None for call in first.calls] == [False, True]
+    assert [result.status for result in first.results] == [Status.BAD_CALL, Status.OK]
+    assert [result.call_id for result in first.results] == [call.id for call in first.calls]
+    reply = replies_in(trajectory)[0]
+    assert 0 < reply.index("Failed to decode tool call") < reply.index("\n5\n")
+    assert trajectory.num_failed_calls == 1
+
+
+async def test_calls_beyond_the_limit_are_answered_and_not_run() -> None:
+    tool = sum_tool()
+    trajectory = await attempt([RUN * 4, ANSWER], tool)
+    assert len(tool.calls) == 2
+    assert [result.status for result in trajectory.results] == [Status.OK] * 2 + [Status.BAD_CALL] * 2
+    assert replies_in(trajectory)[0].count("only 2 tool calls are run in one turn") == 2
+
+
+async def test_an_unknown_tool_is_answered_with_the_names_there_are() -> None:
+    trajectory = await attempt([program("1", "calculator"), ANSWER], sum_tool())
+    assert trajectory.results[0].status is Status.BAD_CALL
+    assert "there is no tool named 'calculator'; the tools are: python" in replies_in(trajectory)[0]
+
+
+async def test_a_tool_answers_to_its_other_names() -> None:
+    tool = ScriptedTool({"print(2+3)": "5\n"}, aliases=("jupyter_code",))
+    trajectory = await attempt([program("print(2+3)", "jupyter_code"), ANSWER], tool)
+    assert trajectory.results[0].status is Status.OK
+
+
+async def test_call_ids_stay_unique_over_turns() -> None:
+    trajectory = await attempt([RUN + RUN, RUN, ANSWER], sum_tool())
+    ids = [call.id for turn in trajectory.turns for call in turn.calls]
+    assert ids == [result.call_id for result in trajectory.results] and len(set(ids)) == 3
+
+
+async def test_the_last_turn_runs_no_call_and_gets_no_reply() -> None:
+    tool = sum_tool()
+    trajectory = await attempt([RUN] * 5, tool, max_turns=2)
+    assert (trajectory.stop, len(trajectory.turns), len(tool.calls)) == (Stop.MAX_TURNS, 2, 1)
+    assert trajectory.turns[-1].reply_ids == () and len(trajectory.turns[-1].calls) == 1
+
+
+async def test_a_completion_cut_by_the_limit_ends_the_attempt() -> None:
+    trajectory = await attempt([ANSWER], max_response_tokens=2)
+    assert trajectory.stop is Stop.MAX_TOKENS
+    assert trajectory.num_response_tokens == 2
+    assert STOP not in trajectory.turns[0].completion.token_ids
+
+
+@pytest.mark.parametrize("room", range(1, 140, 3))
+async def test_no_attempt_is_longer_than_its_limit_and_none_ends_in_a_reply(room: int) -> None:
+    trajectory = await attempt([RUN, RUN, ANSWER], sum_tool(), max_response_tokens=room)
+    assert trajectory.num_response_tokens <= room
+    assert trajectory.turns[-1].reply_ids == ()
+    assert all(turn.reply_ids for turn in trajectory.turns[:-1])
+    assert trajectory.stop in (Stop.MAX_TOKENS, Stop.ANSWERED)
+
+
+async def test_a_sandbox_that_fails_once_is_asked_again() -> None:
+    tool = ScriptedTool([SandboxUnavailable("gone"), SandboxUnavailable("gone"), "5\n"])
+    trajectory = await attempt([RUN, ANSWER], tool)
+    assert (trajectory.stop, trajectory.fault, len(tool.calls)) == (Stop.ANSWERED, None, 3)
+    assert trajectory.num_failed_calls == 0
+
+
+async def test_a_sandbox_that_stays_away_is_our_fault_and_no_outcome() -> None:
+    trajectory = await attempt([RUN, ANSWER], ScriptedTool([SandboxUnavailable("the host is gone")] * 9))
+    assert trajectory.stop is Stop.ENVIRONMENT_FAILED
+    assert trajectory.fault == "SandboxUnavailable: the host is gone"
+    assert trajectory.outcome is None and trajectory.results == ()
+    assert len(trajectory.turns) == 1  # what was written until then is kept
+
+
+async def test_an_engine_that_stays_away_is_our_fault_too() -> None:
+    trajectory = await attempt([RUN], sum_tool())  # the script ends after one reply
+    assert trajectory.stop is Stop.ENVIRONMENT_FAILED
+    assert trajectory.fault and trajectory.fault.startswith("EngineUnavailable: the script")
+    assert len(trajectory.turns) == 1 and trajectory.turns[0].reply_ids
+
+
+async def test_cancelling_an_attempt_cancels_its_engine_request() -> None:
+    engine = Endless()
+    task = asyncio.create_task(attempt(engine, sum_tool()))
+    await engine.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.cancelled and engine.closed == ["s"]
+
+
+async def test_cancelling_an_attempt_cancels_its_tool_call() -> None:
+    tool = Waiting()
+    task = asyncio.create_task(attempt([RUN, ANSWER], tool))
+    await tool.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tool.cancelled
+
+
+async def test_when_one_call_fails_by_our_fault_its_neighbour_is_not_left_running() -> None:
+    class Split(Waiting):
+        async def run(self, call, *, seed=0):  # type: ignore[no-untyped-def]
+            if call.arguments["code"] == "fault":
+                await self.asked.wait()
+                raise SandboxUnavailable("gone")
+            return await super().run(call, seed=seed)
+
+    tool = Split()
+    trajectory = await attempt([RUN + program("fault"), ANSWER], tool)
+    assert trajectory.stop is Stop.ENVIRONMENT_FAILED
+    await asyncio.sleep(0)
+    assert tool.cancelled
+
+
+async def test_an_attempt_that_waits_for_its_tool_stalls_no_other() -> None:
+    tool = Waiting()
+    waiting = asyncio.create_task(attempt([RUN, ANSWER], tool))
+    await tool.asked.wait()
+    assert (await attempt([ANSWER], sum_tool())).stop is Stop.ANSWERED
+    assert not waiting.done()
+    tool.go.set()
+    assert (await waiting).stop is Stop.ANSWERED

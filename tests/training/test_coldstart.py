@@ -1,0 +1,92 @@
+"""Which demonstrations a step learns from, and what a run opens with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rocstar.config import Recipe
+from rocstar.errors import ConfigError
+from rocstar.training.coldstart import load_sft_rows, opened_policy, opening, rows_of_step
+from rocstar.training.tasks import make_task
+from rocstar.types import SftRow
+from tests.runs.examples import recipe
+
+ROWS = [SftRow(token_ids=(n,), loss_mask=(True,)) for n in range(10)]
+
+
+def taken(step: int, count: int) -> list[int]:
+    return [row.token_ids[0] for row in rows_of_step(ROWS, step, count, seed=1)]
+
+
+def test_the_first_epoch_takes_rows_in_their_order_and_later_ones_shuffled() -> None:
+    assert [taken(step, 5) for step in (0, 1)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    second = taken(2, 5) + taken(3, 5)
+    assert second != list(range(10)) and sorted(second) == list(range(10))
+    assert taken(2, 5) + taken(3, 5) == second != taken(4, 5) + taken(5, 5)
+
+
+def test_fewer_rows_than_a_step_takes_are_all_taken() -> None:
+    assert sorted(taken(3, 99)) == list(range(10))
+
+
+def messages(path: Path) -> str:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": {"code": "print(1)"}}}]}
+    rows = [
+        [
+            {"role": "user", "content": f"What is {n}?"},
+            call,
+            {"role": "tool", "content": "1"},
+            {"role": "assistant", "content": f"<answer>\\boxed{{{n}}}</answer>"},
+        ]
+        for n in range(5)
+    ]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return str(path)
+
+
+def opened(folder: Path, **model: Any) -> Recipe:
+    """A recipe whose cold start comes from a file, with a small model."""
+    base = recipe()
+    size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "intermediate_size": 32, "vocab_size": 300, **model}
+    stage = base.stage[0].model_copy(
+        update={"sft": base.sft.model_copy(update={"rows_file": messages(folder / "rows.jsonl")})}
+    )
+    return base.model_copy(update={"stage": [stage], "model": base.model.model_copy(update=size)})
+
+
+async def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    task = make_task(made.data, tool_name="python", seed=0, heldout=0)
+    sandbox: Any = None  # demonstrations from a file run nothing
+    policy = await opening(made, task, sandbox, tmp_path)
+    rows = load_sft_rows(tmp_path)
+    assert len(rows) == 5
+    text = policy.codec.decode(rows[3].token_ids)
+    assert text.startswith("<|im_start|>user\nWhat is 3?<|im_end|>") and text.endswith("{3}</answer><|im_end|>")
+    learned = policy.codec.decode([t for t, m in zip(rows[3].token_ids, rows[3].loss_mask, strict=True) if m])
+    assert "What is 3?" not in learned and "tool_response" not in learned and "print(1)" in learned
+    policy.save(tmp_path / "model")
+    again = opened_policy(made, tmp_path)
+    assert again.codec.encode(text) == list(rows[3].token_ids)
+
+
+async def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    made = opened(tmp_path, max_positions=20)
+    task = make_task(made.data, tool_name="python", seed=0, heldout=0)
+    sandbox: Any = None
+    with pytest.raises(ConfigError, match=r"model\.max_positions is 20; raise it"):
+        await opening(made, task, sandbox, tmp_path)
+
+
+async def test_random_weights_need_a_cold_start(tmp_path: Path) -> None:
+    made = opened(tmp_path).model_copy(update={"stage": []})
+    task = make_task(made.data, tool_name="python", seed=0, heldout=0)
+    sandbox: Any = None
+    with pytest.raises(ConfigError, match="needs an sft stage"):
+        await opening(made, task, sandbox, tmp_path)
