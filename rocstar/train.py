@@ -26,6 +26,7 @@ from rocstar.learning.batches import rows_of, split
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_named
 from rocstar.learning.sft import SftLearner
+from rocstar.learning.threads import use_threads
 from rocstar.protocols import Resampler
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json
@@ -56,9 +57,7 @@ async def train(
     recipe: Recipe, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
 ) -> None:
     """Carry out all stages that are not done yet. Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
-    import torch
-
-    torch.set_num_threads(recipe.run.threads)
+    use_threads(recipe.run.threads)
     meter = Meter(sandbox)
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     task = task_of(recipe, recipe.data)

@@ -11,6 +11,7 @@ from rocstar.data.files import load_problems
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.evaluation.subject import Subject, find_subject, opened
 from rocstar.launch import quiet_torch, started_sandbox
+from rocstar.learning.threads import use_threads
 from rocstar.screen import Screen
 from rocstar.types import Problem
 
@@ -49,9 +50,7 @@ def evaluate(
 async def _evaluate(
     subject: Subject, recipe: Recipe, problems: list[Problem], n: int, temperature: float, sandbox: Any, folder: Path
 ) -> dict[str, Any]:
-    import torch
-
-    torch.set_num_threads(recipe.run.threads)
+    use_threads(recipe.run.threads)
     protocol = Protocol(attempts=n, temperature=temperature, top_p=recipe.rollout.top_p, top_k=recipe.rollout.top_k)
     async with opened(subject, recipe, sandbox) as roller:
         return await evaluate_policy(roller, problems, protocol, folder=folder, step=subject.step)
