@@ -1,14 +1,14 @@
 """The error tree. One error per boundary crossed; a failed program is data and never appears here.
 
-    RocstarError
-      ConfigError            the person must change something; names file, line, key, nearest valid key
-      DataError              an input file is wrong; names file, line, field
-      Unavailable            we are at fault; safe to retry
-        EngineUnavailable
-        SandboxUnavailable
-        VerifierUnavailable
-      RunHalted              a run stopped itself on purpose (fault budget passed, disk full); nothing was lost
-      ContractBroken         a bug of ours; never caught
+RocstarError
+  ConfigError            the person must change something; names file, line, key, nearest valid key
+  DataError              an input file is wrong; names file, line, field
+  Unavailable            we are at fault; safe to retry
+    EngineUnavailable
+    SandboxUnavailable
+    VerifierUnavailable
+  RunHalted              a run stopped itself on purpose (fault budget passed, disk full); nothing was lost
+  ContractBroken         a bug of ours; never caught
 """
 
 

@@ -187,7 +187,7 @@ STEP_LINE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def step_line(stage: str, step: int, total: int, metrics: Metrics) -> str:
-    """`stage1 step 12/20  reward .413  right .41  kept 96/192  calls 1.2 err 9%  ...`, always in this order."""
+    """`stage1 step 12/20  reward .413  solved .41  kept 96/192  calls 1.2 err 9%  ...`, always in this order."""
     shown = (text.format(form(metrics[key])) for text, key, form in STEP_LINE if _is_number(metrics.get(key)))
     return f"{stage} step {step}/{total}" + "".join(shown)
 

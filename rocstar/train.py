@@ -141,9 +141,7 @@ class Run:
 
     def _enter(self, number: int, stage: Stage) -> None:
         if self.progress.stage != number:
-            self.progress = Progress(
-                stage=number, step=self.progress.step, policy_version=self.workshop.policy.version
-            )
+            self.progress = Progress(stage=number, step=self.progress.step, policy_version=self.workshop.policy.version)
         self.tracker.start_stage(stage.name, stage.kind, stage.steps)
         self.saved_at = time.monotonic()
 

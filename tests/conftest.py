@@ -1,9 +1,10 @@
-"""Thread policy of all tests, set before anything loads torch: one thread, and waiting threads sleep."""
+"""What all tests run under, set before anything loads torch: as `rocstar.launch.quiet_torch` sets it for a run."""
 
 from __future__ import annotations
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"
+from rocstar.launch import quiet_torch
+
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
+quiet_torch(threads=1)

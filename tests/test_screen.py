@@ -21,12 +21,12 @@ METRICS = {
     "len/truncated": 0.03,
     "policy/entropy": 0.41,
     "policy/logprob_gap": 1e-6,
-    "cpu/trainer": 1.9,
+    "step/trainer_cpu_seconds": 1.9,
     "cpu/sandbox": 0.6,
     "something/else": 3.0,
 }
 LINE = (
-    "stage1 step 12/20  reward .413  right .41  kept 96/192  calls 1.2 err 9%  tokens 23 cut 3%  entropy .41  gap 1e-6"
+    "stage1 step 12/20  reward .413  solved .41  kept 96/192  calls 1.2 err 9%  tokens 23 cut 3%  entropy .41  gap 1e-6"
     "  trainer 1.9s sandbox 0.6s"
 )
 

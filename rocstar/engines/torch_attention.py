@@ -5,8 +5,9 @@ projects and rotates, hands new keys and values to `SlotCache.update`, and calls
 
 Grouped heads are folded into the query axis, so keys are never repeated. Every row's result is independent of the
 other rows in the batch, bit for bit on CPU (tests/engines/test_invariance.py): matrix products there keep one
-summation order from MIN_QUERIES rows up and to PIECE terms a sum, and masked positions add exact zeros. This holds
-for models whose head and MLP widths are multiples of 32; element-wise kernels treat what is left over apart.
+summation order from MIN_QUERIES rows up and to PIECE terms a sum, and masked positions add exact zeros. On AVX-512
+machines that needs MKL's strict mode, set before torch loads (`rocstar.launch.quiet_torch`). This holds for models
+whose head and MLP widths are multiples of 32; element-wise kernels treat what is left over apart.
 """
 
 from __future__ import annotations

@@ -48,7 +48,13 @@ async def _ask(roller: Roller, question: str) -> dict[str, Any]:
     attempt = group.trajectories[0]
     answer = attempt.outcome.extracted if attempt.outcome else None
     shown = transcript(group, attempt, roller.conversation.codec)
-    return {"question": question, "text": shown["text"], "answer": answer, "calls": attempt.num_calls, "fault": attempt.fault}
+    return {
+        "question": question,
+        "text": shown["text"],
+        "answer": answer,
+        "calls": attempt.num_calls,
+        "fault": attempt.fault,
+    }
 
 
 def _print(reply: dict[str, Any], as_json: bool) -> None:

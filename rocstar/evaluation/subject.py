@@ -19,7 +19,9 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.training.assemble import Workshop, make_engine, make_roller
 
 # A model that belongs to no run has no settings of its own: the paper's conversation, with room to think.
-FOREIGN = RolloutSection(template="paper", max_turns=10, max_response_tokens=4096, feedback_max_chars=1000, engine_rows=64)
+FOREIGN = RolloutSection(
+    template="paper", max_turns=10, max_response_tokens=4096, feedback_max_chars=1000, engine_rows=64
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,7 @@ def find_subject(name: str, runs: Path) -> Subject:
     step = int(wanted) if wanted.isdigit() else steps[-1]
     if step not in steps:
         raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")
-    return Subject(
-        model=run.checkpoint(step) / "model", recipe=resolved_from_json(run.resolved), run=run, step=step
-    )
+    return Subject(model=run.checkpoint(step) / "model", recipe=resolved_from_json(run.resolved), run=run, step=step)
 
 
 @asynccontextmanager

@@ -15,7 +15,9 @@ def write_rows(path: Path, rows: Sequence[SftRow]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    schema = pyarrow.schema([("token_ids", pyarrow.list_(pyarrow.int32())), ("loss_mask", pyarrow.list_(pyarrow.bool_()))])
+    schema = pyarrow.schema(
+        [("token_ids", pyarrow.list_(pyarrow.int32())), ("loss_mask", pyarrow.list_(pyarrow.bool_()))]
+    )
     columns = [[row.token_ids for row in rows], [row.loss_mask for row in rows]]
     table = pyarrow.Table.from_arrays(
         [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
