@@ -1,23 +1,24 @@
 """The `rocstar` command: verbs, exit codes, and how failures are told. Every heavy import is inside its verb.
 
-stdout is results, stderr is progress. Exit codes are in `exits.py`.
+stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of the rooms that are useful alone are in
+`verbs/`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results
+from rocstar.verbs import sandbox
+from rocstar.verbs.common import STYLE, AsJson, print_json
 
 if TYPE_CHECKING:
     from rocstar.config import Recipe
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 TRACEBACK = "--traceback"
 
-# rich would be loaded for help pages and errors alike, which costs more than all the rest of the start.
-STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 app = typer.Typer(
     **STYLE,
     pretty_exceptions_enable=False,
@@ -35,11 +34,9 @@ app = typer.Typer(
     epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
 )
 runs_app = typer.Typer(**STYLE, help="Look at what runs left behind.")
-sandbox_app = typer.Typer(**STYLE, help="The place where the model's programs run.")
 app.add_typer(runs_app, name="runs")
-app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(sandbox.app, name="sandbox")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", show_default=False)]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
@@ -154,7 +151,7 @@ def evaluate(
             runs=runs,
             screen=screen,
         )
-        _print_json(result) if as_json else screen.figures(result)
+        print_json(result) if as_json else screen.figures(result)
 
 
 @app.command()
@@ -178,7 +175,7 @@ def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     from rocstar.screen import Screen
 
     rows = [show_run(folder) for folder in list_runs(runs)]
-    _print_json({"runs": rows}) if as_json else Screen().runs(rows)
+    print_json({"runs": rows}) if as_json else Screen().runs(rows)
 
 
 @runs_app.command()
@@ -191,33 +188,6 @@ def show(
     from rocstar.runs.folder import RunFolder
 
     _print_run(RunFolder.find(name, runs), as_json=as_json)
-
-
-@sandbox_app.command(name="exec")
-def execute(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="A Python program; `-` reads it from stdin.")],
-    as_json: AsJson = False,
-) -> None:
-    """Run one program in the sandbox and say what became of it.
-
-    Example: rocstar sandbox exec 'sum(range(10))'"""
-    from rocstar.sandbox.client import run_once
-
-    response = run_once(sys.stdin.read() if code == "-" else code)
-    if as_json:
-        _print_json(asdict(response))
-    else:
-        note = f"[{response.outcome}, {response.run_seconds:.3f} s, isolation {response.isolation}]\n"
-        value = "" if response.value is None else f"{response.value}\n"
-        _write(sys.stdout, response.stdout + value)
-        _write(sys.stderr, response.stderr + note)
-    raise typer.Exit(OK if response.outcome == "ok" else FAILED)
-
-
-def _write(stream: TextIO, text: str) -> None:
-    """A program's output may hold characters that this terminal cannot show."""
-    stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
-    stream.flush()
 
 
 # Runs
@@ -234,7 +204,7 @@ def _start(path: str | None, settings: list[str], *, kinds: tuple[str, ...], dry
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     if dry_run:
-        _print_json(dump_resolved(recipe))
+        print_json(dump_resolved(recipe))
         return
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
@@ -253,8 +223,8 @@ def _resume(name: str, runs: Path, *, refused: list[str | None], as_json: bool) 
 
 
 def _carry_out(recipe: Recipe, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
-    from rocstar.screen import Screen
     from rocstar.launch import run as carry_out
+    from rocstar.screen import Screen
 
     go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
     try:
@@ -290,10 +260,4 @@ def _print_run(folder: RunFolder, *, as_json: bool) -> None:
     from rocstar.screen import Screen
 
     shown = show_run(folder)
-    _print_json(shown) if as_json else Screen().summary(shown)
-
-
-def _print_json(value: Any) -> None:
-    from rocstar.runs.atomic import plain
-
-    print(json.dumps(plain(value), indent=2))
+    print_json(shown) if as_json else Screen().summary(shown)

@@ -33,7 +33,9 @@ def evaluate(
     screen: Screen,
 ) -> dict[str, Any]:
     """Figures of `n` attempts per problem: avg@n, pass@n, maj@n with 95% intervals clustered by problem, lengths and
-    tool use. Saved below the run's `evals/<file>/` (a plain model's below `<runs>/evals/`). Raises ConfigError, DataError."""
+    tool use. Saved below the run's `evals/<file>/` (a plain model's below `<runs>/evals/`).
+
+    Raises ConfigError, DataError."""
     subject = find_subject(model, runs)
     problems = load_problems(Path(data), question=question, answer=answer, limit=limit)
     changes = {"max_turns": max_turns, "max_response_tokens": max_response_tokens, "template": template}

@@ -1,4 +1,4 @@
-"""How many threads torch computes with. A setting of the whole process, so only the verbs that own a process call it."""
+"""How many threads torch computes with: a setting of the whole process, so only the verbs that own one call it."""
 
 from __future__ import annotations
 

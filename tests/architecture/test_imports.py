@@ -21,6 +21,7 @@ NOUNS = ("rocstar", "rocstar.types", "rocstar.errors")
 SEAMS = (*NOUNS, "rocstar.protocols")
 SANDBOX_CLIENTS = ("tools", "answers")
 CLI_TOP = ("typer", "rocstar", "rocstar.errors", "rocstar.exits")
+VERBS = "rocstar.verbs"
 
 
 @functools.cache
@@ -106,11 +107,13 @@ def test_a_module_imports_only_what_its_room_may(module: str) -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_the_command_line_loads_nothing_heavy_at_its_top() -> None:
-    tree = ast.parse(modules()["rocstar.cli"])
+@pytest.mark.parametrize("module", sorted(m for m in modules() if m == "rocstar.cli" or within(m, VERBS)))
+def test_the_command_line_loads_nothing_heavy_at_its_top(module: str) -> None:
+    tree = ast.parse(modules()[module])
     top = "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
-    heavy = [t for t, _ in imported(top) if not is_standard(t) and t not in CLI_TOP]
-    assert not heavy, f"cli.py imports {heavy} at its top: every heavy import belongs inside the verb that needs it"
+    light = [t for t, _ in imported(top) if is_standard(t) or t in CLI_TOP or within(t, VERBS)]
+    heavy = [t for t, _ in imported(top) if t not in light]
+    assert not heavy, f"{module} imports {heavy} at its top: every heavy import belongs inside the verb that needs it"
 
 
 @pytest.mark.parametrize(

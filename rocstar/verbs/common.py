@@ -1,0 +1,26 @@
+"""What all verbs share: the style of help pages, common options, and how results are written. Loads nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, TextIO
+
+import typer
+
+# rich would be loaded for help pages and errors alike, which costs more than all the rest of the start.
+STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout; what JSON cannot say (nan) is null."""
+    from rocstar.runs.atomic import plain
+
+    print(json.dumps(plain(value), indent=2))
+
+
+def write(stream: TextIO, text: str) -> None:
+    """A program's output may hold characters that this terminal cannot show."""
+    stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
+    stream.flush()
