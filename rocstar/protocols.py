@@ -35,7 +35,9 @@ class Engine(Protocol):
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused."""
+        """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused.
+
+        Where `token_ids` leave no room for another token the completion is empty, with finish LENGTH."""
         ...
 
     def load(self) -> EngineLoad: ...

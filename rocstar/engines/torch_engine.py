@@ -39,8 +39,10 @@ class TorchEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Raises ConfigError for a request that can never fit, EngineUnavailable when the arithmetic fails."""
+        """Raises ConfigError for a request that makes no sense, EngineUnavailable when the arithmetic fails."""
         self._refuse_impossible(token_ids, sampling)
+        if len(token_ids) >= self._decoder.positions:
+            return _nothing(self._decoder.version, Finish.LENGTH)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append(
             Work(
@@ -90,11 +92,8 @@ class TorchEngine:
     # -- the driver -------------------------------------------------------------------------------------------------
 
     def _refuse_impossible(self, token_ids: Sequence[int], sampling: Sampling) -> None:
-        if not token_ids or len(token_ids) >= self._decoder.positions:
-            raise ConfigError(
-                f"a request of {len(token_ids)} tokens cannot run on an engine of {self._decoder.positions} positions; "
-                "raise model.max_positions or shorten the prompt"
-            )
+        if not token_ids:
+            raise ConfigError("a request must have at least one token to continue, got none")
         if sampling.max_new_tokens < 1:
             raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
         if len(sampling.stop_token_ids) > MAX_STOPS:
@@ -169,8 +168,8 @@ class TorchEngine:
                 work.owner.set_exception(error)
 
 
-def _nothing(version: int) -> Completion:
-    return Completion(token_ids=(), logprobs=(), finish=Finish.ABORTED, policy_versions=(version, version))
+def _nothing(version: int, finish: Finish = Finish.ABORTED) -> Completion:
+    return Completion(token_ids=(), logprobs=(), finish=finish, policy_versions=(version, version))
 
 
 def _resolve(work: Work, completion: Completion) -> None:

@@ -45,6 +45,11 @@ def evaluate(
     with started_sandbox(recipe.sandbox) as sandbox:
         screen.stage("eval", f"{len(problems)} problems x {n} attempts")
         result = asyncio.run(_evaluate(subject, recipe, problems, n, temperature, sandbox, folder))
+    if result["no_room_share"]:
+        screen.note(
+            f"{result['no_room_share']:.0%} of the prompts fill all positions of this model and count as wrong; "
+            "a model with more positions, or a shorter template, would read them"
+        )
     screen.note(f"saved in {folder}")
     return {"model": str(subject.model), "data": data, **_public(result)}
 

@@ -106,6 +106,7 @@ def _result(sampled: Sequence[Group], greedy: Sequence[Group], protocol: Protoco
         "failed_call_share_in_correct": summary.failed_call_share_in_correct,
         "no_tool_share": summary.no_tool_share,
         "truncation_share": summary.truncation_share,
+        "no_room_share": summary.no_room_share,
         "out_of_turns_share": summary.out_of_turns_share,
         "accuracy_by_source": {name: figure(value) for name, value in summary.accuracy_by_source.items()},
         "protocol": {name: getattr(protocol, name) for name in Protocol.__slots__},

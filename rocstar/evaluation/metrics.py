@@ -131,6 +131,8 @@ class EvalSummary:
     """Attempts without any call."""
     truncation_share: float | None
     """Attempts cut by the token limit (the paper's clipping ratio)."""
+    no_room_share: float | None
+    """Attempts whose prompt alone fills the engine's positions: they count as wrong and as cut."""
     out_of_turns_share: float | None
     """Attempts cut by the turn limit."""
     accuracy_by_source: Mapping[str, Estimate]
@@ -160,6 +162,7 @@ def summarise(results: Results, k: int) -> EvalSummary:
         failed_call_share_in_correct=_share(_failed_calls(right), _calls(right)),
         no_tool_share=_share(sum(attempt.num_calls == 0 for attempt in decided), len(decided)),
         truncation_share=_share(sum(attempt.stop is Stop.MAX_TOKENS for attempt in decided), len(decided)),
+        no_room_share=_share(sum(_had_no_room(attempt) for attempt in decided), len(decided)),
         out_of_turns_share=_share(sum(attempt.stop is Stop.MAX_TURNS for attempt in decided), len(decided)),
         accuracy_by_source=accuracy_by(results, _family),
     )
@@ -224,6 +227,10 @@ def _failed_calls(attempts: Sequence[Trajectory]) -> int:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def _had_no_room(attempt: Trajectory) -> bool:
+    return attempt.stop is Stop.MAX_TOKENS and attempt.num_sampled_tokens == 0
 
 
 def _family(problem: Problem) -> str:

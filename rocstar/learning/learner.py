@@ -104,7 +104,8 @@ class GrpoLearner:
         state = {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
         if self._reference is not None:
             state["reference"] = self._reference.state_dict()
-        torch.save(state, folder / "learner.pt")
+        with (folder / "learner.pt").open("wb") as file:  # a path would hide OSError in a RuntimeError
+            torch.save(state, file)
 
     def restore(self, folder: Path) -> None:
         """Raises OSError. Moments and the step count go on; the numbers of the update stay this learner's own."""

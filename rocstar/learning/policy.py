@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -68,7 +71,9 @@ def random_model(shape: Shape, seed: int) -> Any:
 def load_model(folder: str | Path) -> Any:
     """A transformers causal LM from a Hugging Face folder, fp32. Raises ConfigError when it is not one."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # stderr is for what the run does, and the bar is there for milliseconds
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json")
     return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
@@ -104,10 +109,19 @@ class Policy:
         tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
         tensors = {k: v.detach().contiguous() for k, v in self.model.state_dict().items() if k not in tied}
         partial = folder / "model.safetensors.new"
-        save_file(tensors, partial, metadata={"format": "pt"})
+        try:
+            save_file(tensors, partial, metadata={"format": "pt"})
+        except SafetensorError as error:  # its own words for what the system said; callers know OSError
+            raise _as_os_error(error, partial) from error
         partial.rename(folder / "model.safetensors")
 
     def publish(self, folder: Path) -> Weights:
         """Write the current weights where an engine can read them."""
         self.save_weights(folder)
         return Weights(version=self.version, folder=str(folder))
+
+
+def _as_os_error(error: SafetensorError, path: Path) -> Exception:
+    """`I/O error: ... (os error 28)` as the OSError it was; any other error as it is."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error

@@ -69,7 +69,8 @@ class SftLearner:
 
     def save(self, folder: Path) -> None:
         states = [optimizer.state_dict() for optimizer in self._optimizers]
-        torch.save({"optimizers": states, "updates": self._updates}, folder / "learner.pt")
+        with (folder / "learner.pt").open("wb") as file:  # a path would hide OSError in a RuntimeError
+            torch.save({"optimizers": states, "updates": self._updates}, file)
 
     def restore(self, folder: Path) -> None:
         state = torch.load(folder / "learner.pt", weights_only=True)

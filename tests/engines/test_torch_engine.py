@@ -135,10 +135,14 @@ async def test_weights_that_cannot_be_used_are_refused_in_words(engine: TorchEng
         await engine.load_weights(saved(MODELS["llama"](0), tmp_path / "llama", 1))
 
 
-async def test_a_request_that_can_never_fit_is_refused(engine: TorchEngine) -> None:
-    with pytest.raises(ConfigError, match="256 tokens cannot run on an engine of 256 positions"):
-        await ask(engine, (1,) * 256)
-    with pytest.raises(ConfigError, match="0 tokens"):
+async def test_a_prompt_that_leaves_no_room_is_a_completion_without_tokens(engine: TorchEngine) -> None:
+    for length in (256, 1000):
+        completion = await ask(engine, (1,) * length)
+        assert (completion.token_ids, completion.finish) == ((), Finish.LENGTH)
+
+
+async def test_a_request_that_makes_no_sense_is_refused(engine: TorchEngine) -> None:
+    with pytest.raises(ConfigError, match="at least one token"):
         await ask(engine, ())
     with pytest.raises(ConfigError, match="at least one new token"):
         await ask(engine, SHORT, tokens=0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,8 @@ from safetensors.torch import load_file
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy, load_model, random_model
-from tests.learning.examples import SHAPE, policy
+from rocstar.learning.sft import SftLearner, SftSettings
+from tests.learning.examples import SHAPE, policy, sft_rows
 
 
 def test_a_seed_makes_the_same_weights_whatever_else_was_drawn() -> None:
@@ -69,3 +73,29 @@ def test_untied_heads_are_published_too(tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it has no config\.json"):
         load_model(tmp_path)
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """The system refuses files over 4 KiB, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_files")
+def test_what_the_disk_refuses_is_an_oserror_that_callers_know(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught:
+        policy().save_weights(tmp_path)
+    assert caught.value.errno == errno.EFBIG
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.usefixtures("small_files")
+def test_optimizer_state_that_the_disk_refuses_is_an_oserror_too(tmp_path: Path) -> None:
+    learner = SftLearner(policy(), SftSettings(steps=2))
+    learner.update(sft_rows(), seed=0)
+    with pytest.raises(OSError) as caught:
+        learner.save(tmp_path)
+    assert caught.value.errno == errno.EFBIG
