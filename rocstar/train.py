@@ -48,7 +48,7 @@ from rocstar.training.checkpoints import Progress, latest, prune, save
 from rocstar.training.coldstart import load_sft_rows, opened_policy, opening, rows_of_step
 from rocstar.training.meter import Meter
 from rocstar.training.pools import problems_of_step, stage_pool
-from rocstar.training.report import attempt_records, fault_share, step_metrics
+from rocstar.training.report import attempt_records, fault_share, remarks, step_metrics
 from rocstar.training.tasks import Task, make_task
 from rocstar.types import BatchRow, Problem, Resampled, SftRow, Weights, seed_for
 
@@ -204,6 +204,8 @@ class Run:
             return await rl.step(self.progress.step + 1, problems, seed_for(seed, "step", self.progress.step + 1))
 
         await self._loop(stage, learner, step)
+        for remark in remarks(stage.name, [r for r in read_journal(self.folder.metrics) if r["stage"] == stage.name]):
+            self.screen.note(remark)
 
     def _carry_optimizer(self, stage: Stage, learner: GrpoLearner) -> None:
         """Optimizer state goes on from the newest checkpoint, within a stage and from one RL stage to the next."""

@@ -11,6 +11,8 @@ from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.runs.rollouts import AttemptRecord
 from rocstar.types import BatchRow, Reason, Resampled, Stop
 
+NO_TOOL = 0.95  # share of attempts without a call from which on a person is told
+
 
 def fault_share(groups: Sequence[Resampled]) -> float:
     """Share of a step's attempts that ended by a fault of ours."""
@@ -44,6 +46,22 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[
         **{f"drop/{reason.value.removeprefix('dropped.')}": reasons[reason] for reason in Reason if _drops(reason)},
     }
     return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def remarks(stage: str, rows: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """What a person should know of an RL stage that went wrong without failing. `rows` are its metrics, one a step."""
+    told = []
+    if rows and all(row.get("learn/updates") == 0 for row in rows):
+        told.append(
+            f"{stage}: nothing was learnt in its {len(rows)} steps: the attempts at each problem were all wrong "
+            "or all right; easier or harder problems, or a longer cold start, give it something to choose among"
+        )
+    if rows and (rows[-1].get("tool/none_share") or 0.0) >= NO_TOOL:
+        told.append(
+            f"{stage}: {rows[-1]['tool/none_share']:.0%} of the last step's attempts never called the tool; a longer "
+            "cold start (more steps of an sft stage) shows the model how"
+        )
+    return told
 
 
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
