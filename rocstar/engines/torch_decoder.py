@@ -15,80 +15,20 @@ same bits on CPU, so results do not depend on timing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from rocstar.engines.torch_cache import SlotCache
+from rocstar.engines.torch_rows import Columns, Row, Work
 from rocstar.engines.torch_sampling import draw, uniforms
-from rocstar.types import Completion, Finish, Sampling
+from rocstar.types import Completion, Finish
 
 PREFILL_FROM = 16  # tokens to feed; below it, riding along in decode steps is cheaper than a pass of its own
 MIN_BATCH = 4  # rows; CPU matrix products change their summation order below four rows
-MAX_STOPS = 4  # stop tokens per request
 LENGTH_STEP = 16  # positions; cache reads are rounded up to it
 PREFILL_TOKENS = 8192  # tokens in one padded prefill pass; bounds its memory
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Work:
-    """One request inside the decoder."""
-
-    request_id: str
-    session_id: str
-    token_ids: tuple[int, ...]
-    sampling: Sampling
-    owner: Any = None
-    """Whatever the caller wants back with the completion."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Row:
-    """Who sits in a cache row."""
-
-    session_id: str
-    work: Work | None = None
-    last_used: int = 0
-    opening: tuple[int, ...] = ()
-    """Tokens it was first started with, all but the last: what siblings may copy."""
-    first_version: int = 0
-
-
-@dataclass(slots=True)
-class _Columns:
-    """Per-row numbers as arrays, so that a step touches Python objects only for rows that finish."""
-
-    rows: int
-    positions: int
-    ids: np.ndarray = field(init=False)
-    logprobs: np.ndarray = field(init=False)
-    cached: np.ndarray = field(init=False)
-    known: np.ndarray = field(init=False)
-    start: np.ndarray = field(init=False)
-    limit: np.ndarray = field(init=False)
-    seeds: np.ndarray = field(init=False)
-    temperatures: np.ndarray = field(init=False)
-    top_ps: np.ndarray = field(init=False)
-    top_ks: np.ndarray = field(init=False)
-    stops: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        n = self.rows
-        self.ids = np.zeros((n, self.positions + 1), dtype=np.int64)
-        self.logprobs = np.zeros((n, self.positions + 1), dtype=np.float32)
-        self.cached, self.known, self.start, self.limit, self.seeds, self.top_ks = (
-            np.zeros(n, dtype=np.int64) for _ in range(6)
-        )
-        self.temperatures, self.top_ps = np.ones(n), np.ones(n)
-        self.stops = np.full((n, MAX_STOPS), -1, dtype=np.int64)
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        for name in ("ids", "logprobs", "cached", "known", "start", "limit", "seeds", "temperatures", "top_ps",
-                     "top_ks", "stops"):  # fmt: skip
-            column = getattr(self, name)
-            column[list(targets)] = column[list(sources)]
 
 
 class SlotDecoder:
@@ -97,12 +37,12 @@ class SlotDecoder:
     def __init__(self, model: Any, *, rows: int, positions: int) -> None:
         self._model = model
         self._cache = SlotCache(model, max(rows, MIN_BATCH), positions)
-        self._columns = _Columns(max(rows, MIN_BATCH), positions)
-        self._rows: list[_Row | None] = [None] * max(rows, MIN_BATCH)
+        self._columns = Columns(max(rows, MIN_BATCH), positions)
+        self._rows: list[Row | None] = [None] * max(rows, MIN_BATCH)
         self._active = 0
         self._clock = 0
-        self._sessions: dict[str, _Row] = {}
-        self._openings: dict[tuple[int, ...], _Row] = {}
+        self._sessions: dict[str, Row] = {}
+        self._openings: dict[tuple[int, ...], Row] = {}
         self.positions = positions
         self.version = 0
         self.fed_tokens = 0
@@ -174,7 +114,7 @@ class SlotDecoder:
             index = self._vacant()
             if index is None:
                 return False
-            row = _Row(session_id=work.session_id)
+            row = Row(session_id=work.session_id)
             self._rows[index] = row
             self._sessions[work.session_id] = row
             self._columns.known[index] = self._columns.cached[index] = 0
@@ -218,12 +158,12 @@ class SlotDecoder:
         columns.stops[index, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         return extends
 
-    def _free(self, row: _Row) -> None:
+    def _free(self, row: Row) -> None:
         index = self._rows.index(row)
         self._rows[index] = None
         self._forget_opening(row)
 
-    def _forget_opening(self, row: _Row) -> None:
+    def _forget_opening(self, row: Row) -> None:
         if row.opening:
             del self._openings[row.opening]
             row.opening = ()
@@ -365,7 +305,7 @@ class SlotDecoder:
             self._pause_finished()
         return finished
 
-    def _completion(self, index: int, row: _Row, finish: Finish) -> Completion:
+    def _completion(self, index: int, row: Row, finish: Finish) -> Completion:
         begin, end = int(self._columns.start[index]), int(self._columns.known[index])
         return Completion(
             token_ids=tuple(self._columns.ids[index, begin:end].tolist()),

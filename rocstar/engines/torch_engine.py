@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rocstar.engines.torch_attention import use_slot_attention
-from rocstar.engines.torch_decoder import MAX_STOPS, SlotDecoder, Work
+from rocstar.engines.torch_decoder import SlotDecoder
+from rocstar.engines.torch_rows import MAX_STOPS, Work
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
 
@@ -31,7 +32,7 @@ class TorchEngine:
         self._decoder = SlotDecoder(model, rows=rows, positions=positions)
         self._capacity = rows * positions
         self._waiting: list[Work] = []
-        self._closing: list[str] = []
+        self._closing: list[tuple[str, list[Work]]] = []  # with what had not begun by then: the id may come back
         self._aborting: list[str] = []
         self._driver: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
@@ -78,7 +79,7 @@ class TorchEngine:
         self._wake()
 
     async def close_session(self, session_id: str) -> None:
-        self._closing.append(session_id)
+        self._closing.append((session_id, [work for work in self._waiting if work.session_id == session_id]))
         self._wake()
 
     async def close(self) -> None:
@@ -150,15 +151,20 @@ class TorchEngine:
             ended = self._decoder.abort(request_id)
             if ended:
                 _resolve(*ended)
-            for work in [w for w in self._waiting if w.request_id == request_id]:
-                self._waiting.remove(work)
-                _resolve(work, _nothing(self._decoder.version))
+            self._withdraw([work for work in self._waiting if work.request_id == request_id])
         self._aborting.clear()
-        for session_id in self._closing:
+        for session_id, unstarted in self._closing:
             work_or_none = self._decoder.close_session(session_id)
             if work_or_none:
                 _resolve(work_or_none, _nothing(self._decoder.version))
+            self._withdraw([work for work in unstarted if work in self._waiting])
         self._closing.clear()
+
+    def _withdraw(self, works: Sequence[Work]) -> None:
+        """End requests that have not begun."""
+        for work in works:
+            self._waiting.remove(work)
+            _resolve(work, _nothing(self._decoder.version))
 
     def _fail_all(self, error: Exception) -> None:
         works = self._waiting + self._decoder.drop_everything()

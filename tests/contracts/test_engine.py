@@ -160,6 +160,18 @@ async def test_a_waiting_request_can_be_aborted(slow_engine: TorchEngine) -> Non
     assert {(await task).finish for task in running} == {Finish.ABORTED}
 
 
+async def test_a_waiting_request_ends_with_its_session(slow_engine: TorchEngine) -> None:
+    running = [asyncio.create_task(ask(slow_engine, session=f"r{n}", tokens=400)) for n in range(4)]
+    await started(slow_engine, 4)
+    waiting = asyncio.create_task(ask(slow_engine, session="w"))
+    await until(lambda: slow_engine.load().waiting > 0)
+    await slow_engine.close_session("w")
+    assert (await waiting).finish is Finish.ABORTED
+    for n in range(4):
+        await slow_engine.close_session(f"r{n}")
+    assert {(await task).finish for task in running} == {Finish.ABORTED}
+
+
 async def test_cancelling_whoever_waits_frees_the_row(slow_engine: TorchEngine) -> None:
     requests = [asyncio.create_task(ask(slow_engine, session=f"r{n}", tokens=480)) for n in range(4)]
     await started(slow_engine, 4)
