@@ -1,9 +1,16 @@
-"""How often do our verdicts agree with published answer-equivalence cases?
+"""How often do our verdicts agree with published answer-equivalence cases, beside math-verify and a PRIME-style grader?
 
-Runs every row of verify/*.jsonl (of ../shared/data, or of $ROCSTAR_DATA). A prediction that holds a box is reduced to
-its last box, as for a reward; one without is graded as running text (`prose`), since many rows are whole foreign
-transcripts. The column `as_reward` counts agreement when those too must be an answer and nothing else, which is all
-that rewards accept. Prints one table, each disagreement, and last one JSON line.
+Runs every row of verify/*.jsonl (of ../shared/data, or of $ROCSTAR_DATA), with the options that the row was published
+with: `match_types` says whether formulas only or bare numbers too are looked for in running text, `params.strict`
+whether names of variables matter. Five columns:
+
+    ours         the default graders; a text with a box is cut to its last boxes, one without is searched
+    prime        the PRIME-style grader alone, on the same answers
+    math_verify  the library alone: its own extraction and comparison on the untouched texts
+    wrapped      the same, with a text that has no formula marks put between dollar signs (most LaTeX rows need that)
+    as_reward    the default graders when a prediction without a box must be the answer and nothing else, as in training
+
+Prints one table, each disagreement, and last one JSON line.
 
     python benchmarks/verify_agreement.py
 """
@@ -12,38 +19,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
-import statistics
 import sys
-import time
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstar.answers.extract import last_box
-from rocstar.answers.grade import Grade, Grader
+from rocstar.answers.cases import Case, load_cases, pair_of, short
+from rocstar.answers.grade import DEFAULT, Grade, Grader
+from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.types import Verdict
 
-SHOWN_CHARS = 90
+COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward")
+MARKS = ("$", "\\(", "\\[", "\\boxed")
+ANY_NAMES = (*DEFAULT[:-1], "math_verify_any_names")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Row:
     file: str
-    gold: str
-    predicted: str
-    expected: Verdict
+    case: Case
     grade: Grade
-    """The last box, or without any box the whole prediction as running text."""
-    as_reward: Verdict
-    """The same with running text refused."""
-    seconds: float
-    """Wall time of the refusing grade, seconds."""
-
-    @property
-    def agrees(self) -> bool:
-        return self.grade.verdict is self.expected
+    """Ours."""
+    verdicts: dict[str, Verdict]
+    """By column."""
 
 
 def data_folder() -> Path:
@@ -51,79 +52,92 @@ def data_folder() -> Path:
     return Path(os.environ.get("ROCSTAR_DATA", beside)) / "verify"
 
 
-async def run_case(grader: Grader, file: str, row: dict[str, Any]) -> Case:
-    gold, predicted = row["gold"], row["pred"]
-    box = last_box(predicted)
-    started = time.perf_counter()
-    as_reward = await grader.grade(gold, predicted if box is None else box)
-    seconds = time.perf_counter() - started
-    grade = await grader.grade(gold, predicted, prose=True) if box is None else as_reward
-    expected = Verdict.RIGHT if row["expected"] else Verdict.WRONG
-    return Case(file, gold, predicted, expected, grade, as_reward.verdict, seconds)
+def search_of(case: Case) -> str:
+    return "latex" if case.columns.get("match_types") == ["latex"] else "all"
 
 
-async def run_all(files: list[Path]) -> list[Case]:
-    grader = Grader()
-    await grader.grade("x", "y")  # starts the symbolic process, which is not what is timed
-    cases = []
-    for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            cases.append(await run_case(grader, file.name, json.loads(line)))
-    await grader.close()
-    return cases
+def names_matter(case: Case) -> bool:
+    return (case.columns.get("params") or {}).get("strict", True) is not False
 
 
-def figures(cases: list[Case]) -> dict[str, Any]:
-    agreed = sum(case.agrees for case in cases)
+def library_verdict(case: Case, *, wrap: bool) -> Verdict:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    kinds = [LatexExtractionConfig()] + ([ExprExtractionConfig()] if search_of(case) == "all" else [])
+    texts = [
+        text if not wrap or any(mark in text for mark in MARKS) else f"${text}$" for text in (case.gold, case.text)
+    ]
+    gold, predicted = (parse(text, kinds) for text in texts)
+    return Verdict.RIGHT if verify(gold, predicted, strict=names_matter(case)) else Verdict.WRONG
+
+
+async def run_case(file: str, case: Case, ours: Grader, free: Grader, prime: Grader) -> Row:
+    pair = pair_of(case, search=search_of(case))
+    fused = ours if names_matter(case) else free
+    (grade,) = await fused.grade_all([pair])
+    (reward,) = await fused.grade_all([pair_of(case)])
+    (alone,) = await prime.grade_all([pair_of(case)])
+    library = [library_verdict(case, wrap=wrap) for wrap in (False, True)]
+    found = (grade.verdict, alone.verdict, *library, reward.verdict)
+    return Row(file, case, grade, dict(zip(COLUMNS, found, strict=True)))
+
+
+async def run_all(files: Sequence[Path]) -> list[Row]:
+    shared = SymbolicChecker(workers=1)
+    graders = [Grader(shared), Grader(shared, graders=ANY_NAMES), Grader(shared, graders=("prime",))]
+    rows = [
+        await run_case(file.name, case, *graders)
+        for file in files
+        for case in load_cases(file, text="pred", expected="expected")
+    ]
+    await shared.close()
+    return rows
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    agreed = {column: sum(row.verdicts[column] is row.case.expected for row in rows) for column in COLUMNS}
+    wrong = [row for row in rows if row.grade.verdict is not row.case.expected]
     return {
-        "rows": len(cases),
-        "agreed": agreed,
-        "agreement": round(agreed / len(cases), 4),
-        "false_right": sum(not case.agrees and case.grade.verdict is Verdict.RIGHT for case in cases),
-        "false_wrong": sum(not case.agrees and case.grade.verdict is Verdict.WRONG for case in cases),
-        "undecided": sum(case.grade.verdict is Verdict.UNDECIDED for case in cases),
-        "as_reward": sum(case.as_reward is case.expected for case in cases),
-        "methods": dict(Counter(case.grade.method for case in cases).most_common()),
-    }
-
-
-def milliseconds(cases: list[Case]) -> dict[str, float]:
-    """Median wall time of one grade, milliseconds, for plain numbers and for math-verify."""
-    kinds = {"number_ms": ("integer", "number"), "symbolic_ms": ("math_verify",)}
-    return {
-        kind: round(1000 * statistics.median(case.seconds for case in cases if case.grade.method in methods), 3)
-        for kind, methods in kinds.items()
+        "rows": len(rows),
+        **agreed,
+        "agreement": round(agreed["ours"] / len(rows), 4),
+        "false_right": sum(row.grade.verdict is Verdict.RIGHT for row in wrong),
+        "false_wrong": sum(row.grade.verdict is Verdict.WRONG for row in wrong),
+        "undecided": sum(row.grade.verdict is Verdict.UNDECIDED for row in rows),
     }
 
 
 def show(parts: dict[str, dict[str, Any]]) -> None:
-    columns = ("rows", "agreed", "agreement", "false_right", "false_wrong", "undecided", "as_reward")
-    print(f"{'file':22}" + "".join(f"{name:>13}" for name in columns) + "  methods")
+    columns = tuple(next(iter(parts.values())))
+    print(f"{'file':22}" + "".join(f"{name:>13}" for name in columns))
     for name, part in parts.items():
-        methods = " ".join(f"{method}={count}" for method, count in part["methods"].items())
-        print(f"{name:22}" + "".join(f"{part[column]:>13}" for column in columns) + "  " + methods)
+        print(f"{name:22}" + "".join(f"{part[column]:>13}" for column in columns))
 
 
-def show_disagreements(cases: list[Case]) -> None:
-    for case in cases:
-        if not case.agrees:
-            gold, predicted = case.gold[-SHOWN_CHARS:], case.predicted[-SHOWN_CHARS:]
-            print(f"\n{case.file}: expected {case.expected}, got {case.grade.verdict} by {case.grade.method}")
-            print(f"  gold {gold!r}\n  pred {predicted!r}\n  compared {str(case.grade.extracted)[-SHOWN_CHARS:]!r}")
+def show_disagreements(rows: Sequence[Row]) -> None:
+    for row in rows:
+        if row.grade.verdict is not row.case.expected:
+            others = ", ".join(f"{column} {row.verdicts[column]}" for column in COLUMNS[1:])
+            print(f"\n{row.file} line {row.case.line}: expected {row.case.expected}, ours {row.grade.verdict}"
+                  f" by {row.grade.method} ({others})")  # fmt: skip
+            print(
+                f"  gold {short(row.case.gold)}\n  pred {short(row.case.text)}\n  compared {short(row.grade.extracted)}"
+            )
 
 
 def main() -> int:
+    logging.disable(logging.CRITICAL)  # the library warns once per text
     files = sorted(data_folder().glob("*.jsonl"))
     if not files:
         print(f"no cases in {data_folder()}; set ROCSTAR_DATA to the data folder.", file=sys.stderr)
         return 3
-    cases = asyncio.run(run_all(files))
-    parts = {file.name: figures([case for case in cases if case.file == file.name]) for file in files}
-    parts["all"] = figures(cases)
+    rows = asyncio.run(run_all(files))
+    parts = {file.name: figures([row for row in rows if row.file == file.name]) for file in files}
+    parts["all"] = figures(rows)
     show(parts)
-    show_disagreements(cases)
+    show_disagreements(rows)
     print()
-    print(json.dumps({"benchmark": "verify_agreement", **parts, **milliseconds(cases)}))
+    print(json.dumps({"benchmark": "verify_agreement", **parts}))
     return 0
 
 

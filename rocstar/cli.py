@@ -17,7 +17,7 @@ import typer
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results
-from rocstar.verbs import sandbox
+from rocstar.verbs import answers, data, sandbox
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ app = typer.Typer(
 runs_app = typer.Typer(**STYLE, help="Look at what runs left behind.")
 app.add_typer(runs_app, name="runs")
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(data.app, name="data")
+app.add_typer(answers.app, name="reward")
+app.command()(answers.verify)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", show_default=False)]

@@ -1,32 +1,85 @@
 """Find the final answer in text a model wrote. Pure text scanning in linear time; what the answer is worth is
-decided in `grade.py`, and nothing here guesses at answers that are not boxed.
+decided in `grade.py`.
 
     "so <answer>it is \\boxed{\\frac{1}{2}}</answer>"   strict and lenient: "\\frac{1}{2}"
     "so \\boxed{3} <answer>three</answer>"             strict: None, lenient: "3"
     "\\boxed{3} and then \\boxed{4"                     "3", the last box that closes
     "\\boxed{x = \\boxed{5}}"                           "5", the box that opens last
+    "\\boxed{3} or \\boxed{4}"                          "3, 4": joined boxes are one list, so nobody answers twice
+    "Hence the answer is 5 metres."                   lenient: "5 metres", since nothing is boxed
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
+
+MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line says something else
+MAX_GAP_CHARS = 60  # between two boxes of one list
 
 # A doubled backslash before `boxed` is what text looks like after one JSON round trip too many; as LaTeX it would
 # be a line break followed by the letters "boxed{", which nobody writes.
 _BRACES = re.compile(r"(?P<box>\\\\?(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 _ANSWER_TAG = re.compile(r"</?answer>")
 
+_PAD = r"(?:\s|\$|\\[,;:! ()\[\]]|\\q?quad\b)*"
+_LINK = rf"(?:[,;&]|\\text\{{\s*(?:and|or)\s*\}}|\b(?:and|or)\b)(?:{_PAD}\b(?:and|or)\b)?"
+_NAME = r"(?:[A-Za-z]\w?(?:_\{?\w{1,4}\}?)?(?:\(\w\))?\s*=)?"
+# One word may stand before the link: "\boxed{2} apples and \boxed{3} pears".
+_JOINED = re.compile(rf"{_PAD}(?:[A-Za-z]+(?<!and)(?<!or))?{_PAD}{_LINK}{_PAD}{_NAME}{_PAD}")
 
-def last_box(text: str) -> str | None:
-    """Content, stripped, of the balanced `\\boxed{}` or `\\fbox{}` that opens last; None when there is none.
+_PHRASE = re.compile(r"\banswers?(?:\s{1,4}(?:is|are)\b|\s{0,2}\*{0,2}[:=])|####|^A:", re.IGNORECASE | re.MULTILINE)
+_SENTENCE_END = re.compile(r"\.(?=\s|$)|\n")
+_VERB = re.compile(r".*\b(?:is|are|be|equals)\b[:\s]+", re.DOTALL)
+_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
-    Escaped braces do not count. Source: paper §2.1 (final result in `\\boxed{}`); release, prime_math."""
-    spans = list(_boxes(text)) if "box" in text else []
+
+def strict_answer(text: str) -> str | None:
+    """What is boxed inside the last well-formed answer block; None when either is missing. Source: paper §2.2.1."""
+    blocks = answer_blocks(text)
+    return boxed_answer(blocks[-1]) if blocks else None
+
+
+def lenient_answer(text: str) -> str | None:
+    """What is boxed last anywhere, else what follows the last "the answer is", "answer:", "####" or "A:" (at the start
+    of a line). Source: release, prime_math `match_answer`, without its guesses from other words."""
+    boxed = boxed_answer(text)
+    return phrase_answer(text) if boxed is None else boxed
+
+
+def boxed_answer(text: str) -> str | None:
+    """The last box, or as a list "a, b" the last boxes when only "and", "or", a comma or the like stands between.
+
+    Equal boxes count once. Departure: the release takes the last box alone, so `\\boxed{3} or \\boxed{4}` gets full
+    reward for either."""
+    spans = sorted(_boxes(text)) if "box" in text else []
     if not spans:
         return None
-    start, end = max(spans)
-    return text[start:end].strip()
+    group = [spans[-1]]
+    for span in reversed(spans[:-1]):
+        gap = text[span[2] + 1 : group[-1][0]]
+        if len(gap) > MAX_GAP_CHARS or not _JOINED.fullmatch(gap):
+            break
+        group.append(span)
+    contents = [text[start:end].strip() for _, start, end in reversed(group)]
+    return ", ".join(dict.fromkeys(contents))
+
+
+def phrase_answer(text: str) -> str | None:
+    """What follows the last phrase that announces an answer, and in it the last "is" or "are", up to the end of the
+    sentence; a formula at the start or the end of that is the answer. None when there is no such phrase, or nothing
+    follows."""
+    last = deque(_PHRASE.finditer(text), maxlen=1)
+    if not last:
+        return None
+    said = text[last[0].end() : last[0].end() + MAX_PHRASE_CHARS].strip(" \t\n*:")
+    end = _SENTENCE_END.search(said)
+    said = (said[: end.start()] if end else said).strip(" \t*")
+    formulas = list(_MATH.finditer(said))
+    if len(formulas) == 1 and (formulas[0].start() == 0 or formulas[0].end() == len(said)):
+        return next(part for part in formulas[0].groups() if part is not None).strip() or None
+    return _VERB.sub("", said) or None
 
 
 def answer_blocks(text: str) -> list[str]:
@@ -43,22 +96,17 @@ def answer_blocks(text: str) -> list[str]:
     return blocks
 
 
-def strict_answer(text: str) -> str | None:
-    """The last box inside the last well-formed answer block; None when either is missing. Source: paper §2.2.1."""
-    blocks = answer_blocks(text)
-    return last_box(blocks[-1]) if blocks else None
-
-
-def _boxes(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of the content of every box that closes, in order of closing."""
-    opened: list[int | None] = []  # content start of a box, None for a plain brace
+def _boxes(text: str) -> Iterator[tuple[int, int, int]]:
+    """(start of the command, start and end of the content) of every `\\boxed{}` or `\\fbox{}` that closes, in order of
+    closing. Escaped braces do not count. Source: paper §2.1 (final result in `\\boxed{}`); release, prime_math."""
+    opened: list[tuple[int, int] | None] = []  # None for a plain brace
     for match in _BRACES.finditer(text):
         token = match.group()
         if match["box"]:
-            opened.append(match.end())
+            opened.append((match.start(), match.end()))
         elif token == "{":
             opened.append(None)
         elif token == "}" and opened:
-            start = opened.pop()
-            if start is not None:
-                yield start, match.start()
+            box = opened.pop()
+            if box is not None:
+                yield *box, match.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rocstar.answers.extract import answer_blocks, last_box
+from rocstar.answers.extract import answer_blocks, boxed_answer
 from rocstar.types import FormatFacts
 
 
@@ -17,7 +17,7 @@ def format_facts(texts_of_turns: Sequence[str]) -> FormatFacts:
     return FormatFacts(
         answer_tags=sum(tags),
         reason_after_answer=_reason_after_answer(texts_of_turns, tags),
-        boxed=any(last_box(text) is not None for text in texts_of_turns),
+        boxed=any(boxed_answer(text) is not None for text in texts_of_turns),
     )
 
 

@@ -1,22 +1,43 @@
-"""Decide whether a final answer equals the reference: plain numbers, then text, then symbolic equality.
+"""Decide whether a final answer equals the reference: cheap graders first, then symbolic ones, in a configurable order.
 
 Works on answers that were already extracted; finding them is `extract.py`, rewards are `verifier.py`.
 """
 
 from __future__ import annotations
 
-import re
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from rocstar.answers.caps import MAX_CHARS, MAX_SEARCHED, refusal
 from rocstar.answers.numbers import compare_numbers
-from rocstar.answers.symbolic import SymbolicChecker
+from rocstar.answers.symbolic import Found, Question, SymbolicChecker
+from rocstar.answers.text import compare_text
+from rocstar.answers.wording import clean, clean_latex
+from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Verdict
 
-MAX_CHARS = 2000  # longer than any reference answer we know; math-verify's parser is slower than linear
+T = TypeVar("T")
 
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\{([^{}\\]*)\}")
-_DROPPED = re.compile(r"\\left\b|\\right\b|\\[!,;:]")
-_SPACES = re.compile(r"\s+")
+AT_ONCE: dict[str, Callable[[str, str], Found | None]] = {"numbers": compare_numbers, "text": compare_text}
+"""Graders that decide in microseconds, or not at all; what they say is final."""
+SYMBOLIC = ("prime", "math_verify", "math_verify_any_names")
+"""Graders in the worker processes. The first that accepts decides; all must reject (release: either may accept)."""
+DEFAULT = ("numbers", "text", "prime", "math_verify")
+"""Fused as the release fuses the last two, behind two exact ones; ("prime", "math_verify") is the release alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    gold: str
+    """Reference answer."""
+    predicted: str | None
+    """The extracted answer; None when there was none."""
+    search: str = ""
+    """`latex` or `all`: `predicted` is running text in which nothing was found, and math-verify may search its last
+    MAX_SEARCHED for formulas, or for formulas and numbers. Meant for foreign transcripts, never for rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,55 +45,99 @@ class Grade:
     verdict: Verdict
     """RIGHT, WRONG or UNDECIDED."""
     method: str
-    """What decided: integer, number, not_a_number, text, math_verify, no_answer, too_long, deadline, memory,
-    gold_unparsed."""
+    """What decided: integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer, too_long,
+    too_deep, too_big, deadline, memory, gold_unparsed, unsure."""
     extracted: str | None
     """The answer that was compared; None when there was none."""
 
 
 class Grader:
-    """Compares answers; owns the symbolic process, which starts at the first question that needs it."""
+    """Compares answers; owns the worker processes, which start at the first question that needs them."""
 
-    def __init__(self, symbolic: SymbolicChecker | None = None) -> None:
+    def __init__(self, symbolic: SymbolicChecker | None = None, *, graders: Sequence[str] = DEFAULT) -> None:
+        """`graders`: names, asked in this order, those of AT_ONCE first. Raises ConfigError for an unknown name."""
+        for name in graders:
+            if name not in AT_ONCE and name not in SYMBOLIC:
+                raise ConfigError(f"{name!r} is no grader; choose from {', '.join([*AT_ONCE, *SYMBOLIC])}.")
+        self._at_once = [AT_ONCE[name] for name in graders if name in AT_ONCE]
+        self._graders = tuple(name for name in graders if name in SYMBOLIC)
         self._symbolic = symbolic or SymbolicChecker()
 
-    async def grade(self, gold: str, predicted: str | None, *, prose: bool = False) -> Grade:
-        """Compare an extracted answer with the reference. Same input, same grade, as long as no limit is hit.
+    async def grade(self, gold: str, predicted: str | None, *, search: str = "") -> Grade:
+        """One pair; see `grade_all`."""
+        return (await self.grade_all([Pair(gold=gold, predicted=predicted, search=search)]))[0]
 
-        A prediction over MAX_CHARS that is not the reference itself is WRONG. `prose` says that `predicted` is running
-        text in which nothing was boxed; math-verify then searches its last MAX_CHARS, which is generous and meant for
-        foreign transcripts, never for rewards. Raises VerifierUnavailable. Source: ours; paper §2.2.1 says no more
-        than "rule-based"."""
-        if predicted is None or not predicted.strip():
-            return Grade(Verdict.WRONG, "no_answer", None)
-        if prose:
-            predicted = predicted[-MAX_CHARS:]
-        verdict, method = self._at_once(gold, predicted) or await self._symbolic.compare(gold, predicted, prose=prose)
-        return Grade(verdict, method, predicted)
+    async def grade_all(self, pairs: Sequence[Pair]) -> list[Grade]:
+        """`grade_each`, for callers that can do nothing with a part. Raises VerifierUnavailable."""
+        grades = []
+        for grade in await self.grade_each(pairs):
+            if isinstance(grade, VerifierUnavailable):
+                raise grade
+            grades.append(grade)
+        return grades
+
+    async def grade_each(self, pairs: Sequence[Pair]) -> list[Grade | VerifierUnavailable]:
+        """Compare extracted answers with their references, in order; a whole step in one call.
+
+        VerifierUnavailable stands in the place of a pair on which our workers failed. Same input, same grade, as long
+        as no limit is hit. Source: paper §2.2.1 says "rule-based" and no more; release: either of two graders
+        accepts."""
+        grades: dict[int, Grade | VerifierUnavailable] = {}
+        left: dict[int, Question] = {}
+        for at, pair in enumerate(pairs):
+            now = self._decide_at_once(pair)
+            if isinstance(now, Question):
+                left[at] = now
+            else:
+                grades[at] = Grade(*now, pair.predicted if now[1] != "no_answer" else None)
+        for at, found in zip(left, await self._symbolic.compare(list(left.values())), strict=True):
+            if isinstance(found, VerifierUnavailable):
+                grades[at] = found
+            else:
+                grades[at] = Grade(*found, pairs[at].predicted)
+        return [grades[at] for at in range(len(pairs))]
+
+    def grade_now(self, pairs: Sequence[Pair]) -> list[Grade]:
+        """`grade_all` for callers without an event loop, or inside somebody else's. Blocks."""
+        return blocking(self.grade_all(pairs))
 
     async def close(self) -> None:
-        """End the symbolic process."""
+        """End the worker processes."""
         await self._symbolic.close()
 
-    @staticmethod
-    def _at_once(gold: str, predicted: str) -> tuple[Verdict, str] | None:
-        """A verdict that needs no symbolic mathematics, else None."""
-        if gold == predicted and len(gold) > MAX_CHARS:
+    def _decide_at_once(self, pair: Pair) -> Found | Question:
+        """A verdict that needs no symbolic mathematics, else what to ask."""
+        if pair.predicted is None or not pair.predicted.strip():
+            return Verdict.WRONG, "no_answer"
+        limit = MAX_SEARCHED if pair.search else MAX_CHARS
+        predicted = pair.predicted[-limit:] if pair.search else pair.predicted
+        if pair.gold == predicted and len(predicted) > limit:
             return Verdict.RIGHT, "text"
-        if len(predicted) > MAX_CHARS:
-            return Verdict.WRONG, "too_long"
-        if len(gold) > MAX_CHARS:
-            return Verdict.UNDECIDED, "too_long"
-        if found := compare_numbers(gold, predicted):
-            return found
-        if plain_text(gold) == plain_text(predicted) != "":
-            return Verdict.RIGHT, "text"
-        return None
+        for text, verdict in ((predicted, Verdict.WRONG), (pair.gold, Verdict.UNDECIDED)):
+            if len(text) > limit:
+                return verdict, "too_long"
+        gold, predicted = clean(pair.gold), clean_latex(predicted) if pair.search else clean(predicted)
+        for grader in self._at_once:
+            if found := grader(gold, predicted):
+                return found
+        if refused := _refused(gold, predicted, limit):
+            return refused
+        if not self._graders:
+            return Verdict.UNDECIDED, "unsure"
+        return Question(graders=self._graders, gold=gold, predicted=predicted, search=pair.search)
 
 
-def plain_text(answer: str) -> str:
-    """An answer without the LaTeX that changes only its looks: equal results mean equal answers, unequal ones mean
-    nothing."""
-    text = _WRAPPED.sub(r"\1", _DROPPED.sub("", answer.strip().strip("$")))
-    text = text.replace("dfrac", "frac").replace("tfrac", "frac").replace("\\ ", " ")
-    return _SPACES.sub(" ", text).strip().removesuffix(".")
+def _refused(gold: str, predicted: str, limit: int) -> Found | None:
+    """Texts that are not parsed. A prediction nested deeper than any reference is wrong; a value too large to compute
+    may be right, and nobody can tell."""
+    if reason := refusal(gold, limit):
+        return Verdict.UNDECIDED, reason
+    if reason := refusal(predicted, limit):
+        return (Verdict.UNDECIDED if reason == "too_big" else Verdict.WRONG), reason
+    return None
+
+
+def blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end from any thread, also from one whose event loop is running."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="grade") as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -1,16 +1,17 @@
 """Compare answers that are plain numbers, exactly and in microseconds; for everything else say "don't know".
 
 Covered: integers, decimals, fractions, mixed numbers, powers of ten, percent; with thousands separators, dollar
-signs, units in \\text{}, degrees and a leading `x =`. Not covered, and left to `symbolic.py`: any arithmetic, so no
-tower of powers is ever evaluated here.
+signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to `symbolic.py`: any
+arithmetic, so no tower of powers is ever evaluated here.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from rocstar.answers.units import find_unit
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -25,10 +26,13 @@ _CURRENCY = re.compile(r"^\\?\$|\\?\$$")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent|pct)$")
 _DEGREE = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)$")
-_UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?[23]\}?)?$")
+_UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
+_PLAIN_UNIT = re.compile(r"(?<=[\d}])\s*([A-Za-z]{2}[A-Za-z. ]*)(?:\^\{?([23])\}?)?$")  # one letter may be a variable
 _NOT_UNITS = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|and|or|to|pi|i|e)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>thousand|million|billion|trillion)\s*\}?$")
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+_BASED = re.compile(r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*\}|(?P<b2>\d))")
 
 _WHOLE = r"[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+"
 _UNSIGNED = rf"(?:(?:{_WHOLE})(?:\.\d*)?|\.\d+)"
@@ -58,9 +62,11 @@ class PlainNumber:
     name: str = ""
     """`x` of `x = 5`."""
     unit: str = ""
-    """Words in the unit, lower case."""
+    """Words in the unit, lower case, and the power written after it: `cm^2`."""
     comma: bool = False
     """Read with a decimal comma, which may as well be a list of two."""
+    base: int = 0
+    """The base written after the digits, `204_5`; 0 for none."""
 
 
 def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
@@ -88,6 +94,8 @@ def parse_number(text: str) -> PlainNumber | None:
     if _INTEGER.fullmatch(body):
         return PlainNumber(Fraction(int(body)))
     name, body = _split_name(body)
+    if found := _BASED.fullmatch(body):
+        return _based(found, name)
     unit, body = _split_unit(body)
     scale, body = _split_scale(body)
     shorter = _PERCENT.sub("", body)
@@ -96,6 +104,14 @@ def parse_number(text: str) -> PlainNumber | None:
         return None
     value, places, comma = number
     return PlainNumber(value * scale, places, percent=shorter != body, name=name, unit=unit, comma=comma)
+
+
+def _based(found: re.Match[str], name: str) -> PlainNumber | None:
+    """`204_5` is 54; None when a digit is not one of that base."""
+    base = int(found["b"] or found["b2"])
+    if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in found["digits"]):
+        return None
+    return PlainNumber(Fraction(int(found["digits"], base)), name=name, base=base)
 
 
 def _fold(text: str) -> str:
@@ -123,12 +139,16 @@ def _split_unit(body: str) -> tuple[str, str]:
     if degree:
         return "degree", body[: degree.start()]
     found = _UNIT.search(body)
-    if found is None or _NOT_UNITS.search(found.group(1)):
+    if found is None:
+        found = _PLAIN_UNIT.search(body)
+        if found is None or find_unit(found[1]) is None:
+            return "", body
+    elif _NOT_UNITS.search(found[1]):
         return "", body
-    unit = found.group(1).strip().lower()
+    unit = found[1].strip().lower()
     if unit in ("percent", "pct"):
         return "", body[: found.start()] + "%"
-    return unit, body[: found.start()]
+    return f"{unit}^{found[2]}" if unit and found[2] else unit, body[: found.start()]
 
 
 def _split_scale(body: str) -> tuple[int, str]:
@@ -188,8 +208,12 @@ def _decimal(written: str) -> Fraction:
 
 
 def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
-    if _differ(wanted.name, given.name) or _differ(wanted.unit, given.unit):
+    if _differ(wanted.name, given.name):
         return None
+    if _differ(wanted.unit, given.unit):
+        return _compare_converted(wanted, given)
+    if bool(wanted.base) != bool(given.base):
+        return None  # digits or value may be meant; the symbolic graders ignore bases
     equal = any(_close(wanted, a, given, b) for a in _readings(wanted, given) for b in _readings(given, wanted))
     if wanted.comma or given.comma:
         # A comma may make a list of two: only agreement with a written decimal settles that it does not.
@@ -198,6 +222,23 @@ def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | N
         return (Verdict.RIGHT, "number") if settled else None
     both_whole = wanted.value.denominator == 1 == given.value.denominator
     return (Verdict.RIGHT if equal else Verdict.WRONG), ("integer" if both_whole else "number")
+
+
+def _compare_converted(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
+    """5 m against 500 cm. None where one cannot be turned into the other: `symbolic.py` ignores units."""
+    factors = []
+    for number in (wanted, given):
+        words, _, power = number.unit.partition("^")
+        unit = find_unit(words, int(power or 1))
+        if unit is None:
+            return None
+        factors.append(unit)
+    if factors[0].dimension != factors[1].dimension:
+        return None
+    same = replace(wanted, value=wanted.value * factors[0].factor, unit="", places=None)
+    other = replace(given, value=given.value * factors[1].factor, unit="", places=None)
+    found = _compare(same, other)
+    return (found[0], "unit") if found else None
 
 
 def _differ(first: str, second: str) -> bool:

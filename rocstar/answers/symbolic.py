@@ -1,33 +1,43 @@
-"""Symbolic equality behind a killable process: math-verify can run for ever, so it never runs in ours.
+"""Graders that may run for ever, behind warm worker processes that are killed when they do (TrustedPool, `judge.py`).
 
-One child, started at the first question and kept warm; a deadline or memory limit that is passed kills it, the next
-question starts another. Whether two answers *should* count as equal is math-verify's business, not decided here.
+Not here: which grader to ask, and what several of them mean together (`grade.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
-import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
 
-from rocstar.answers.worker_process import WorkerDied, WorkerLate, WorkerProcess, WorkerTooBig
 from rocstar.errors import VerifierUnavailable
+from rocstar.sandbox.trusted import TargetLate, TargetRaised, TargetTooBig, TrustedDown, TrustedPool
 from rocstar.types import Verdict
 
-# -P and -s with a scrubbed environment isolate like -I does, but leave the hash seed ours to fix.
-COMMAND = (sys.executable, "-P", "-s", str(Path(__file__).with_name("symbolic_worker.py")))
-CACHE_SIZE = 4096  # siblings give the same few answers; two texts of at most some kB each
+Found = tuple[Verdict, str]
+
+JUDGE, WARM = "rocstar.answers.judge:judge", "rocstar.answers.judge:warm"
+WORKERS = 2  # a worker holds 100 MB; two keep one hard answer from stopping all others
+CACHE_SIZE = 8192  # siblings give the same few answers; two texts of at most some kB each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    graders: tuple[str, ...]
+    """Names in the order they are asked; see `judge.py`."""
+    gold: str
+    predicted: str
+    search: str = ""
+    """Where an answer may be searched in `predicted`; see `mathverify.py`."""
 
 
 class SymbolicChecker:
-    """Asks the child, one question at a time. Usable from any event loop, several in turn included.
+    """Asks the workers. Usable from any thread and any event loop; workers start at the first question.
 
-    Its thread consumes questions, produces verdicts, and waits for the child; the deadline or `close` unblocks it.
-    Time spent waiting for an earlier question does not count against the deadline."""
+    Verdicts are remembered, UNDECIDED after a limit included, so siblings with the same hard answer cost one deadline
+    together and get the same verdict."""
 
     def __init__(
         self,
@@ -35,82 +45,69 @@ class SymbolicChecker:
         deadline_seconds: float = 5.0,
         start_seconds: float = 60.0,
         memory_bytes: int = 2**30,
-        command: Sequence[str] = COMMAND,
+        workers: int = WORKERS,
+        target: str = JUDGE,
+        prepare: str = WARM,
     ) -> None:
-        """deadline_seconds: wall time per question. start_seconds: wall time for a child to get ready.
-        memory_bytes: resident memory of the child. command: what to start, for tests."""
+        """deadline_seconds: wall time per question, waiting in line excluded. start_seconds: wall time for a worker to
+        get ready. memory_bytes: resident memory of a worker. target, prepare: what workers run, for tests."""
         self._deadline_seconds = deadline_seconds
-        self._start_seconds = start_seconds
-        self._memory_bytes = memory_bytes
-        self._command = command
-        self._worker: WorkerProcess | None = None
+        self._pool = TrustedPool(
+            target=target, prepare=prepare, workers=workers, memory_bytes=memory_bytes, start_seconds=start_seconds
+        )
+        self._lock = threading.Lock()  # guards the two below
+        self._asked: OrderedDict[Question, Future[list[str]]] = OrderedDict()
         self._closed = False
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="symbolic")
-        # Runs in the one thread only. Exceptions are not kept, verdicts are, UNDECIDED included: siblings with the
-        # same hard answer cost one deadline together and get the same verdict.
-        self._remembered = functools.lru_cache(CACHE_SIZE)(self._decide)
 
-    @property
-    def worker_pid(self) -> int | None:
-        """Process id of the child; None while there is none."""
-        return self._worker.pid if self._worker else None
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers alive."""
+        return self._pool.worker_pids()
 
-    async def compare(self, gold: str, predicted: str, *, prose: bool = False) -> tuple[Verdict, str]:
-        """(verdict, method): UNDECIDED with `deadline` or `memory` when a limit was hit, or with `gold_unparsed`.
-        `prose`: `predicted` is running text in which math-verify looks for an answer.
+    async def compare(self, questions: Sequence[Question]) -> list[Found | VerifierUnavailable]:
+        """(verdict, method) of each, as `judge.py` gives it; UNDECIDED with `deadline` or `memory` at a limit.
 
-        Raises VerifierUnavailable when a child died twice on the question, could not be started, or after close."""
-        self._refuse_if_closed()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._remembered, gold, predicted, prose)
+        VerifierUnavailable stands in the place of a question on which a worker died twice, or for which none could be
+        started; the others have their answers. Raises it after close."""
+        futures = self._submit(questions)
+        waits = [asyncio.shield(asyncio.wrap_future(future)) for future in futures]
+        found = await asyncio.gather(*waits, return_exceptions=True)
+        return [self._verdict(question, answer) for question, answer in zip(questions, found, strict=True)]
 
     async def close(self) -> None:
-        """End the child and the thread; questions still waiting raise VerifierUnavailable. May be called twice."""
+        """End the workers; questions still waiting raise VerifierUnavailable. May be called twice."""
         self._closed = True
-        if worker := self._worker:
-            worker.interrupt()
-        await asyncio.to_thread(self._thread.shutdown)
-        self._drop_worker()
+        await asyncio.to_thread(self._pool.close)
 
-    def _decide(self, gold: str, predicted: str, prose: bool) -> tuple[Verdict, str]:
-        question = {"gold": gold, "predicted": predicted, "prose": prose, "seconds": self._deadline_seconds}
-        line = json.dumps(question).encode() + b"\n"
-        for _ in range(2):
-            worker = self._ready_worker()
-            try:
-                answer = worker.ask(line, seconds=self._deadline_seconds, memory_bytes=self._memory_bytes)
-            except WorkerDied:
-                self._drop_worker()
-                continue
-            except (WorkerLate, WorkerTooBig) as limit:
-                self._drop_worker()
-                return Verdict.UNDECIDED, "deadline" if isinstance(limit, WorkerLate) else "memory"
-            found = json.loads(answer)
-            return Verdict(found["verdict"]), found["method"]
-        self._refuse_if_closed()
-        raise VerifierUnavailable(f"the math-verify process died twice on {predicted[:80]!r} against {gold[:80]!r}.")
-
-    def _ready_worker(self) -> WorkerProcess:
-        self._refuse_if_closed()
-        if self._worker is None:
-            try:
-                self._worker = WorkerProcess(self._command)
-                greeting = self._worker.ask(b"", seconds=self._start_seconds, memory_bytes=self._memory_bytes)
-            except (OSError, WorkerDied, WorkerLate, WorkerTooBig) as error:
-                self._drop_worker()
-                reason = str(error) or type(error).__name__
-                raise VerifierUnavailable(f"the math-verify process did not start: {reason}.") from error
-            if failure := json.loads(greeting).get("failed"):
-                self._drop_worker()
-                raise VerifierUnavailable(f"the math-verify process did not start: {failure}.")
-            self._refuse_if_closed()  # close may have come while it started
-        return self._worker
-
-    def _drop_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
-
-    def _refuse_if_closed(self) -> None:
+    def _submit(self, questions: Sequence[Question]) -> list[Future[list[str]]]:
+        """One future per question; questions that were asked before share theirs."""
         if self._closed:
             raise VerifierUnavailable("the answer checker was closed; make a new Grader.")
+        with self._lock:
+            new = [question for question in dict.fromkeys(questions) if question not in self._asked]
+            payloads = [asdict(question) for question in new]
+            try:
+                futures = self._pool.submit(payloads, deadline_seconds=self._deadline_seconds) if new else []
+            except TrustedDown as error:
+                raise VerifierUnavailable(f"{error}.") from error
+            self._asked.update(zip(new, futures, strict=True))
+            mine = []
+            for question in questions:
+                self._asked.move_to_end(question)
+                mine.append(self._asked[question])
+            while len(self._asked) > CACHE_SIZE:
+                self._asked.popitem(last=False)
+            return mine
+
+    def _verdict(self, question: Question, answer: list[str] | BaseException) -> Found | VerifierUnavailable:
+        if isinstance(answer, TargetLate):
+            return Verdict.UNDECIDED, "deadline"
+        if isinstance(answer, TargetTooBig):
+            return Verdict.UNDECIDED, "memory"
+        if isinstance(answer, BaseException):
+            with self._lock:
+                self._asked.pop(question, None)  # an outage is not remembered
+            if isinstance(answer, TrustedDown | TargetRaised):
+                return VerifierUnavailable(f"{answer}.")
+            raise answer
+        verdict, method = answer
+        return Verdict(verdict), method

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from rocstar.answers.extract import last_box, strict_answer
+from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
 from rocstar.answers.form import format_facts
-from rocstar.answers.grade import Grade, Grader
+from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
-from rocstar.errors import ContractBroken
+from rocstar.errors import ContractBroken, VerifierUnavailable
 from rocstar.protocols import TextCodec
 from rocstar.types import FormatFacts, Outcome, Problem, Stop, Trajectory, Verdict
 
@@ -26,7 +26,8 @@ class BoxedVerifier:
     """Compares the last boxed answer with the reference.
 
     strict: only inside the last `<answer>` block of the last turn (paper §2.2.1). Lenient: the last box anywhere in
-    what the assistant wrote, the reasoning included (as the release does)."""
+    what the assistant wrote, the reasoning included (as the release does); without any, what the last turn announces
+    as its answer."""
 
     def __init__(self, codec: TextCodec, grader: Grader, strict: bool = False) -> None:
         """`grader` stays the caller's: it may be shared, and the caller closes it."""
@@ -36,16 +37,34 @@ class BoxedVerifier:
 
     async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
         """Raises VerifierUnavailable, and ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        _refuse_failed(trajectory)
-        texts = _texts(self._codec, trajectory)
-        grade = await self._grader.grade(problem.answer, self._answer(texts))
-        return _outcome(grade, format_facts(texts))
+        (outcome,) = await self.verify_all([(problem, trajectory)])
+        if isinstance(outcome, VerifierUnavailable):
+            raise outcome
+        return outcome
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """A whole step in one call; VerifierUnavailable stands in the place of an attempt on which our workers failed.
+        Raises ContractBroken as `verify` does."""
+        for _, trajectory in attempts:
+            _refuse_failed(trajectory)
+        texts = [_texts(self._codec, trajectory) for _, trajectory in attempts]
+        pairs = [
+            Pair(gold=problem.answer, predicted=self._answer(said))
+            for (problem, _), said in zip(attempts, texts, strict=True)
+        ]
+        return [
+            grade if isinstance(grade, VerifierUnavailable) else _outcome(grade, format_facts(said))
+            for grade, said in zip(await self._grader.grade_each(pairs), texts, strict=True)
+        ]
 
     def _answer(self, texts: Sequence[str]) -> str | None:
+        if not texts:
+            return None
         if self._strict:
-            return strict_answer(texts[-1]) if texts else None
-        boxes = (last_box(text) for text in reversed(texts))
-        return next((box for box in boxes if box is not None), None)
+            return strict_answer(texts[-1])
+        boxes = (boxed_answer(text) for text in reversed(texts))
+        found = next((box for box in boxes if box is not None), None)
+        return phrase_answer(texts[-1]) if found is None else found
 
 
 class ToolOutputVerifier:

@@ -47,14 +47,19 @@ class SandboxClient:
         min_isolation: Isolation = Isolation.L1,
         grace_seconds: float = GRACE_SECONDS,
         skip_plans: int = 0,
+        compiled: bool = True,
+        node: str = "",
     ) -> None:
-        """`skip_plans`: how many of the strongest ways to isolate (`jail.PLANS`) are not even tried."""
+        """`skip_plans`: how many of the strongest ways to isolate (`jail.PLANS`) are not even tried; `compiled`: may
+        slots run the compiled loop; `node`: what responses call this machine, its host name if empty."""
         self.settings = {
             "slots": slots,
             "preload": list(preload),
             "min_isolation": min_isolation,
             "grace_seconds": grace_seconds,
             "skip_plans": skip_plans,
+            "compiled": compiled,
+            "node": node,
         }
         self.pending: dict[str, Pending] = {}
         self.ids = itertools.count()
@@ -73,10 +78,11 @@ class SandboxClient:
         slots: int = 2,
         preload: Sequence[str] = ("numpy", "sympy"),
         min_isolation: str = Isolation.L1,
+        node: str = "",
     ) -> SandboxClient:
         """Start a host and wait until it serves. Raises SandboxDown when it cannot: a preload that does not import,
         less isolation than `min_isolation`, no way to fork."""
-        client = cls(slots=slots, preload=preload, min_isolation=Isolation(min_isolation))
+        client = cls(slots=slots, preload=preload, min_isolation=Isolation(min_isolation), node=node)
         client.launch()
         try:
             client.await_hello()
@@ -276,11 +282,14 @@ def parse_info(message: Mapping[str, Any]) -> HostInfo:
         failed_probes=tuple(message["failed_probes"]),
         slots=message["slots"],
         preload=tuple(message["preload"]),
+        tiers=tuple(message["tiers"]),
+        fork_path=message["fork_path"],
+        node=message["node"],
     )
 
 
 def run_once(
-    code: str, *, stdin: str = "", limits: Limits | None = None, preload: Sequence[str] = (), seed: int = 0
+    code: str, *, stdin: str = "", limits: Limits | None = None, preload: Sequence[str] = (), seed: int | None = None
 ) -> Response:
     """Start a sandbox, run one program, end it. Raises SandboxDown."""
     request = Request(id="once", code=code, stdin=stdin, limits=limits or Limits(), seed=seed)

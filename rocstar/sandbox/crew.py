@@ -1,23 +1,42 @@
-"""The host's view of its slots: one `Lane` each, and the `Crew` that starts them, chooses how to isolate them by
-trying, and replaces those that die."""
+"""The host's view of one tier: its nursery, and one `Lane` per slot. A `Crew` starts slots when calls wait for them and
+replaces those that died when others do."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-from collections import deque
+import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from rocstar.sandbox import jail, nursery, slotwire, verdict
+from rocstar.sandbox import jail, launcher, nursery, slotwire, verdict
+from rocstar.sandbox.jail import Plan
 from rocstar.sandbox.slotwire import Answer
-from rocstar.sandbox.wire import Response, SandboxDown
+from rocstar.sandbox.tiers import Tier
+from rocstar.sandbox.wire import Response
 
 HELLO_SECONDS = 20.0  # a slot starts in milliseconds; a machine may be very busy
-MAX_FAILED_STARTS = 5  # in a row; then something is wrong with more than one slot
+MAX_FAILED_STARTS = 5  # of slots in a row; then something is wrong with more than one slot
+MAX_NURSERIES = 3  # in a row that brought no slot to life
 
 Callback = Callable[[Response | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all crews of a host have in common."""
+
+    size: int
+    """Slots of a tier, at most."""
+    grace_seconds: float
+    """A slot that has not answered so long after the deadline is stuck itself."""
+    workdirs: str
+    """Where slots without a file system of their own work: a path to which tier and number are appended."""
+    compiled: bool
+    """Whether the compiled fork path may be used."""
 
 
 class Lane(asyncio.Protocol):
@@ -47,7 +66,7 @@ class Lane(asyncio.Protocol):
         wall = message["wall_seconds"]
         head = slotwire.REQUEST.pack(len(payload), wall, message["output_bytes"])
         self.transport.write(slotwire.RUN + head + payload)
-        self.watchdog = asyncio.get_running_loop().call_later(wall + self.crew.grace_seconds, self.give_up)
+        self.watchdog = asyncio.get_running_loop().call_later(wall + self.crew.terms.grace_seconds, self.give_up)
 
     def cancel(self) -> None:
         """Ask the slot to end its call; its answer says CANCELLED unless the program was quicker."""
@@ -84,9 +103,10 @@ class Lane(asyncio.Protocol):
         body = bytes(self.received[size:end])
         del self.received[:end]
         self.cpu_seconds = answer.slot_cpu_seconds
-        self.done(verdict.response(self.request_id, answer, body, self.cpu_limit))
+        response = verdict.response(self.request_id, answer, body, self.cpu_limit)
         if answer.reusable:
-            self.crew.idle(self)
+            self.crew.ready.append(self)
+        self.done(response)
 
     def done(self, response: Response | None) -> None:
         if self.watchdog:
@@ -104,49 +124,91 @@ class Lane(asyncio.Protocol):
 
 
 class Crew:
-    """Keeps `size` slots alive. Waits on the nursery's socket at the start only; `failed` is set when slots can no
-    longer be had, and nothing but a new host helps."""
+    """One tier. `start` brings the nursery up; from then on slots are started when `want` says so, up to
+    `terms.size`. `problem` says why there can be none any more; `on_change` tells that a slot became idle, or that."""
 
-    def __init__(self, commands: socket.socket, size: int, grace_seconds: float, skip_plans: int) -> None:
-        self.commands = commands
-        self.size = size
-        self.grace_seconds = grace_seconds
-        self.plans = jail.PLANS[skip_plans:]
+    def __init__(self, tier: Tier, index: int, terms: Terms, on_change: Callable[[], None]) -> None:
+        self.tier = tier
+        self.index = index
+        self.terms = terms
+        self.on_change = on_change
         self.plan = jail.PLANS[-1]
-        self.problems: list[str] = []
+        self.fork_path = ""
+        self.problem = ""
         self.walls_failed: tuple[str, ...] = ()
-        self.ready: deque[Lane] = deque()
+        self.ready: list[Lane] = []
         self.lanes: dict[int, Lane] = {}
+        self.starting: set[int] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.nursery: subprocess.Popen[bytes] | None = None
+        self.nurseries = 0
+        self.up = False
         self.past_cpu_seconds = 0.0
-        self.starting: set[asyncio.Task[None]] = set()
-        self.failed = asyncio.Event()
-        self.on_idle: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Bring all slots up behind the strongest plan that works here. Raises SandboxDown."""
-        self.commands.setblocking(False)
+        """Bring up the nursery; `problem` is set when it cannot be."""
+        self.nurseries += 1
+        settings = {
+            "preload": self.tier.modules,
+            "workdirs": f"{self.terms.workdirs}-{self.index}",
+            "compiled": self.terms.compiled,
+        }
+        try:
+            self.commands, self.nursery = launcher.start_nursery(settings)
+        except OSError as error:
+            self.problem = f"the sandbox nursery could not be started ({error})"
+            return
         said = await asyncio.get_running_loop().sock_recv(self.commands, nursery.MAX_COMMAND_BYTES)
-        problem = json.loads(said)["problem"] if said else "the sandbox nursery died while preloading"
-        if problem:
-            raise SandboxDown(problem)
-        await self.choose_plan()
-        for number in range(1, self.size):
-            if problem := await self.open_lane(number):
-                raise SandboxDown(f"sandbox slot {number} did not start: {problem}")
+        hello = json.loads(said) if said else {"problem": "the sandbox nursery died while preloading"}
+        self.problem = hello["problem"]
+        self.fork_path = hello.get("fork_path", "")
+        self.up = not self.problem
+        if self.up:
+            self.spawn_task(self.mind_nursery())
 
-    async def choose_plan(self) -> None:
-        for plan in self.plans:
-            self.plan = plan
-            problem = await self.open_lane(0)
-            if not problem:
-                return
-            self.problems.append(problem)
-        raise SandboxDown(f"no sandbox slot can be started here: {'; '.join(self.problems)}")
+    async def mind_nursery(self) -> None:
+        """Waits for the nursery's end, which takes its slots along; starts another."""
+        await asyncio.get_running_loop().sock_recv(self.commands, 1)
+        self.up = False
+        self.commands.close()
+        assert self.nursery is not None
+        self.nursery.kill()
+        self.nursery.wait()
+        if self.nurseries >= MAX_NURSERIES:
+            self.problem = f"the sandbox nursery died {self.nurseries} times"
+        else:
+            await self.start()
+        self.on_change()
 
-    async def open_lane(self, number: int) -> str:
+    def want(self, number: int) -> None:
+        """So many calls wait for this tier: start slots for them, as far as there is room."""
+        room = self.terms.size - len(self.lanes) - len(self.starting) if self.up else 0
+        for _ in range(min(number - len(self.starting), room)):
+            self.replace(self.free_number())
+
+    def free_number(self) -> int:
+        return next(n for n in range(self.terms.size) if n not in self.lanes and n not in self.starting)
+
+    def replace(self, number: int) -> None:
+        self.starting.add(number)
+        self.spawn_task(self.open_some(number))
+
+    async def open_some(self, number: int) -> None:
+        try:
+            for pause in range(MAX_FAILED_STARTS):
+                problem = await self.open_lane(self.plan, number)
+                if not problem or not self.up:
+                    return
+                await asyncio.sleep(0.1 * (pause + 1))
+            self.problem = problem
+        finally:
+            self.starting.discard(number)
+            self.on_change()
+
+    async def open_lane(self, plan: Plan, number: int) -> str:
         """Start one slot; what went wrong, else nothing."""
         ours, theirs = socket.socketpair()
-        command = json.dumps({"spawn": number, "plan": jail.PLANS.index(self.plan)}).encode()
+        command = json.dumps({"spawn": number, "plan": jail.PLANS.index(plan)}).encode()
         with theirs:
             try:
                 socket.send_fds(self.commands, [command], [theirs.fileno()])
@@ -163,42 +225,33 @@ class Crew:
             lane.transport.abort()
             self.kill(lane)
             return str(hello["problem"])
+        self.nurseries = 0
         self.walls_failed = tuple(hello["failed"])
         self.lanes[number] = lane
-        self.idle(lane)
+        self.ready.append(lane)
         return ""
 
-    def take_idle(self) -> Lane | None:
-        return self.ready.popleft() if self.ready else None
-
-    def idle(self, lane: Lane) -> None:
-        self.ready.append(lane)
-        self.on_idle()
-
     def lost(self, lane: Lane) -> None:
-        """Replace a slot that died; nobody waits for the replacement but the queue."""
+        """A slot died. Another is started when a call needs it."""
         if self.lanes.get(lane.number) is not lane:
             return
         del self.lanes[lane.number]
         self.past_cpu_seconds += lane.cpu_seconds
         if lane in self.ready:
             self.ready.remove(lane)
-        task = asyncio.create_task(self.replace(lane.number))
-        self.starting.add(task)
-        task.add_done_callback(self.starting.discard)
-
-    async def replace(self, number: int) -> None:
-        for pause in range(MAX_FAILED_STARTS):
-            if not await self.open_lane(number):
-                return
-            await asyncio.sleep(0.1 * pause)
-        self.failed.set()
+        self.tell({"lost": lane.number})
 
     def kill(self, lane: Lane) -> None:
-        try:
-            self.commands.send(json.dumps({"kill": lane.number}).encode())
-        except OSError:
-            return  # the nursery is gone, and with it every slot
+        self.tell({"kill": lane.number})
+
+    def tell(self, command: Mapping[str, int]) -> None:
+        with suppress(OSError):  # the nursery is gone, and with it every slot
+            self.commands.send(json.dumps(command).encode())
+
+    def spawn_task(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def cpu_seconds(self) -> float:
         """CPU of all slots and programs so far, up to each slot's last answer, seconds."""

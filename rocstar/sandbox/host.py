@@ -9,6 +9,7 @@ ends when that closes or the process that started it dies, and takes everything 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import marshal
 import os
 import resource
@@ -22,7 +23,9 @@ from functools import partial
 from typing import Any
 
 from rocstar.sandbox import probe, wire
-from rocstar.sandbox.crew import Crew, Lane
+from rocstar.sandbox.crew import Crew, Lane, Terms
+from rocstar.sandbox.roster import Roster
+from rocstar.sandbox.tiers import BARE
 from rocstar.sandbox.wire import HostInfo, ProgramOutcome, Response, ServiceOutcome
 
 MAX_ATTEMPTS = 2  # a call lost with its slot is tried once more; lost twice, it is probably what kills slots
@@ -37,6 +40,8 @@ class Job:
     message: Mapping[str, Any]
     payload: bytes
     arrived: float
+    number: int
+    """Order of arrival."""
     attempt: int = 1
     queue_seconds: float = 0.0
     lane: Lane | None = None
@@ -44,21 +49,24 @@ class Job:
 
 
 class Host(asyncio.Protocol):
-    """Consumes frames from the client, produces one response frame per call. A call waits in `queue` until a lane is
-    idle; it is unblocked by an answer, a new slot, or its cancellation."""
+    """Consumes frames from the client, produces one response frame per call. A call waits in the queue of its tier's
+    crew until that has an idle lane; it is unblocked by an answer, a new slot, or its cancellation. Of the calls that
+    could start, the one that came first does; at most `slots` run at once, whatever their tiers."""
 
-    def __init__(self, crew: Crew, info: HostInfo) -> None:
-        self.crew = crew
+    def __init__(self, roster: Roster, info: HostInfo) -> None:
+        self.roster = roster
         self.info = info
         self.reader = wire.FrameReader()
-        self.queue: deque[Job] = deque()
+        self.queues: dict[Crew, deque[Job]] = {}
         self.jobs: dict[str, Job] = {}
+        self.running = 0
+        self.numbers = itertools.count()
         self.gone = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         self.transport = transport
-        self.crew.on_idle = self.dispatch
+        self.roster.on_change = self.rearrange
         self.send(hello_message(self.info) | {"total_cpu_seconds": self.cpu_seconds()})
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -76,13 +84,16 @@ class Host(asyncio.Protocol):
         problem = complaint(message)
         if problem:
             self.send_response(Response(id=message["id"], outcome=ProgramOutcome.REJECTED, message=problem))
-        elif len(self.queue) >= MAX_QUEUE:
+        elif len(self.jobs) - self.running >= MAX_QUEUE:
             full = f"{MAX_QUEUE} calls are waiting already"
             self.send_response(Response(id=message["id"], outcome=ServiceOutcome.OVERLOADED, message=full))
         else:
-            job = Job(message, marshal.dumps(dict(message)), time.monotonic())
+            job = Job(message, marshal.dumps(dict(message)), time.monotonic(), next(self.numbers))
             self.jobs[message["id"]] = job
-            self.queue.append(job)
+            self.queue_of(self.roster.choose(message["code"])).append(job)
+
+    def queue_of(self, crew: Crew) -> deque[Job]:
+        return self.queues.setdefault(crew, deque())
 
     def cancel(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
@@ -91,20 +102,46 @@ class Host(asyncio.Protocol):
         job.cancelled = True
         if job.lane is not None:
             job.lane.cancel()
-            return
-        self.queue.remove(job)
-        self.finish(job, Response(id=request_id, outcome=ServiceOutcome.CANCELLED))
+        else:  # it leaves its queue when it is next looked at
+            self.finish(job, Response(id=request_id, outcome=ServiceOutcome.CANCELLED))
 
     def dispatch(self) -> None:
-        while self.queue and (lane := self.crew.take_idle()):
-            job = self.queue.popleft()
+        while self.running < self.info.slots and (crew := self.next_crew()):
+            lane = crew.ready.pop()  # the one used last, whose memory is warm
+            job = self.queues[crew].popleft()
             job.queue_seconds += time.monotonic() - job.arrived
             job.lane = lane
+            self.running += 1
             lane.run(job.message, job.payload, partial(self.answered, job))
+
+    def next_crew(self) -> Crew | None:
+        """That of the longest waiting call that can start now. Crews without an idle lane are asked for more."""
+        first = None
+        for crew, queue in self.queues.items():
+            while queue and queue[0].cancelled:
+                queue.popleft()
+            if not queue:
+                continue
+            if not crew.ready:
+                crew.want(min(len(queue), self.info.slots - self.running))
+            elif first is None or queue[0].number < self.queues[first][0].number:
+                first = crew
+        return first
+
+    def rearrange(self) -> None:
+        """A slot or a nursery came or went. What waits for a tier that cannot be had goes to the next best."""
+        for crew in [crew for crew in self.queues if crew.problem and crew.tier is not BARE]:
+            stranded = self.queues.pop(crew)
+            queue = self.queue_of(self.roster.usable(crew.tier))
+            merged = sorted([*queue, *stranded], key=lambda job: job.number)
+            queue.clear()
+            queue.extend(merged)
+        self.dispatch()
 
     def answered(self, job: Job, response: Response | None) -> None:
         """`None`: the slot died under the call, which says nothing about the program."""
         job.lane = None
+        self.running -= 1
         if response is not None:
             self.finish(job, response)
         elif job.cancelled:
@@ -112,10 +149,11 @@ class Host(asyncio.Protocol):
         elif job.attempt < MAX_ATTEMPTS:
             job.attempt += 1
             job.arrived = time.monotonic()
-            self.queue.appendleft(job)
+            self.queue_of(self.roster.choose(job.message["code"])).appendleft(job)
         else:
             lost = f"its slot died {job.attempt} times"
             self.finish(job, Response(id=job.message["id"], outcome=ServiceOutcome.INTERNAL, message=lost))
+        self.dispatch()
 
     def finish(self, job: Job, response: Response) -> None:
         del self.jobs[response.id]
@@ -127,6 +165,7 @@ class Host(asyncio.Protocol):
                 attempt=job.attempt,
                 isolation=self.info.isolation if ran else "",
                 failed_probes=self.info.failed_probes if ran else (),
+                node=self.info.node,
             )
         )
 
@@ -139,7 +178,7 @@ class Host(asyncio.Protocol):
     def cpu_seconds(self) -> float:
         """CPU of this process and of everything below it so far, seconds."""
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return time.process_time() + children.ru_utime + children.ru_stime + self.crew.cpu_seconds()
+        return time.process_time() + children.ru_utime + children.ru_stime + self.roster.cpu_seconds()
 
 
 def complaint(message: Mapping[str, Any]) -> str:
@@ -164,41 +203,60 @@ def hello_message(info: HostInfo) -> dict[str, Any]:
         "failed_probes": list(info.failed_probes),
         "slots": info.slots,
         "preload": list(info.preload),
+        "tiers": list(info.tiers),
+        "fork_path": info.fork_path,
+        "node": info.node,
     }
 
 
-async def serve(connection: socket.socket, crew: Crew, config: Mapping[str, Any]) -> None:
-    """Bring the slots up, then serve until the client closes or its process dies."""
+async def serve(connection: socket.socket, roster: Roster, config: Mapping[str, Any]) -> None:
+    """Bring the first slots up, then serve until the client closes or its process dies."""
     loop = asyncio.get_running_loop()
     try:
-        await crew.start()
-        failed = await probe.failed(crew)
-        info = checked_info(crew, failed, config)
+        crew = await roster.start()
+        info = checked_info(roster, crew, await probe.failed(crew), config)
     except wire.SandboxDown as error:
         await loop.sock_sendall(connection, wire.encode_frame({"kind": "refused", "message": str(error)}))
         return
-    host = Host(crew, info)
+    host = Host(roster, info)
     await loop.connect_accepted_socket(lambda: host, connection)
     with suppress(OSError):  # before Linux 5.3 only the closed connection tells
         loop.add_reader(os.pidfd_open(config["parent"]), host.gone.set)
-    lost = asyncio.create_task(crew.failed.wait())
+    lost = asyncio.create_task(roster.failed.wait())
     gone = asyncio.create_task(host.gone.wait())
     await asyncio.wait((lost, gone), return_when=asyncio.FIRST_COMPLETED)
 
 
-def checked_info(crew: Crew, failed: tuple[str, ...], config: Mapping[str, Any]) -> HostInfo:
+def checked_info(roster: Roster, crew: Crew, failed: tuple[str, ...], config: Mapping[str, Any]) -> HostInfo:
     """Raises SandboxDown when the level in force is below the one asked for."""
     level = wire.Isolation(crew.plan.level)
     if level < wire.Isolation(config["min_isolation"]):
         raise wire.SandboxDown(
             f"the sandbox reaches isolation {level} here and min_isolation asks for {config['min_isolation']}; "
-            f"lower sandbox.min_isolation or permit namespaces ({'; '.join(crew.problems)})"
+            f"lower sandbox.min_isolation or permit namespaces ({'; '.join(roster.problems)})"
         )
-    return HostInfo(isolation=level, failed_probes=failed, slots=config["slots"], preload=tuple(config["preload"]))
+    return HostInfo(
+        isolation=level,
+        failed_probes=failed,
+        slots=config["slots"],
+        preload=tuple(config["preload"]),
+        tiers=tuple(tier.name for tier in roster.order),
+        fork_path=crew.fork_path,
+        node=config["node"] or socket.gethostname(),
+    )
 
 
-def run(config: Mapping[str, Any], commands: socket.socket) -> None:
+def run(config: Mapping[str, Any]) -> None:
     connection = socket.socket(fileno=config["fd"])
     connection.setblocking(False)
-    crew = Crew(commands, config["slots"], config["grace_seconds"], config["skip_plans"])
-    asyncio.run(serve(connection, crew, config))
+    terms = Terms(
+        size=config["slots"],
+        grace_seconds=config["grace_seconds"],
+        workdirs=config["workdirs"],
+        compiled=config["compiled"],
+    )
+    asyncio.run(main(connection, config, terms))
+
+
+async def main(connection: socket.socket, config: Mapping[str, Any], terms: Terms) -> None:
+    await serve(connection, Roster(config["preload"], terms, config["skip_plans"]), config)

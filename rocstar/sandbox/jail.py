@@ -10,16 +10,17 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
+from typing import NamedTuple
 
 from rocstar.sandbox import landlock, linux, rootfs, seccomp
 
 NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-FIRST_USER = 0x70000000  # far above what people and services use; two hosts never share one (see `slot_user`)
-SLOTS_PER_HOST = 64
+FIRST_USER = 0x70000000  # far above what people and services use; two nurseries never share one (see `slot_user`)
+SLOTS_PER_NURSERY = 256
 INSIDE_USER = 1000
 ENVIRONMENT = {
     "HOME": "/tmp",
@@ -50,23 +51,45 @@ PROCESS = Plan("process", "L1", 0)
 PLANS = (ROOT, USER, CONFINED, PROCESS)  # strongest first
 
 
-class Signals(Enum):
+class Signals(IntEnum):
     CONTAINED = 1  # by the pid namespace, whose first process is immune
     SCOPED = 2  # to its own children, by Landlock
     DENIED = 3  # altogether, by a system-call filter
     FREE = 4
 
 
-@dataclass(slots=True)
-class Jail:
-    """What a slot has to know about the walls it stands in."""
+class Inside(NamedTuple):
+    """What a program's process has to know about the walls. Plain values: it is marshalled."""
 
     processes_beside: int | None
     """Processes under the slot's user that are none of a program's; None where others share it, so that RLIMIT_NPROC
     cannot be used."""
     private_processes: bool
     """In a pid namespace of its own."""
-    workdir: str
+    signals: int
+    """A Signals: how programs are kept from signalling the slot, which runs under the same user."""
+    home: str
+    """The working directory where it is not the usual one, else empty."""
+
+    def enter_call(self) -> None:
+        """In the forked child, before the program."""
+        if not self.private_processes:
+            linux.die_with_parent(signal.SIGKILL)
+        if self.home:
+            os.environ["HOME"] = os.environ["TMPDIR"] = self.home
+        if self.signals == Signals.SCOPED:
+            landlock.scope_signals()
+        elif self.signals == Signals.DENIED:
+            seccomp.install(seccomp.build_without_signals(linux.machine()))
+
+
+@dataclass(slots=True)
+class Jail:
+    """What a slot has to know about the walls it stands in."""
+
+    inside: Inside
+    may_age: bool
+    """Whether the slot may lower the priority of its programs: no other process can be meant by mistake."""
     clean_inodes: int | None
     """Files in use on the working directory's own file system when it is empty; None where it has none."""
     mode: int
@@ -74,34 +97,26 @@ class Jail:
     """Properties this plan should give and could not."""
     children: int = -1
     """See `open_children`."""
-    signals: Signals = Signals.CONTAINED
-    """How programs are kept from signalling the slot, which runs under the same user."""
-
-    def enter_call(self) -> None:
-        """In the forked child, before the program."""
-        if not self.private_processes:
-            linux.die_with_parent(signal.SIGKILL)
-        if self.signals is Signals.SCOPED:
-            landlock.scope_signals()
-        elif self.signals is Signals.DENIED:
-            seccomp.install(seccomp.build_without_signals(linux.machine()))
+    maps: int = -1
+    """Descriptor of the list of this process's mappings, opened while /proc can still be read; -1 without."""
 
     def kill_all(self, pid: int) -> None:
         """Kill the program and everything it started."""
-        if self.private_processes:
+        if self.inside.private_processes:
             kill_quietly(-1)
         else:
             kill_family(pid, self.children)
 
     def clean(self) -> None:
-        """Empty the working directory. Raises OSError when that fails: the slot must not go on."""
-        if os.stat(self.workdir).st_mode != self.mode:
-            os.chmod(self.workdir, self.mode & 0o7777)
-        if self.clean_inodes is not None and rootfs.inodes_in_use(self.workdir) == self.clean_inodes:
+        """Empty the working directory, in which the slot stands. Raises OSError when that fails: the slot must not go
+        on."""
+        if os.stat(".").st_mode != self.mode:
+            os.chmod(".", self.mode & 0o7777)
+        if self.clean_inodes is not None and rootfs.inodes_in_use(".") == self.clean_inodes:
             return
-        rootfs.empty(self.workdir)
-        if self.clean_inodes is not None and rootfs.inodes_in_use(self.workdir) != self.clean_inodes:
-            raise OSError(f"something in {self.workdir} could not be removed")
+        rootfs.empty(".")
+        if self.clean_inodes is not None and rootfs.inodes_in_use(".") != self.clean_inodes:
+            raise OSError("something in the working directory could not be removed")
 
 
 def kill_quietly(pid: int) -> None:
@@ -140,18 +155,25 @@ def open_children() -> int:
         return -1
 
 
+def open_maps() -> int:
+    try:
+        return os.open("/proc/self/maps", os.O_RDONLY)
+    except OSError:
+        return -1
+
+
 def slot_user(number: int) -> int:
     """A user id that no other slot on this machine runs under."""
-    return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_HOST + number % SLOTS_PER_HOST
+    return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_NURSERY + number % SLOTS_PER_NURSERY
 
 
-def start(plan: Plan, number: int, workdir: str, channel: socket.socket, serve: Callable[[Jail], None]) -> None:
-    """In a fresh fork: become a slot behind this plan's walls and serve. Raises OSError where it cannot be built."""
+def start(plan: Plan, number: int, workdir: str) -> Jail:
+    """In a fresh fork: become a slot behind this plan's walls. Returns in the slot only, with its standard streams and
+    other descriptors as they were. Raises OSError where the walls cannot be built."""
     linux.die_with_parent(signal.SIGKILL)
     user = slot_user(number)
     if not plan.namespaces:
-        serve(enter_process(plan, user, workdir))
-        return
+        return enter_process(plan, user, workdir)
     outside = os.geteuid(), os.getegid()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
@@ -159,10 +181,10 @@ def start(plan: Plan, number: int, workdir: str, channel: socket.socket, serve: 
         linux.die_with_parent(signal.SIGKILL)
     pid = os.fork()  # the first process of the pid namespace; its end ends every other in there
     if pid:
-        channel.close()
+        os.closerange(3, 256)
         os.waitpid(pid, 0)
-        return
-    serve(enter_namespaces(plan, user, outside[0]))
+        os._exit(0)
+    return enter_namespaces(plan, user, outside[0])
 
 
 def map_user(user: int, group: int) -> None:
@@ -177,20 +199,21 @@ def map_user(user: int, group: int) -> None:
 
 def enter_namespaces(plan: Plan, user: int, outside: int) -> Jail:
     """`outside`: the user id that started the sandbox."""
-    os.setsid()
+    os.setpgid(0, 0)
+    maps = open_maps()
     socket.sethostname("sandbox")
     rootfs.build()
     clean_inodes = rootfs.inodes_in_use(rootfs.WORKDIR)
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
-    failed = confine(local_sockets=True, own_files=False)
+    failed = confine(local_sockets=True, own_files=False, slot=os.getpid())
     linux.die_with_parent(signal.SIGKILL)
     os.chdir(rootfs.WORKDIR)
     mode = os.stat(rootfs.WORKDIR).st_mode
     beside = processes_beside(plan, outside)
     missing = ("no_memory_cgroup", *failed, *(() if beside else ("no_process_limit",)))
-    return Jail(beside, True, rootfs.WORKDIR, clean_inodes, mode, missing)
+    return Jail(Inside(beside, True, int(Signals.CONTAINED), ""), True, clean_inodes, mode, missing, maps=maps)
 
 
 def processes_beside(plan: Plan, outside: int) -> int | None:
@@ -207,7 +230,7 @@ def counts_processes_by_namespace() -> bool:
 
 
 def enter_process(plan: Plan, user: int, workdir: str) -> Jail:
-    os.setsid()
+    os.setpgid(0, 0)
     os.makedirs(os.path.dirname(workdir), 0o711, exist_ok=True)  # slots may pass through it, not list it
     os.makedirs(workdir, 0o700, exist_ok=True)
     rootfs.empty(workdir)  # a predecessor that was killed may have left something
@@ -221,19 +244,18 @@ def enter_process(plan: Plan, user: int, workdir: str) -> Jail:
         become(user)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1, what="child subreaper")
     os.chdir(workdir)
-    children = open_children()
+    children, maps = open_children(), open_maps()
     scoped = plan is CONFINED and landlock.confine(rootfs.sources(), workdir)
-    failed = confine(local_sockets=False, own_files=True)
+    failed = confine(local_sockets=False, own_files=True, slot=os.getpid() if apart else None)
     signals = Signals.SCOPED if scoped else Signals.FREE if failed else Signals.DENIED
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
-    os.environ["HOME"] = os.environ["TMPDIR"] = workdir
     linux.die_with_parent(signal.SIGKILL)
     missing = ["no_memory_cgroup", "no_disk_quota", *failed]
     missing += [] if apart else ["same_user", "no_process_limit"]
     missing += [] if children >= 0 else ["orphans_survive"]
-    mode = os.stat(workdir).st_mode
-    return Jail(1 if apart else None, False, workdir, None, mode, tuple(missing), children, signals)
+    inside = Inside(1 if apart else None, False, int(signals), workdir)
+    return Jail(inside, apart, None, os.stat(workdir).st_mode, tuple(missing), children, maps)
 
 
 def become(user: int) -> None:
@@ -242,14 +264,13 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def confine(*, local_sockets: bool, own_files: bool) -> tuple[str, ...]:
-    """The parts all plans share; what could not be had. `own_files`: files of the same user may be in sight."""
+def confine(*, local_sockets: bool, own_files: bool, slot: int | None) -> tuple[str, ...]:
+    """The parts all plans share; what could not be had. Arguments are those of `seccomp.build`."""
     linux.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.environ.clear()
-    os.environ.update(ENVIRONMENT)
     try:
-        seccomp.install(seccomp.build(linux.machine(), local_sockets=local_sockets, own_files=own_files))
+        rules = seccomp.build(linux.machine(), local_sockets=local_sockets, own_files=own_files, slot=slot)
+        seccomp.install(rules)
     except (OSError, KeyError):
         return ("no_seccomp",)
     return ()

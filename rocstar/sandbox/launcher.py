@@ -1,4 +1,4 @@
-"""Starting a host process: a fresh interpreter with a clean environment, joined to us by one socket."""
+"""Starting our processes: fresh interpreters with a clean environment, each joined to its parent by one socket."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = str(Path(__file__).resolve().parents[2])
-# The host must run this very package, wherever it lies, without our folder staying ahead of the standard library.
+# They must run this very package, wherever it lies, without our folder staying ahead of the standard library.
 BOOT = "import sys; sys.path.insert(0, {root!r}); import rocstar.sandbox; del sys.path[0]; \
-from rocstar.sandbox.host_main import main; main()"
+from rocstar.sandbox.{module} import main; main()"
 # PYTHONHASHSEED: sets of strings keep their order from run to run, so that a rollout can be repeated.
-HOST_ENVIRONMENT = {
+ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
@@ -29,14 +29,23 @@ HOST_ENVIRONMENT = {
 
 def start_host(settings: Mapping[str, Any]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Our end of the connection, not blocking, and the process. Raises OSError."""
-    ours, theirs = socket.socketpair()
-    config = {**settings, "fd": theirs.fileno(), "parent": os.getpid()}
+    return start("host_main", {**settings, "parent": os.getpid()}, socket.SOCK_STREAM)
+
+
+def start_nursery(settings: Mapping[str, Any]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Same; this connection keeps the borders of messages."""
+    return start("nursery", settings, socket.SOCK_SEQPACKET)
+
+
+def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    code = BOOT.format(root=ROOT, module=module)
     with theirs:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-c", BOOT.format(root=ROOT), json.dumps(config)],
+                [sys.executable, "-P", "-s", "-c", code, json.dumps({**settings, "fd": theirs.fileno()})],
                 pass_fds=[theirs.fileno()],
-                env=HOST_ENVIRONMENT,
+                env=ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",

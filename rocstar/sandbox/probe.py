@@ -69,9 +69,7 @@ async def failed(crew: Crew) -> tuple[str, ...]:
 
 
 async def run(crew: Crew, request: Request) -> Response | None:
-    lane = crew.take_idle()
-    if lane is None:
-        return None
+    lane = crew.ready.pop()
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
     message = wire.request_message(request)
     lane.run(message, marshal.dumps(message), answered.set_result)

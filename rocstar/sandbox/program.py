@@ -16,19 +16,21 @@ import linecache
 import marshal
 import mmap
 import os
-import random
 import resource
 import struct
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import CodeType, ModuleType
 from typing import Any
 
-from rocstar.sandbox.jail import Jail
+from rocstar.sandbox import hooks, rootfs, seeds
+from rocstar.sandbox.hooks import Hooks
+from rocstar.sandbox.jail import Inside
 
 FILENAME = "<program>"
-REPORT_HEADER = struct.Struct("!I")
+REPORT_HEADER = struct.Struct("=I")
 MAX_MESSAGE = 2000  # characters of an exception's message kept apart from the traceback
 MAX_VALUE_BYTES = 192 * 1024  # fits the report with room for the exception
 FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
@@ -40,18 +42,30 @@ RESERVE_BYTES = 2**20  # of address space, given back first of all when a progra
 MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
 
 
-def main(payload: bytes, fds: tuple[int, int, int], report: mmap.mmap, base_memory: int, jail: Jail) -> None:
-    """Never returns. `fds`: an empty stdin, and the write ends for stdout and stderr."""
+def pack_settings(base_memory: int, inside: Inside) -> bytes:
+    """What a slot hands to each program's process; `base_memory`: address space before any program, bytes."""
+    return marshal.dumps((base_memory, tuple(inside)))
+
+
+def main(payload: bytes, settings: bytes, report: mmap.mmap | memoryview, later: Hooks) -> None:
+    """Never returns. An empty payload asks to wipe the working directory instead. Standard streams are in place, other
+    descriptors closed; stdin is empty. `later`: what libraries want done when the program forks."""
     status = 1
     try:
+        if not payload:
+            rootfs.empty(".")
+            os._exit(0)
         gc.enable()
         request = marshal.loads(payload)
-        os.setsid()
-        jail.enter_call()
+        base_memory, inside = marshal.loads(settings)
+        walls = Inside(*inside)
+        walls.enter_call()
         write_files(request["files"])
-        attach(request["stdin"], fds)
-        reseed(request["seed"])
-        limit(request, base_memory, jail.processes_beside)
+        if request["stdin"]:
+            attach_stdin(request["stdin"])
+        seeds.reseed(request["seed"])
+        hooks.restore(later)
+        limit(request, base_memory, walls.processes_beside)
         status = Program(request["code"], report, request["output_bytes"]).run()
     finally:
         os._exit(status)
@@ -64,50 +78,45 @@ def write_files(files: dict[str, str]) -> None:
             file.write(content)
 
 
-def attach(stdin: str, fds: tuple[int, int, int]) -> None:
-    """Put the three standard streams in place and close all others."""
-    if stdin:
-        source = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.unlink(".stdin")
-        data = memoryview(stdin.encode("utf-8", "surrogatepass"))
-        while data:
-            data = data[os.write(source, data) :]
-        os.lseek(source, 0, os.SEEK_SET)
-    else:
-        source = fds[0]
-    for number, fd in enumerate((source, fds[1], fds[2])):
-        os.dup2(fd, number)
-    os.closerange(3, 64)  # a slot holds fewer than that
+def attach_stdin(stdin: str) -> None:
+    source = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(".stdin")
+    data = memoryview(stdin.encode("utf-8", "surrogatepass"))
+    while data:
+        data = data[os.write(source, data) :]
+    os.lseek(source, 0, os.SEEK_SET)
+    os.dup2(source, 0)
+    os.close(source)
 
 
-def prepare() -> None:
-    """Once per slot, before any program: what every program would otherwise pay for.
+@contextmanager
+def own_streams() -> Iterator[None]:
+    """In the nursery: give Python the standard streams that all programs will use. Within the context descriptors 0 to
+    2 lead to a pipe nobody reads; afterwards to where they led before.
 
-    The standard streams work on whatever descriptors 0 to 2 are by then. They are made on a pipe, so that they do not
-    take themselves for seekable."""
-    for fd in os.pipe():
-        os.dup2(fd, 0)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        os.close(fd)
+    The streams work on whatever the descriptors are by then. They are made on a pipe, so that they do not take
+    themselves for seekable."""
+    before = [os.dup(standard) for standard in range(3)]
+    source, sink = os.pipe()
+    for standard, end in enumerate((source, sink, sink)):
+        os.dup2(end, standard)
     sys.stdin = text_stream(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stdout = text_stream(io.BufferedWriter(io.FileIO(1, "w", closefd=False)))
     sys.stderr = text_stream(io.BufferedWriter(io.FileIO(2, "w", closefd=False)))
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
-    compiled("1\nif 1: pass")  # makes the compiler's own types
-    traceback.TracebackException(ValueError, ValueError(), None)
-    random.seed(0)
+    sys.path.insert(0, "")  # files put beside a program can be imported by it
+    try:
+        yield
+    finally:
+        for standard, fd in enumerate(before):
+            os.dup2(fd, standard)
+        for fd in (*before, source, sink):
+            os.close(fd)
 
 
 def text_stream(buffer: io.BufferedReader | io.BufferedWriter) -> Any:
     """Line buffered, so that a killed program's last full line is not lost."""
     return io.TextIOWrapper(buffer, encoding="utf-8", errors="surrogatepass", line_buffering=True)
-
-
-def reseed(seed: int) -> None:
-    random.seed(seed)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(seed % 2**32)
 
 
 def limit(request: dict[str, Any], base_memory: int, processes_beside: int | None) -> None:
@@ -125,7 +134,7 @@ def limit(request: dict[str, Any], base_memory: int, processes_beside: int | Non
 class Program:
     """One program and what becomes of it."""
 
-    def __init__(self, code: str, report: mmap.mmap, value_bytes: int) -> None:
+    def __init__(self, code: str, report: mmap.mmap | memoryview, value_bytes: int) -> None:
         self.code = code
         self.report = report
         self.value_bytes = min(value_bytes, MAX_VALUE_BYTES)
@@ -134,6 +143,16 @@ class Program:
 
     def run(self) -> int:
         """Exit status: 0, what sys.exit was given, or 1 after an exception."""
+        status = self.attempt()
+        finish()
+        return status
+
+    def rehearse(self) -> None:
+        """Run it in this process, which goes on living."""
+        self.attempt()
+        self.reserve.close()
+
+    def attempt(self) -> int:
         value, failure, status = None, None, 0
         try:
             value = self.evaluate()
@@ -145,7 +164,6 @@ class Program:
             failure = self.explain(error)
         if os.getpid() == self.pid:  # a fork of the program that comes back here speaks for nobody
             self.write_report(value, failure)
-        finish()
         return status
 
     def evaluate(self) -> str | None:

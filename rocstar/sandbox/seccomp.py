@@ -114,6 +114,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 ON_ONESELF = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
               "sched_setparam": (142, 118), "sched_setattr": (314, 274)}  # fmt: skip
 SETPRIORITY = (141, 140)
+PRIO_USER = 2
 SOCKET = (41, 198)
 CLONE = (56, 220)
 SIGNALLING = {"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
@@ -157,6 +158,24 @@ def clone_rule() -> list[bytes]:
     return [flags, instruction(JUMP_SET, NEW_NAMESPACE, 0, 1), refuse(errno.EPERM), instruction(RETURN, ALLOW)]
 
 
+def priority_rule(slot: int) -> list[bytes]:
+    """Processes and groups may be told to be nicer, but neither the slot nor, by naming none, a group it may be in."""
+    which, who = load_argument(0), load_argument(1)
+    return [
+        which,
+        instruction(JUMP_AT_LEAST, PRIO_USER, 4, 0),
+        who,
+        instruction(JUMP_EQUAL, slot, 2, 0),
+        instruction(JUMP_EQUAL, 0, 2, 0),
+        instruction(RETURN, ALLOW),
+        refuse(errno.EPERM),
+        which,
+        instruction(JUMP_EQUAL, 0, 0, 1),
+        instruction(RETURN, ALLOW),
+        refuse(errno.EPERM),
+    ]
+
+
 def socket_rule(local_sockets: bool) -> list[bytes]:
     if not local_sockets:
         return [refuse(errno.EPERM)]
@@ -164,9 +183,10 @@ def socket_rule(local_sockets: bool) -> list[bytes]:
     return [load_argument(0), allowed, refuse(errno.EPERM), instruction(RETURN, ALLOW)]
 
 
-def build(machine: str, *, local_sockets: bool, own_files: bool) -> bytes:
+def build(machine: str, *, local_sockets: bool, own_files: bool, slot: int | None) -> bytes:
     """The filter as an array of sock_filter. `local_sockets`: AF_UNIX may be made; `own_files`: files of the user who
-    started us may be in sight, so modes and times of files may not be changed.
+    started us may be in sight, so modes and times of files may not be changed; `slot`: process id of the slot, where
+    every other process under its user is one of the program's, else None.
 
     Raises KeyError for a machine other than x86_64 and aarch64."""
     column = COLUMN[machine]
@@ -175,7 +195,7 @@ def build(machine: str, *, local_sockets: bool, own_files: bool) -> bytes:
         *when_number(CLONE[column], clone_rule()),
         *when_number(CLONE3, [refuse(errno.ENOSYS)]),  # its flags lie in memory; libc falls back to clone
         *when_number(SOCKET[column], socket_rule(local_sockets)),
-        *when_number(SETPRIORITY[column], only_zero(0, 1)),
+        *when_number(SETPRIORITY[column], only_zero(0, 1) if slot is None else priority_rule(slot)),
     ]
     for numbers in ON_ONESELF.values():
         program += when_number(numbers[column], only_zero(0))

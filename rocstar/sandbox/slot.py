@@ -1,4 +1,5 @@
-"""A slot: one long-lived process, alone with its programs, that forks once per call.
+"""A slot: one long-lived process, alone with its programs, that forks once per call. This is its loop in Python, for
+where the compiled one (`_fork.c`) cannot be had; both speak the bytes of `slotwire` and make the same promises.
 
 Promises: at most one program at a time; when a call is answered, every process it left is dead, what it wrote is
 gone from the working directory, and none of its bytes are left in the slot's memory. Where it cannot keep that, the
@@ -9,7 +10,6 @@ Not here: building the jail (`jail`), running the program (`program`).
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import resource
@@ -17,14 +17,18 @@ import select
 import signal
 import socket
 import time
+from contextlib import suppress
 
 from rocstar.sandbox import program, slotwire
+from rocstar.sandbox.hooks import Hooks
 from rocstar.sandbox.jail import Jail
 from rocstar.sandbox.slotwire import Answer, Ended
 
 QUIET_SECONDS = 0.01  # short programs end within it, and their output waits in the pipe: one wake-up instead of many
 PIPE_CHUNK = 65536
 UNWATCHED_SECONDS = 0.005  # between looks at a child where the kernel has no pidfd (before Linux 5.3)
+AGE_SECONDS = 0.1  # a program that runs longer makes way for those that may be short
+AGED_NICE = 10  # a tenth of a young one's share; 19 would be a seventieth, and starve honest work
 
 
 class Stream:
@@ -33,6 +37,7 @@ class Stream:
     def __init__(self) -> None:
         self.buffer = bytearray()
         self.used = 0
+        self.dropped = 0
         self.read_end = self.write_end = -1
 
     def open(self) -> None:
@@ -46,7 +51,7 @@ class Stream:
     def wipe(self) -> None:
         os.close(self.read_end)
         self.buffer[: self.used] = bytes(self.used)
-        self.used = 0
+        self.used = self.dropped = 0
 
 
 class Call:
@@ -56,12 +61,18 @@ class Call:
         self.pid = pid
         self.started = time.monotonic()
         self.deadline = self.started + wall_seconds
+        self.quiet_until = self.started + QUIET_SECONDS
+        self.age_at = self.started + AGE_SECONDS
+        self.listening = self.aged = False
         self.output_left = output_bytes
-        self.dropped = 0
         self.ended = Ended.ITSELF
         self.run_seconds = 0.0
         self.cpu_seconds = 0.0
         self.peak_memory = 0
+
+    def seconds_to_wake(self) -> float:
+        wake = self.deadline if self.listening else min(self.deadline, self.quiet_until)
+        return max(0.0, (wake if self.aged else min(wake, self.age_at)) - time.monotonic())
 
     def add_usage(self, usage: resource.struct_rusage) -> None:
         self.cpu_seconds += usage.ru_utime + usage.ru_stime
@@ -69,20 +80,19 @@ class Call:
 
 
 class Slot:
-    def __init__(self, channel: socket.socket, jail: Jail, base_memory: int) -> None:
+    def __init__(self, channel: socket.socket, jail: Jail, report: int, base_memory: int, later: Hooks) -> None:
         self.channel = channel
         self.jail = jail
-        self.base_memory = base_memory
-        self.nothing = os.open("/dev/null", os.O_RDONLY)
+        self.later = later
+        self.settings = program.pack_settings(base_memory, jail.inside)
         self.payload = bytearray(PIPE_CHUNK)
         self.scratch = bytearray(PIPE_CHUNK)
-        self.report = mmap.mmap(-1, slotwire.REPORT_BYTES)
+        self.report = mmap.mmap(report, slotwire.REPORT_BYTES)
         self.out, self.err = Stream(), Stream()
 
     def serve(self) -> None:
         """Answer requests until the host goes away. Consumes requests from the channel, waits on it and on nothing
         else between calls; ended by end of file."""
-        gc.disable()
         while kind := self.channel.recv(1):
             if kind == slotwire.RUN and not self.answer_one():
                 return
@@ -130,13 +140,19 @@ class Slot:
     def fork(self, size: int) -> int:
         pid = os.fork()
         if pid == 0:
-            fds = (self.nothing, self.out.write_end, self.err.write_end)
-            payload = bytes(memoryview(self.payload)[:size])
-            program.main(payload, fds, self.report, self.base_memory, self.jail)
+            try:
+                payload = bytes(memoryview(self.payload)[:size])
+                os.setpgid(0, 0)
+                os.dup2(self.out.write_end, 1)
+                os.dup2(self.err.write_end, 2)
+                os.closerange(3, 64)  # a slot holds fewer than that
+                program.main(payload, self.settings, self.report, self.later)
+            finally:
+                os._exit(1)
         return pid
 
     def watch(self, call: Call) -> None:
-        """Until the program ends or has to be ended. Wakes on its death, its output, the host, the deadline."""
+        """Until the program ends or has to be ended. Wakes on its death, its output, the host, the clock."""
         poller = select.poll()
         poller.register(self.channel, select.POLLIN)
         try:
@@ -152,11 +168,8 @@ class Slot:
                 os.close(pidfd)
 
     def watch_with(self, call: Call, poller: select.poll, pidfd: int) -> None:
-        quiet_until = call.started + QUIET_SECONDS
-        listening = False
         while call.ended is Ended.ITSELF:
-            wake = call.deadline if listening else min(quiet_until, call.deadline)
-            wait = max(0.0, wake - time.monotonic())
+            wait = call.seconds_to_wake()
             ready = poller.poll(1000 * (wait if pidfd >= 0 else min(wait, UNWATCHED_SECONDS)))
             for fd, event in ready:
                 if fd == pidfd:
@@ -164,12 +177,25 @@ class Slot:
                 self.handle(call, poller, fd, event)
             if pidfd < 0 and os.waitid(os.P_PID, call.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 return
-            if time.monotonic() >= call.deadline:
-                call.ended = Ended.WALL
-            elif not listening and time.monotonic() >= quiet_until:
-                listening = True
-                poller.register(self.out.read_end, select.POLLIN)
-                poller.register(self.err.read_end, select.POLLIN)
+            self.mind_the_clock(call, poller)
+
+    def mind_the_clock(self, call: Call, poller: select.poll) -> None:
+        now = time.monotonic()
+        if now >= call.deadline and call.ended is Ended.ITSELF:
+            call.ended = Ended.WALL
+        if not call.listening and now >= call.quiet_until:
+            call.listening = True
+            poller.register(self.out.read_end, select.POLLIN)
+            poller.register(self.err.read_end, select.POLLIN)
+        if not call.aged and now >= call.age_at:
+            call.aged = True
+            self.make_way(call.pid)
+
+    def make_way(self, pid: int) -> None:
+        if self.jail.may_age:
+            for which in (os.PRIO_PGRP, os.PRIO_PROCESS):
+                with suppress(OSError):  # it is about to end
+                    os.setpriority(which, pid, AGED_NICE)
 
     def handle(self, call: Call, poller: select.poll, fd: int, event: int) -> None:
         if fd == self.channel.fileno():
@@ -180,7 +206,7 @@ class Slot:
         stream = self.out if fd == self.out.read_end else self.err
         if event & select.POLLIN:
             self.read_some(call, stream)
-            if call.dropped:
+            if stream.dropped:
                 call.ended = Ended.OUTPUT
         else:
             poller.unregister(fd)  # closed by the program; it may well run on
@@ -198,7 +224,7 @@ class Slot:
             call.output_left -= got
         else:
             self.scratch[:got] = bytes(got)
-            call.dropped += got
+            stream.dropped += got
         return got
 
     def end(self, call: Call) -> int:
@@ -212,7 +238,7 @@ class Slot:
         for stream in (self.out, self.err):
             while self.read_some(call, stream):
                 pass
-        if call.dropped and call.ended is Ended.ITSELF:
+        if (self.out.dropped or self.err.dropped) and call.ended is Ended.ITSELF:
             call.ended = Ended.OUTPUT
         return status
 
@@ -243,7 +269,8 @@ class Slot:
             run_seconds=call.run_seconds,
             cpu_seconds=call.cpu_seconds,
             peak_memory_bytes=call.peak_memory,
-            dropped_bytes=call.dropped,
+            dropped_stdout=self.out.dropped,
+            dropped_stderr=self.err.dropped,
             slot_cpu_seconds=time.process_time() + children.ru_utime + children.ru_stime,
             stdout_bytes=self.out.used,
             stderr_bytes=self.err.used,
@@ -261,12 +288,11 @@ class Slot:
         self.err.wipe()
 
 
-def main(channel: socket.socket, jail: Jail, base_memory: int) -> None:
+def main(channel: socket.socket, jail: Jail, report: int, base_memory: int, later: Hooks) -> None:
     """Serve until the host goes away."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)  # PID 1 is immune to every signal it has no handler for
     try:
-        program.prepare()
-        Slot(channel, jail, base_memory).serve()
+        Slot(channel, jail, report, base_memory, later).serve()
     except (EOFError, OSError):
         return  # the host is gone, or something could not be reset: either way this slot has served its last call

@@ -15,11 +15,11 @@ from typing import NamedTuple
 RUN = b"R"
 CANCEL = b"C"
 
-REQUEST = struct.Struct("!IdI")
+REQUEST = struct.Struct("=IdI")
 """payload bytes, wall seconds, output bytes."""
 
-ANSWER = struct.Struct("!iB?ddQQdIII")
-"""The fields of an Answer."""
+ANSWER = struct.Struct("=iB?ddQQQdIII")
+"""The fields of an Answer. Host and slot are one machine: native order, no padding, as a packed struct in `_fork.c`."""
 
 REPORT_BYTES = 256 * 1024
 """Room for what the child says of itself: the value and the exception."""
@@ -44,7 +44,9 @@ class Answer(NamedTuple):
     run_seconds: float
     cpu_seconds: float
     peak_memory_bytes: int
-    dropped_bytes: int
+    dropped_stdout: int
+    """Bytes read and thrown away, past the cap."""
+    dropped_stderr: int
     slot_cpu_seconds: float
     """CPU of the slot and of all its programs since it started, seconds."""
     stdout_bytes: int

@@ -15,6 +15,12 @@ ENDED_BY_US: dict[int, Outcome] = {
     Ended.OUTPUT: ProgramOutcome.OUTPUT_LIMIT,
     Ended.CANCELLED: ServiceOutcome.CANCELLED,
 }
+KILL_REASON: dict[Outcome, str] = {
+    ProgramOutcome.WALL_TIMEOUT: "wall",
+    ProgramOutcome.CPU_TIMEOUT: "cpu",
+    ProgramOutcome.OUTPUT_LIMIT: "output",
+    ServiceOutcome.CANCELLED: "cancelled",
+}
 
 
 def response(request_id: str, answer: Answer, body: bytes, cpu_limit: float) -> Response:
@@ -24,16 +30,22 @@ def response(request_id: str, answer: Answer, body: bytes, cpu_limit: float) -> 
     failure = parse_failure(report.get("exception"))
     code = os.waitstatus_to_exitcode(answer.wait_status)
     by_itself = answer.ended == Ended.ITSELF
+    fate = outcome(answer, code, failure, cpu_limit)
+    stdout, stderr = body[: answer.stdout_bytes], body[answer.stdout_bytes : middle]
     return Response(
         id=request_id,
-        outcome=outcome(answer, code, failure, cpu_limit),
+        outcome=fate,
         exit_code=code if code >= 0 and by_itself else None,
         signal=signal_name(-code) if code < 0 and by_itself else None,
         exception=failure if code > 0 else None,
-        stdout=text(body[: answer.stdout_bytes]),
-        stderr=text(body[answer.stdout_bytes : middle]),
-        value=report.get("value") if code == 0 else None,
-        truncated_bytes=answer.dropped_bytes + int(report.get("dropped", 0)),
+        stdout=text(stdout),
+        stderr=text(stderr),
+        value=text(value) if code == 0 and (value := report.get("value")) is not None else None,
+        truncated_bytes=answer.dropped_stdout + answer.dropped_stderr + int(report.get("dropped", 0)),
+        stdout_bytes=answer.stdout_bytes + answer.dropped_stdout,
+        stderr_bytes=answer.stderr_bytes + answer.dropped_stderr,
+        invalid_utf8=not all(map(is_text, (stdout, stderr, report.get("value") or b""))),
+        kill_reason=KILL_REASON.get(fate, ""),
         run_seconds=answer.run_seconds,
         cpu_seconds=answer.cpu_seconds,
         peak_memory_bytes=answer.peak_memory_bytes,
@@ -74,7 +86,7 @@ def parse_report(report: bytes) -> dict[str, Any]:
         said = {"exception": parsed["exception"], "dropped": dropped}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return {}
-    return said | ({"value": text(value)} if has_value else {})
+    return said | ({"value": value} if has_value else {})
 
 
 def parse_failure(said: object) -> Failure | None:
@@ -90,3 +102,11 @@ def text(data: bytes) -> str:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return data.decode("utf-8", "replace")
+
+
+def is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True

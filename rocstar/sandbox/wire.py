@@ -9,6 +9,7 @@ A program's fate and the service's fate are two different enums. A reward may lo
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -79,8 +80,8 @@ class Request:
     stdin: str = ""
     """Standard input; at its end the program reads EOF."""
     limits: Limits = Limits()
-    seed: int = 0
-    """Seeds `random`, and numpy's global generator where numpy is preloaded."""
+    seed: int | None = None
+    """Seeds `random` and the global generators of numpy and sympy; None draws a fresh one."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Text files put into the working directory: relative path to content."""
 
@@ -117,6 +118,14 @@ class Response:
     """repr of the last expression; None when there is none or it is None."""
     truncated_bytes: int = 0
     """Bytes of output read and dropped; what a killed program still meant to write is not counted."""
+    stdout_bytes: int = 0
+    """Bytes read from stdout, dropped ones included."""
+    stderr_bytes: int = 0
+    """Same for stderr."""
+    invalid_utf8: bool = False
+    """Bytes that are no text were replaced in stdout, stderr or value."""
+    kill_reason: str = ""
+    """Which limit ended it: `wall`, `cpu`, `output`, `cancelled`; empty when it ended by itself."""
     run_seconds: float = 0.0
     """Wall time of the program, seconds; queueing excluded."""
     cpu_seconds: float = 0.0
@@ -131,6 +140,8 @@ class Response:
     """Properties the level should have and does not have here (`no_memory_cgroup`)."""
     attempt: int = 1
     """2 when a first try was lost to a fault of ours."""
+    node: str = ""
+    """Machine it ran on, as the operator named it; the host name otherwise."""
     message: str = ""
     """Why, for REJECTED and for service outcomes."""
 
@@ -144,7 +155,13 @@ class HostInfo:
     slots: int
     """Programs that run at once."""
     preload: tuple[str, ...]
-    """Modules imported before forking."""
+    """Modules the operator asked to be imported before forking."""
+    tiers: tuple[str, ...] = ()
+    """Sets of preloaded modules a program may be started from; those not needed yet are not up."""
+    fork_path: str = "python"
+    """`c`: slots run the compiled loop; `python`: it could not be built or used, and a call costs more."""
+    node: str = ""
+    """See Response."""
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
@@ -181,7 +198,7 @@ def request_message(request: Request) -> dict[str, Any]:
         "id": request.id,
         "code": request.code,
         "stdin": request.stdin,
-        "seed": request.seed,
+        "seed": fresh_seed() if request.seed is None else request.seed,
         "files": dict(request.files),
         "wall_seconds": limits.wall_seconds,
         "cpu_seconds": limits.cpu_seconds,
@@ -189,6 +206,10 @@ def request_message(request: Request) -> dict[str, Any]:
         "output_bytes": limits.output_bytes,
         "processes": limits.processes,
     }
+
+
+def fresh_seed() -> int:
+    return int.from_bytes(os.urandom(8))
 
 
 def response_message(response: Response) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a run opens with: demonstrations as token rows, a tokenizer, a model.
 
+Demonstrations of the run's own task and rows from a file take one path: both are conversations (`rocstar.data.sft`).
 A model that starts from random weights gets a tokenizer trained on its own demonstrations; it is saved beside every
 checkpoint, because a tokenizer trained again from a changed generator would silently give other ids. Rows are kept in
 the run folder, so a resumed run learns from the very same ones."""
@@ -7,14 +8,16 @@ the run folder, so a resumed run learns from the very same ones."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rocstar.config import Recipe, Stage
-from rocstar.data.messages import load_demonstrations
+from rocstar.data.sft.format import Conversation, Role
+from rocstar.data.sft.loading import load_conversations
+from rocstar.data.sft.render import CHAT, Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.rows import encode_demonstration
 from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy, load_model, random_model
@@ -22,7 +25,7 @@ from rocstar.runs.sftrows import read_rows, write_rows
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.assemble import make_feedback, make_tool, shape_of
 from rocstar.training.tasks import Task
-from rocstar.types import Demonstration, SftRow, seed_for
+from rocstar.types import SftRow, Status, ToolResult, seed_for
 
 TOKENIZER_ROWS = 3000  # demonstrations a tokenizer is trained on; more change nothing that matters
 
@@ -40,10 +43,11 @@ def opened_policy(recipe: Recipe, checkpoint: Path) -> Policy:
 async def opening(recipe: Recipe, task: Task, sandbox: SandboxClient, run: Path) -> Policy:
     """A fresh run's policy; writes the SFT rows if the recipe has an SFT stage. Raises ConfigError, DataError."""
     stages = [stage for stage in recipe.stage if stage.kind == "sft"]
-    demonstrations = await _demonstrations(stages[0], recipe, task, sandbox) if stages else []
-    policy = _policy(recipe, task, demonstrations, sandbox)
+    conversations = await _conversations(stages[0], recipe, task, sandbox) if stages else []
+    layouts = [_pieces(recipe, conversation, sandbox) for conversation in conversations]
+    policy = _policy(recipe, task, layouts)
     if stages:
-        write_rows(rows_file(run), _encoded(recipe, policy.codec, demonstrations, sandbox))
+        write_rows(rows_file(run), _rows(recipe, policy.codec, layouts))
     return policy
 
 
@@ -62,25 +66,50 @@ def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> li
     return [rows[i] for i in order[place * count : (place + 1) * count]]
 
 
-async def _demonstrations(stage: Stage, recipe: Recipe, task: Task, sandbox: SandboxClient) -> list[Demonstration]:
+async def _conversations(stage: Stage, recipe: Recipe, task: Task, sandbox: SandboxClient) -> list[Conversation]:
+    feedback = make_feedback(recipe.rollout)
     if stage.sft.rows_file:
-        return load_demonstrations(Path(stage.sft.rows_file), stage.rollout.tool_name)
+        loaded = load_conversations(Path(stage.sft.rows_file), stage.rollout.tool_name)
+        return [_as_shown(conversation, feedback) for conversation in loaded]
     count = sum(s.steps * s.sft.batch_rows for s in recipe.stage if s.kind == "sft")
     tool = make_tool(sandbox, stage.sandbox, stage.rollout.tool_name)
-    return await task.demonstrations(count, tool.run)
+    return [from_demonstration(demo, feedback) for demo in await task.demonstrations(count, tool.run)]
 
 
-def _policy(recipe: Recipe, task: Task, demonstrations: Sequence[Demonstration], sandbox: SandboxClient) -> Policy:
+def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str]) -> Conversation:
+    """A demonstration of the run's own task shows tool results as a rollout would, cut where it would cut them; a row
+    that brings its own tools is shown as it is."""
+    if conversation.tools is not None:
+        return conversation
+    messages = (
+        replace(message, content=feedback(ToolResult(call_id="", status=Status.OK, stdout=message.content)))
+        if message.role is Role.TOOL
+        else message
+        for message in conversation.messages
+    )
+    return replace(conversation, messages=tuple(messages))
+
+
+def _pieces(recipe: Recipe, conversation: Conversation, sandbox: SandboxClient) -> list[Piece]:
+    """A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
+    and preamble speak of problems and boxes, which would be wrong there."""
+    if conversation.tools is not None:
+        return list(pieces(conversation, CHAT, conversation.tools))
+    own = make_tool(sandbox, recipe.sandbox, recipe.rollout.tool_name).spec
+    return list(pieces(conversation, template_named(recipe.rollout.template), [own]))
+
+
+def _policy(recipe: Recipe, task: Task, layouts: Sequence[Sequence[Piece]]) -> Policy:
     model = recipe.model
     if model.path:
         return Policy(load_model(model.path), Codec.load(model.path), recipe.rollout.template)
-    if not demonstrations:
+    if not layouts:
         raise ConfigError(
             "a model of random weights needs an sft stage to get its tokenizer from; set model.path or add one"
         )
     template = template_named(recipe.rollout.template)
     codec = train_bpe(
-        _texts(recipe, demonstrations[:TOKENIZER_ROWS], sandbox),
+        ("".join(piece.text for piece in layout) for layout in layouts[:TOKENIZER_ROWS]),
         vocab_size=model.vocab_size,
         markers=template.markers,
         word_merges=model.word_merges,
@@ -90,27 +119,8 @@ def _policy(recipe: Recipe, task: Task, demonstrations: Sequence[Demonstration],
     return Policy(weights, codec, recipe.rollout.template)
 
 
-def _texts(recipe: Recipe, demonstrations: Sequence[Demonstration], sandbox: SandboxClient) -> Iterator[str]:
-    """Each demonstration as one text, as the model would see it."""
-    template, feedback = template_named(recipe.rollout.template), make_feedback(recipe.rollout)
-    specs = [make_tool(sandbox, recipe.sandbox, recipe.rollout.tool_name).spec]
-    for demo in demonstrations:
-        parts = [template.opening(demo.problem.question, specs)]
-        for turn in demo.turns:
-            parts += [turn.text, template.stop]
-            parts += [template.reply([feedback(result) for result in turn.results])] if turn.results else []
-        yield "".join(parts)
-
-
-def _encoded(
-    recipe: Recipe, codec: Codec, demonstrations: Sequence[Demonstration], sandbox: SandboxClient
-) -> list[SftRow]:
-    template, feedback = template_named(recipe.rollout.template), make_feedback(recipe.rollout)
-    specs = [make_tool(sandbox, recipe.sandbox, recipe.rollout.tool_name).spec]
-    rows = [
-        encode_demonstration(demo, codec=codec, template=template, tools=specs, feedback=feedback)
-        for demo in demonstrations
-    ]
+def _rows(recipe: Recipe, codec: Codec, layouts: Sequence[Sequence[Piece]]) -> list[SftRow]:
+    rows = [encoded(layout, codec) for layout in layouts]
     longest = max(len(row.token_ids) for row in rows)
     if not recipe.model.path and longest > recipe.model.max_positions:
         raise ConfigError(

@@ -41,6 +41,9 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
         (r"\$3\text{ million}", 3_000_000),
         (r"7.8\times 10^2", 780),
         ("10^{6}", 1_000_000),
+        ("204_5", 54),
+        (r"3A_{16}", 58),
+        ("1021_{(4)}", 73),
         ("1e-05", Fraction(1, 100_000)),
     ],
 )
@@ -51,8 +54,9 @@ def test_light_latex_is_read_exactly(text: str, value: Fraction | int | None) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "1/0", "1+1", "2^{10}", "9^{9^{9}}", "10^{99999}", "(1,2)", "1,22,3", r"\sqrt{2}", "204_5", "5!", "12:00",
-     "2\\pi", r"5\text{ or }6", "0.64N", "1e9", "0x10", "nan", "9" * 10_000, "9^" * 100_000, "٣", "\x00", "1\x002"],
+    ["", "x", "1/0", "1+1", "2^{10}", "9^{9^{9}}", "10^{99999}", "(1,2)", "1,22,3", r"\sqrt{2}", "208_5", "1_1", "5!",
+     "12:00", "2\\pi", r"5\text{ or }6", "0.64N", "1e9", "0x10", "nan",
+     "9" * 10_000, "9^" * 100_000, "٣", "\x00", "1\x002"],
 )  # fmt: skip
 def test_anything_else_is_not_a_plain_number(text: str) -> None:
     assert parse_number(text) is None
@@ -65,6 +69,10 @@ def test_anything_else_is_not_a_plain_number(text: str) -> None:
         ("18", "19", (WRONG, "integer")),
         ("18", r"18\text{ dollars}", (RIGHT, "integer")),
         ("1/2", "0.5", (RIGHT, "number")),
+        ("204_5", "204_{5}", (RIGHT, "integer")),
+        ("204_5", "204_6", (WRONG, "integer")),
+        ("204_5", "1204_3", None),
+        ("204_5", "204", None),
         ("5", "5.001", (WRONG, "number")),
         ("10%", "10", (RIGHT, "integer")),
         ("10%", "0.1", (RIGHT, "number")),
@@ -79,7 +87,16 @@ def test_anything_else_is_not_a_plain_number(text: str) -> None:
         ("1000.99", "1000,98", None),
         ("1,22", "22,1", None),
         ("x=5", "y=5", None),
-        (r"5\text{ m}", r"500\text{ cm}", None),
+        (r"5\text{ m}", r"500\text{ cm}", (RIGHT, "unit")),
+        (r"5\text{ m}", r"5\text{ cm}", (WRONG, "unit")),
+        ("2 hours", "120 minutes", (RIGHT, "unit")),
+        (r"1\text{ m}^2", r"10000\text{ square cm}", (RIGHT, "unit")),
+        ("1 liter", r"1000\text{ cm}^3", (RIGHT, "unit")),
+        (r"\$5", "500 cents", (WRONG, "integer")),
+        (r"5\text{ m}", r"5\text{ kg}", None),
+        (r"5\text{ cats}", r"5\text{ dogs}", None),
+        ("5 cm", "5", (RIGHT, "integer")),
+        ("5m", "5", None),
         ("15", "12 3", (WRONG, "not_a_number")),
         ("15", "fifteen", (WRONG, "not_a_number")),
         ("15", r"\sqrt{225}", None),

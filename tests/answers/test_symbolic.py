@@ -1,4 +1,4 @@
-"""The killable process, with real children: scripted ones for how they fail, math-verify for what it decides."""
+"""The killable workers, with real ones: scripted targets for how they fail, the judge for what it decides."""
 
 import asyncio
 import os
@@ -8,23 +8,36 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rocstar.answers.symbolic import SymbolicChecker
+from rocstar.answers.symbolic import Found, Question, SymbolicChecker
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import Verdict
 
-UNDECIDED = Verdict.UNDECIDED
-GREET = "import sys, time, os; print('{\"ready\": true}', flush=True); "
-ANSWER = 'print(\'{"verdict": "right", "method": "scripted"}\', flush=True)'
+RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 
 
-def scripted(program: str, **limits: float) -> SymbolicChecker:
-    """A checker whose child runs `program`."""
-    limits = {"deadline_seconds": 20.0, "start_seconds": 20.0, **limits}
-    return SymbolicChecker(command=(sys.executable, "-c", program), **limits)  # type: ignore[arg-type]
+def scripted(**settings: Any) -> SymbolicChecker:
+    """A checker whose workers run `targets.scripted`."""
+    settings = {"deadline_seconds": 20.0, "start_seconds": 20.0, "workers": 1, "prepare": "", **settings}
+    return SymbolicChecker(target="tests.answers.targets:scripted", **settings)
+
+
+def question(predicted: str, gold: str = "1", grader: str = "math_verify", search: str = "") -> Question:
+    return Question(graders=(grader,), gold=gold, predicted=predicted, search=search)
+
+
+async def ask(checker: SymbolicChecker, *predicted: str) -> list[Found | VerifierUnavailable]:
+    return await checker.compare([question(text) for text in predicted])
+
+
+def verdict_of(found: Found | VerifierUnavailable) -> Verdict:
+    assert not isinstance(found, VerifierUnavailable)
+    return found[0]
 
 
 def is_alive(pid: int) -> bool:
@@ -35,11 +48,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def child_of(checker: SymbolicChecker) -> int:
-    """The child's process id, once there is one."""
-    while checker.worker_pid is None:
+def worker_of(checker: SymbolicChecker) -> int:
+    """Its worker's process id, once there is one."""
+    while not checker.worker_pids():
         time.sleep(0.01)
-    return checker.worker_pid
+    return checker.worker_pids()[0]
 
 
 def wait_until_gone(pid: int) -> None:
@@ -53,8 +66,8 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[SymbolicChecker]:
-    """One warm math-verify for this module; every test uses it from an event loop of its own."""
-    checker = SymbolicChecker(deadline_seconds=20.0)
+    """One warm judge for this module; every test uses it from an event loop of its own."""
+    checker = SymbolicChecker(deadline_seconds=20.0, workers=1)
     yield checker
     asyncio.run(checker.close())
 
@@ -62,112 +75,148 @@ def checker() -> Iterator[SymbolicChecker]:
 @pytest.mark.parametrize(
     ("gold", "predicted", "verdict"),
     [
-        ("x^2+2x+1", "(x+1)^2", Verdict.RIGHT),
-        (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}", Verdict.RIGHT),
-        (r"\frac{1}{2}+\pi", r"\pi+0.5", Verdict.RIGHT),
-        ("x^2+2x+1", "x^3+2x+1", Verdict.WRONG),
-        ("[0,1)", "(0,1)", Verdict.WRONG),
-        (r"\sqrt{5}", r"1 + \foo{ 5", Verdict.WRONG),
-        ("5", r"1 + \foo{ 5", Verdict.WRONG),
-        ("x", "", Verdict.WRONG),
+        ("x^2+2x+1", "(x+1)^2", RIGHT),
+        (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}", RIGHT),
+        (r"\frac{1}{2}+\pi", r"\pi+0.5", RIGHT),
+        ("x^2+2x+1", "x^3+2x+1", WRONG),
+        ("[0,1)", "(0,1)", WRONG),
+        ("x<1", "-x > -1", RIGHT),
+        (r"\sqrt{5}", r"1 + \foo{ 5", WRONG),
+        ("5", r"1 + \foo{ 5", WRONG),
+        (r"1-\frac{1}{\mathrm{q}}", "1", UNDECIDED),
+        ("5", "3 or $5$", WRONG),
+        ("$1$ and $2$", "1,2", RIGHT),
+        ("S/S'", "1", WRONG),
+        ("x", "", WRONG),
     ],
 )
 async def test_math_verify_decides(checker: SymbolicChecker, gold: str, predicted: str, verdict: Verdict) -> None:
-    assert await checker.compare(gold, predicted) == (verdict, "math_verify")
+    (found,) = await checker.compare([question(predicted, gold)])
+    assert found == (verdict, "gold_unparsed" if verdict is UNDECIDED else "math_verify")
+
+
+async def test_names_of_variables_matter_unless_another_grader_is_asked(checker: SymbolicChecker) -> None:
+    strict, free = (question("f(y)", "f(x)", grader) for grader in ("math_verify", "math_verify_any_names"))
+    assert await checker.compare([strict, free]) == [(WRONG, "math_verify"), (RIGHT, "math_verify")]
 
 
 async def test_a_reference_that_does_not_parse_leaves_the_question_undecided(checker: SymbolicChecker) -> None:
-    assert await checker.compare(r"\frac{", "5") == (UNDECIDED, "gold_unparsed")
+    questions = [question("5", r"\frac{", grader) for grader in ("prime", "math_verify")]
+    assert await checker.compare(questions) == [(UNDECIDED, "gold_unparsed")] * 2
 
 
-async def test_prose_is_searched_only_on_request(checker: SymbolicChecker) -> None:
+async def test_running_text_is_searched_only_on_request(checker: SymbolicChecker) -> None:
     text = "so the number is 10 which is 1,000.99m²"
-    assert (await checker.compare("1000.99", text))[0] is Verdict.WRONG
-    assert (await checker.compare("1000.99", text, prose=True))[0] is Verdict.RIGHT
+    questions = [question(text, "1000.99", search=search) for search in ("", "latex", "all")]
+    assert [verdict_of(found) for found in await checker.compare(questions)] == [WRONG, WRONG, RIGHT]
 
 
 async def test_many_questions_at_once_each_get_their_own_answer(checker: SymbolicChecker) -> None:
-    found = await asyncio.gather(*(checker.compare(f"x+{n}", f"{n % 3}+x") for n in range(9)))
-    assert [verdict is Verdict.RIGHT for verdict, _ in found] == [n < 3 for n in range(9)]
+    found = await checker.compare([question(f"{n % 3}+x", f"x+{n}") for n in range(9)])
+    assert [verdict_of(one) is RIGHT for one in found] == [n < 3 for n in range(9)]
 
 
-def test_it_serves_several_event_loops_in_turn(checker: SymbolicChecker) -> None:
-    assert asyncio.run(checker.compare("a+b", "b+a")) == asyncio.run(checker.compare("c+d", "d+c"))
+def test_it_serves_several_event_loops_and_threads_at_once(checker: SymbolicChecker) -> None:
+    def from_a_loop_of_its_own(n: int) -> list[Found | VerifierUnavailable]:
+        return asyncio.run(checker.compare([question(f"b+{n}", f"{n}+b")]))
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(from_a_loop_of_its_own, range(8)))
+    assert found == [[(RIGHT, "math_verify")]] * 8
 
 
-async def test_a_deadline_kills_the_child_and_the_next_question_gets_a_new_one() -> None:
-    checker = scripted(
-        GREET + "line = sys.stdin.readline(); " + f"time.sleep(600) if 'hang' in line else {ANSWER}",
-        deadline_seconds=0.5,
-    )
-    assert await checker.compare("1", "hang") == (UNDECIDED, "deadline")
-    assert checker.worker_pid is None
-    assert await checker.compare("1", "fine") == (Verdict.RIGHT, "scripted")
+async def test_a_deadline_kills_the_worker_and_the_next_question_gets_a_new_one() -> None:
+    checker = scripted(deadline_seconds=0.5)
+    assert await ask(checker, "fine", "hang", "well") == [
+        (RIGHT, "math_verify"), (UNDECIDED, "deadline"), (RIGHT, "math_verify")]  # fmt: skip
     await checker.close()
 
 
-async def test_a_child_that_eats_memory_is_killed() -> None:
-    checker = scripted(GREET + "sys.stdin.readline(); x = b'1' * (300 << 20); time.sleep(600)", memory_bytes=200 << 20)
-    assert await checker.compare("1", "2") == (UNDECIDED, "memory")
+async def test_a_question_that_hit_a_limit_is_remembered() -> None:
+    checker = scripted(deadline_seconds=0.5)
+    assert await ask(checker, "hang", "hang") == [(UNDECIDED, "deadline")] * 2
+    pids = checker.worker_pids()
+    assert await ask(checker, "hang") == [(UNDECIDED, "deadline")]
+    assert checker.worker_pids() == pids
     await checker.close()
 
 
-async def test_a_child_that_dies_once_is_replaced(tmp_path: Path) -> None:
-    flag = tmp_path / "died"
-    die_once = f"p = {str(flag)!r}; sys.stdin.readline(); seen = os.path.exists(p); open(p, 'w').close(); "
-    checker = scripted(GREET + die_once + f"{ANSWER} if seen else os.abort()")
-    assert await checker.compare("1", "2") == (Verdict.RIGHT, "scripted")
+async def test_a_worker_that_eats_memory_is_killed() -> None:
+    checker = scripted(memory_bytes=200 << 20)
+    assert await ask(checker, "eat", "fine") == [(UNDECIDED, "memory"), (RIGHT, "math_verify")]
     await checker.close()
 
 
-async def test_a_child_that_keeps_dying_makes_the_verifier_unavailable() -> None:
-    checker = scripted(GREET + "sys.stdin.readline(); os.abort()")
-    with pytest.raises(VerifierUnavailable, match="died twice"):
-        await checker.compare("1", "2")
+async def test_a_worker_that_dies_once_is_replaced(tmp_path: Path) -> None:
+    checker = scripted()
+    assert await ask(checker, f"die-once:{tmp_path / 'died'}") == [(RIGHT, "math_verify")]
     await checker.close()
 
 
-@pytest.mark.parametrize("program", ["", "import time; time.sleep(600)", 'print(\'{"failed": "no math-verify"}\')'])
-async def test_a_child_that_does_not_start_makes_the_verifier_unavailable(program: str) -> None:
-    checker = scripted(program, start_seconds=0.5 if "sleep" in program else 20.0)
-    with pytest.raises(VerifierUnavailable, match="did not start"):
-        await checker.compare("1", "2")
+@pytest.mark.parametrize(("word", "reason"), [("die", "died 2 times"), ("raise", "a bug of ours")])
+async def test_a_worker_that_fails_makes_the_verifier_unavailable_and_is_asked_again(word: str, reason: str) -> None:
+    checker = scripted()
+    for _ in range(2):
+        fine, failed = await ask(checker, "fine", word)
+        assert fine == (RIGHT, "math_verify")
+        assert isinstance(failed, VerifierUnavailable) and reason in str(failed)
+    assert await ask(checker, "well") == [(RIGHT, "math_verify")]
+    await checker.close()
+
+
+@pytest.mark.parametrize("prepare", ["asleep", "broken", "missing"])
+async def test_a_worker_that_does_not_start_makes_the_verifier_unavailable(prepare: str) -> None:
+    checker = scripted(prepare=f"tests.answers.targets:{prepare}", start_seconds=1.0 if prepare == "asleep" else 20.0)
+    (failed,) = await ask(checker, "fine")
+    assert isinstance(failed, VerifierUnavailable) and "did not start" in str(failed)
+    await checker.close()
+
+
+async def test_one_waiter_that_gives_up_does_not_take_the_answer_from_another() -> None:
+    checker = scripted()
+    first, second = (asyncio.create_task(ask(checker, "nap:1")) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == [(RIGHT, "math_verify")]
     await checker.close()
 
 
 async def test_close_ends_a_hanging_question_and_refuses_new_ones() -> None:
-    checker = scripted(GREET + "sys.stdin.readline(); time.sleep(600)", deadline_seconds=600.0)
-    waiting = [asyncio.create_task(checker.compare("1", str(n))) for n in range(3)]
-    pid = await asyncio.to_thread(child_of, checker)
+    checker = scripted(deadline_seconds=600.0)
+    waiting = [asyncio.create_task(ask(checker, "hang", str(n))) for n in range(3)]
+    pid = await asyncio.to_thread(worker_of, checker)
     await checker.close()
     await checker.close()
-    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    answers = [answer for found in await asyncio.gather(*waiting) for answer in found]
     assert all(isinstance(answer, VerifierUnavailable) for answer in answers)
     assert not is_alive(pid)
     with pytest.raises(VerifierUnavailable, match="closed"):
-        await checker.compare("1", "2")
+        await ask(checker, "fine")
 
 
-async def test_a_checker_that_was_never_asked_has_no_child() -> None:
+async def test_a_checker_that_was_never_asked_has_no_worker() -> None:
     checker = SymbolicChecker()
-    assert checker.worker_pid is None
+    assert await checker.compare([]) == []
+    assert checker.worker_pids() == []
     await checker.close()
 
 
-@pytest.mark.parametrize("question", ["'x', 'y'", "'1', '10!!!!!!'"])
-def test_the_child_ends_when_its_parent_is_killed(question: str) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_workers_end_when_their_parent_is_killed(busy: bool) -> None:
     """Idle, and in the middle of a question that never ends."""
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
         import asyncio, time
-        from rocstar.answers.symbolic import SymbolicChecker
-        checker = SymbolicChecker(deadline_seconds=2.0)
+        from rocstar.answers.symbolic import Found, Question, SymbolicChecker
+        checker = SymbolicChecker(
+            deadline_seconds=2.0, workers=1, target="tests.answers.targets:scripted", prepare="")
         async def main():
-            await checker.compare('a', 'b')
-            print(checker.worker_pid, flush=True)
-            await checker.compare({question})
+            await checker.compare([Question(graders=("prime",), gold="a", predicted="b")])
+            print(*checker.worker_pids(), flush=True)
+            if {busy}:
+                await checker.compare([Question(graders=("prime",), gold="a", predicted="hang")])
             await asyncio.sleep(600)
         asyncio.run(main())
-    """)], stdout=subprocess.PIPE)  # fmt: skip
+    """)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])  # fmt: skip
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     time.sleep(0.3)  # into the second question

@@ -19,6 +19,23 @@ async def test_lenient_takes_the_last_box_of_any_turn() -> None:
     assert await boxed(attempt(turn(r"\boxed{5}"), turn("done"))) == (RIGHT, "5", "integer")
 
 
+async def test_lenient_takes_what_the_last_turn_announces_when_nothing_is_boxed() -> None:
+    assert await boxed(attempt(turn("the answer is 4"), turn("so the answer is 5."))) == (RIGHT, "5", "integer")
+    assert await boxed(attempt(turn("the answer is 5"), turn("done"))) == (WRONG, None, "no_answer")
+
+
+async def test_two_boxes_joined_by_or_are_two_answers_and_not_one() -> None:
+    assert (await boxed(attempt(turn(r"\boxed{4} or \boxed{5}"))))[:2] == (WRONG, "4, 5")
+
+
+async def test_a_whole_step_is_verified_in_one_call_in_order() -> None:
+    attempts = [(problem(str(n)), attempt(turn(rf"\boxed{{{n % 2}}}"))) for n in range(4)]
+    verifier = BoxedVerifier(Letters(), Grader())
+    outcomes = await verifier.verify_all(attempts)
+    assert [getattr(outcome, "verdict", None) for outcome in outcomes] == [RIGHT, RIGHT, WRONG, WRONG]
+    assert outcomes[3] == await verifier.verify(*attempts[3])
+
+
 async def test_strict_takes_the_box_inside_the_answer_of_the_last_turn() -> None:
     assert (await boxed(attempt(turn(r"<answer>\boxed{5}</answer>")), strict=True))[0] is RIGHT
     assert await boxed(attempt(turn(r"\boxed{5}")), strict=True) == (WRONG, None, "no_answer")

@@ -10,11 +10,14 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.jail import PLANS
 from rocstar.sandbox.wire import SandboxDown
 
+WAYS = [*((n, True) for n in range(len(PLANS))), (0, False)]  # plan, and whether slots run the compiled loop
 
-@pytest.fixture(scope="session", params=range(len(PLANS)), ids=[plan.name for plan in PLANS])
+
+@pytest.fixture(scope="session", params=WAYS, ids=[PLANS[n].name + ("" if fast else "-python") for n, fast in WAYS])
 def client(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
-    plan = PLANS[request.param]
-    sandbox = SandboxClient(slots=1, preload=(), skip_plans=request.param)
+    number, compiled = request.param
+    plan = PLANS[number]
+    sandbox = SandboxClient(slots=1, preload=(), skip_plans=number, compiled=compiled)
     sandbox.launch()
     try:
         sandbox.await_hello()

@@ -119,7 +119,7 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, bad: str, wanted: l
 @pytest.mark.parametrize(
     ("name", "content", "wanted"),
     [
-        ("a.jsonl", b'{"question": "a",\n"\xff\xfe"}', "line 2: not UTF-8"),
+        ("a.jsonl", b'{"question": "a", "answer": "1"}\n"\xff\xfe"', "line 2: not UTF-8"),
         ("a.jsonl", b"", "has no rows"),
         ("a.csv", b"question,answer\n", "has no rows"),
         ("a.csv", b"question,answer\na,b,c\n", "line 2: 3 cells where the header has 2"),

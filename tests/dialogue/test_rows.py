@@ -3,7 +3,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.dialogue.bpe import train_bpe
-from rocstar.dialogue.rows import encode_demonstration
 from rocstar.dialogue.template import template_named
 from rocstar.types import (
     Completion,
@@ -17,6 +16,7 @@ from rocstar.types import (
     Trajectory,
     Turn,
 )
+from tests.dialogue.naive_rows import encode_demonstration
 
 WORDS = ["print(1)", " 12", "<tool_call>", "\n", "hello", "<answer>", "é"]
 CODEC = train_bpe(WORDS * 9, vocab_size=180, markers=template_named("paper").markers, word_merges=False)

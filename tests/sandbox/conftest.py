@@ -7,10 +7,15 @@ import pytest
 from rocstar.sandbox.client import SandboxClient
 
 
-@pytest.fixture(scope="session")
-def client() -> Iterator[SandboxClient]:
-    """One sandbox for all tests that do not break it."""
-    with SandboxClient.start(slots=2, preload=()) as sandbox:
+@pytest.fixture(scope="session", params=["c", "python"])
+def client(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
+    """One sandbox for all tests that do not break it; each is run on both fork paths."""
+    sandbox = SandboxClient(slots=2, preload=(), compiled=request.param == "c")
+    sandbox.launch()
+    sandbox.await_hello()
+    with sandbox:
+        if sandbox.info().fork_path != request.param:
+            pytest.skip("the compiled fork path was not built: pip install -e . with a C compiler builds it")
         yield sandbox
 
 

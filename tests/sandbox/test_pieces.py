@@ -15,7 +15,7 @@ from rocstar.sandbox.wire import Failure, Isolation, Limits, ProgramOutcome, Req
 
 
 def answer(status: int = 0, ended: Ended = Ended.ITSELF, *, out: int = 0, report: int = 0, cpu: float = 0.0) -> Answer:
-    return Answer(status, ended, True, 0.1, cpu, 0, 0, 0.0, out, 0, report)
+    return Answer(status, ended, True, 0.1, cpu, 0, 0, 0, 0.0, out, 0, report)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_program_and_service_outcomes_share_no_name() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_filter_jumps_stay_inside_and_both_machines_have_one(machine: str) -> None:
     for code in (
-        seccomp.build(machine, local_sockets=True, own_files=False),
-        seccomp.build(machine, local_sockets=False, own_files=True),
+        seccomp.build(machine, local_sockets=True, own_files=False, slot=1),
+        seccomp.build(machine, local_sockets=False, own_files=True, slot=None),
         seccomp.build_without_signals(machine),
     ):
         rows = list(struct.iter_unpack("HBBI", code))

@@ -1,0 +1,196 @@
+"""What does the pool of recipes/data/math_pool.toml hold, what did it cost, and is it clear of the benchmarks?
+
+Builds the pool twice (CPU seconds, same bytes), loads it as training does, then looks for shared 8-grams once more with
+code of its own: plain sets, seven ways to cut a text into words, among them two that the build does not use. With
+`--rows N` a synthetic source of N rows is built instead and the peak memory printed. With `--sample K` K dropped
+rows are drawn by a fixed seed. Data are in ../shared/data or $ROCSTAR_DATA. Prints tables and, last, one JSON line.
+
+    python benchmarks/data_pool.py [--sample 50]
+    python benchmarks/data_pool.py --rows 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import resource
+import string
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rocstar.data.files import load_problems
+from rocstar.data.pool.build import benchmark_questions, build_pool
+from rocstar.data.pool.config import PoolConfig
+from rocstar.data.pool.datasheet import Datasheet
+from rocstar.data.pool.recipe import load_pool_config
+from rocstar.types import seed_for
+from rocstar.verbs.data import verifier
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "recipes" / "data" / "math_pool.toml"
+SEED = 20250828  # of the drawn rows; any number does, as long as it stays
+SHOWN_CHARS = 100
+# Statements of these contests are their organisers' (c); rows that are theirs are shown by their place only.
+NOT_SHOWN = ("aime", "amc", "hmmt", "cmimc")
+
+
+def data_folder() -> str:
+    return os.environ.get("ROCSTAR_DATA", str(ROOT.parent / "shared" / "data"))
+
+
+def cuts() -> dict[str, Callable[[str], list[str]]]:
+    """Ways to cut a text into words, written anew here so as not to repeat a mistake of the build."""
+    blank = str.maketrans(dict.fromkeys(string.punctuation, " "))
+    removed = str.maketrans("", "", string.punctuation)
+    return {
+        "white space": lambda text: text.lower().split(),
+        "letters and digits": lambda text: re.findall(r"[a-z0-9]+", text.lower()),
+        "word characters": lambda text: re.findall(r"\w+", text.lower()),
+        "punctuation to blank": lambda text: text.lower().translate(blank).split(),
+        "punctuation removed": lambda text: text.lower().translate(removed).split(),
+        "punctuation trimmed": lambda text: [
+            w for w in (p.strip(string.punctuation) for p in text.lower().split()) if w
+        ],
+        "each symbol a word": lambda text: re.findall(r"\w+|[^\w\s]", text.lower()),
+    }
+
+
+def grams(words: list[str]) -> set[tuple[str, ...]]:
+    return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
+
+
+def overlaps(questions: list[str], benchmarks: list[str]) -> dict[str, int]:
+    """Pool questions that share an 8-gram with any benchmark question, by cut."""
+    found = {}
+    for name, cut in cuts().items():
+        theirs = set().union(*(grams(cut(text)) for text in benchmarks))
+        found[name] = sum(not theirs.isdisjoint(grams(cut(text))) for text in questions)
+    return found
+
+
+def built(config: PoolConfig) -> tuple[Datasheet, float]:
+    started = time.process_time()
+    with verifier() as check:
+        sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr))
+    return sheet, time.process_time() - started
+
+
+def synthetic(file: Path, rows: int) -> None:
+    """Word problems of seeded numbers and words; one in ten repeats another, one in ten has no integer answer."""
+    rng = random.Random(SEED)
+    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(20_000)]
+    with file.open("w", encoding="utf-8") as out:
+        for _, text, answer in synthetic_rows(rng, words, rows):
+            out.write(json.dumps({"question": text, "answer": answer}) + "\n")
+
+
+def synthetic_rows(rng: random.Random, words: list[str], rows: int) -> Iterator[tuple[int, str, str]]:
+    earlier: list[tuple[str, str]] = []
+    for number in range(rows):
+        if earlier and rng.random() < 0.1:
+            text, answer = rng.choice(earlier)
+        else:
+            text = " ".join(rng.choices(words, k=rng.randint(20, 60))) + f" {rng.randrange(10**6)}?"
+            answer = str(rng.randrange(1000)) if rng.random() < 0.9 else f"x + {number}"
+        if len(earlier) < 1000:
+            earlier.append((text, answer))
+        yield number, text, answer
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure_memory(rows: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "rows.jsonl"
+        synthetic(source, rows)
+        before = peak_mib()
+        config = PoolConfig.model_validate(
+            {"data": folder, "out": f"{folder}/pool", "source": [{"name": "synthetic", "path": source.name}]}
+        )
+        sheet, cpu_seconds = built(config)
+        size = source.stat().st_size
+    figures = {
+        "rows": rows,
+        "source_mib": round(size / 2**20, 1),
+        "kept": sheet.total("kept"),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "before_mib": round(before, 1),
+        "peak_mib": round(peak_mib(), 1),
+    }
+    for name, value in figures.items():
+        print(f"{name:14}{value:>14,}")
+    return figures
+
+
+def sample(out: Path, count: int) -> None:
+    """Draw dropped rows, uniformly over all of them, by a hash of seed and place: a row that some change of a rule adds
+    or takes away does not move the others."""
+    dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text(encoding="utf-8").splitlines()]
+    drawn = sorted(dropped, key=lambda row: seed_for(SEED, row["source"], row.get("line", 0)))[:count]
+    for number, row in enumerate(drawn, start=1):
+        question = " ".join(row.get("question", "").split())
+        theirs = any(name in f"{row['source']} {row['evidence']}" for name in NOT_SHOWN)
+        shown = "(not shown)" if theirs else question[:SHOWN_CHARS]
+        place = f"{row['source']} {row.get('line', '')}"
+        cells = (str(number), place, row["rule"], row["evidence"], shown)
+        print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+
+
+def measure_pool(count: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        first, cpu_seconds = built(load_pool_config(RECIPE, [f"data={data_folder()}", f"out={folder}/first"]))
+        build_peak = peak_mib()
+        again, _ = built(load_pool_config(RECIPE, [f"data={data_folder()}", f"out={folder}/again"]))
+        problems = load_problems(Path(folder) / "first" / "problems.jsonl")
+        if count:
+            sample(Path(folder) / "first", count)
+    benchmarks = list(benchmark_questions(Datasheet(config=first.config, rules=[])))
+    shared = overlaps([problem.question for problem in problems], [b.question for b in benchmarks])
+    read, kept = first.total("read"), first.total("kept")
+    print(f"{'rows':22}{'all':>9}" + "".join(f"{name:>16}" for name in first.sources))
+    for fate, rows, by_source in first.funnel():
+        print(f"{fate:22}{rows:>9,}" + "".join(f"{by_source[name]:>16,}" for name in first.sources))
+    print(f"\n{'8-grams shared, words cut at':32}{'pool problems':>14}")
+    for name, rows in shared.items():
+        print(f"{name:32}{rows:>14,}")
+    per_40k = cpu_seconds * 40_000 / read
+    print(f"\nCPU {cpu_seconds:.1f} s for {read:,} rows, {per_40k:.1f} s per 40,000; peak {build_peak:.0f} MiB")
+    return {
+        "read": read,
+        "kept": kept,
+        "rewritten": first.asked.total(),
+        "all_integer": all(re.fullmatch(r"-?\d+", problem.answer) for problem in problems),
+        "same_bytes": first.outputs == again.outputs and first.json_bytes() == again.json_bytes(),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "cpu_seconds_per_40000": round(per_40k, 1),
+        "peak_mib": round(build_peak),
+        "overlapping": shared,
+        "benchmark_questions": len(benchmarks),
+        "funnel": {fate: rows for fate, rows, _ in first.funnel()},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rows", type=int, help="build a synthetic source of so many rows and print the peak memory")
+    parser.add_argument("--sample", type=int, default=0, help="draw so many dropped rows")
+    chosen = parser.parse_args()
+    if not chosen.rows and not Path(data_folder()).is_dir():
+        print(f"no data in {data_folder()}; set ROCSTAR_DATA to the data folder.", file=sys.stderr)
+        return 3
+    figures = measure_memory(chosen.rows) if chosen.rows else measure_pool(chosen.sample)
+    print(json.dumps({"benchmark": "data_pool", **figures}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Our verdicts as reward functions of other trainers: TRL's batch signature, verl's per sample and per batch.
+
+    from rocstar.answers.adapters import TrlReward          # GRPOTrainer(reward_funcs=TrlReward(answer="solution"))
+    custom_reward_function.path=.../rocstar/answers/adapters.py custom_reward_function.name=compute_score     # verl
+
+Neither library is imported. UNDECIDED is no reward in TRL (None: the sample is left out) and 0 with a mark in verl,
+which has no such thing. An outage raises VerifierUnavailable: better a trainer that stops than one that learns from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rocstar.answers.extract import lenient_answer, strict_answer
+from rocstar.answers.grade import Grade, Grader, Pair
+from rocstar.errors import DataError
+from rocstar.types import Verdict
+
+Message = Mapping[str, Any]
+
+
+class TrlReward:
+    """`reward(prompts=..., completions=..., **columns) -> list[float | None]`, as TRL calls it."""
+
+    def __init__(self, *, answer: str = "answer", strict: bool = False, grader: Grader | None = None) -> None:
+        """answer: the column with the references. strict: only a box inside `<answer>` counts. grader: shared with
+        others when given; its owner closes it."""
+        self.__name__ = "rocstar_answers"  # TRL names the metric after it
+        self._answer = answer
+        self._strict = strict
+        self._grader = grader
+
+    def __call__(self, *, completions: Sequence[str | Sequence[Message]], **columns: Any) -> list[float | None]:
+        """1.0, 0.0, or None for UNDECIDED. Raises DataError without the column, and VerifierUnavailable."""
+        if self._answer not in columns:
+            raise DataError(
+                f"TRL passed the columns {', '.join(columns)}, and no {self._answer!r}; name it with answer=."
+            )
+        texts = [completion_text(completion) for completion in completions]
+        grades = graded(texts, columns[self._answer], strict=self._strict, grader=self._grader)
+        return [None if grade.verdict is Verdict.UNDECIDED else _reward(grade) for grade in grades]
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
+) -> dict[str, Any]:
+    """verl's per-sample signature. Raises VerifierUnavailable."""
+    (score,) = compute_scores([data_source], [solution_str], [ground_truth], [extra_info])
+    return score
+
+
+def compute_scores(
+    data_sources: Sequence[str],
+    solution_strs: Sequence[str],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Any] | None = None,
+    **_: Any,
+) -> list[dict[str, Any]]:
+    """verl's batch signature (`reward_manager=batch`): the same keys for every sample, as it wants them. `acc` is what
+    it averages in validation. Raises VerifierUnavailable."""
+    grades = graded(solution_strs, [str(truth) for truth in ground_truths])
+    return [
+        {
+            "score": _reward(grade),
+            "acc": grade.verdict is Verdict.RIGHT,
+            "pred": grade.extracted or "",
+            "method": grade.method,
+            "undecided": grade.verdict is Verdict.UNDECIDED,
+        }
+        for grade in grades
+    ]
+
+
+def graded(
+    texts: Sequence[str], golds: Sequence[Any], *, strict: bool = False, grader: Grader | None = None
+) -> list[Grade]:
+    """Extraction and comparison of whole texts in one call, from any thread. Raises VerifierUnavailable."""
+    find = strict_answer if strict else lenient_answer
+    pairs = [Pair(gold=str(gold), predicted=find(text)) for text, gold in zip(texts, golds, strict=True)]
+    return (grader or shared_grader(os.getpid())).grade_now(pairs)
+
+
+@functools.cache
+def shared_grader(pid: int) -> Grader:
+    """One for the process `pid`, which must be the caller's own: after a fork the workers belong to the parent."""
+    return Grader()
+
+
+def completion_text(completion: str | Sequence[Message]) -> str:
+    """What the assistant wrote: the text itself, or of a conversation the assistant's messages; never a tool's."""
+    if isinstance(completion, str):
+        return completion
+    return "\n".join(str(message.get("content") or "") for message in completion if message.get("role") == "assistant")
+
+
+def _reward(grade: Grade) -> float:
+    return 1.0 if grade.verdict is Verdict.RIGHT else 0.0

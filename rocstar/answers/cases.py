@@ -1,0 +1,201 @@
+"""Files of cases (a text, its reference, perhaps the verdict somebody expects) and the table of what was decided.
+
+One JSON object a line, plain or gzip. Used by `rocstar verify`, `rocstar reward test` and the benchmarks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocstar.answers.caps import MAX_CHARS
+from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
+from rocstar.answers.grade import Grader, Pair
+from rocstar.errors import DataError
+from rocstar.types import Verdict
+
+TEXT_SYNONYMS = ("answer", "pred", "prediction", "completion", "response", "solution_str")
+GOLD_SYNONYMS = ("ground_truth", "reference", "target", "gt")
+SHOWN_CHARS = 44
+YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    line: int
+    """Where it stands in its file, counted from 1."""
+    text: str
+    """What a model wrote, or an answer alone."""
+    gold: str
+    """The reference; where it is a transcript itself, what that one boxes counts."""
+    expected: Verdict | None = None
+    """What somebody says about it; None when nobody does."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """All columns of the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    case: Case
+    verdict: Verdict
+    method: str
+    """The grader that decided, or why none could."""
+    extracted: str | None
+    """The answer that was found in the text."""
+    milliseconds: float
+    """Wall time of extraction and comparison."""
+
+
+def load_cases(path: str | Path, *, text: str = "text", gold: str = "gold", expected: str | None = None) -> list[Case]:
+    """The cases of a file, in its order. text, gold, expected: column names; where a default one is absent and exactly
+    one usual synonym is there, that is used. Raises DataError naming file, line and field."""
+    file = Path(path)
+    cases = []
+    for line, row in _rows(file):
+        texts = _column(file, line, row, text, "text", TEXT_SYNONYMS)
+        golds = _column(file, line, row, gold, "gold", GOLD_SYNONYMS)
+        wanted = None if expected is None else _expected(file, line, row, expected)
+        cases.append(
+            Case(
+                line=line,
+                text=_text(file, line, row, texts),
+                gold=_text(file, line, row, golds),
+                expected=wanted,
+                columns=row,
+            )
+        )
+    if not cases:
+        raise DataError(f"{file} has no rows; give one JSON object a line.")
+    return cases
+
+
+def pair_of(case: Case, *, strict: bool = False, search: str = "") -> Pair:
+    """What is compared. Strict: the box inside the answer block. Otherwise the last box; without any, what is announced
+    as the answer, else the whole text. With `search` it is the whole text, in which math-verify may look for that."""
+    boxed_gold = boxed_answer(case.gold)
+    gold = case.gold if boxed_gold is None else boxed_gold
+    if strict:
+        return Pair(gold=gold, predicted=strict_answer(case.text))
+    if (box := boxed_answer(case.text)) is not None:
+        # A reference as long as that is a transcript, in which an answer has to be searched as well.
+        return Pair(gold=gold, predicted=box, search=search if len(gold) > MAX_CHARS else "")
+    found = None if search else phrase_answer(case.text)
+    return Pair(gold=gold, predicted=case.text if found is None else found, search=search)
+
+
+async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False, search: str = "") -> list[Decided]:
+    """One after the other, so that the milliseconds of each are its own. Raises VerifierUnavailable."""
+    found = []
+    for case in cases:
+        started = time.perf_counter()
+        pair = pair_of(case, strict=strict, search=search)
+        grade = await grader.grade_all([pair])
+        spent = 1000 * (time.perf_counter() - started)
+        (given,) = grade
+        found.append(
+            Decided(
+                case=case, verdict=given.verdict, method=given.method, extracted=given.extracted, milliseconds=spent
+            )
+        )
+    return found
+
+
+def summary(found: Sequence[Decided]) -> dict[str, Any]:
+    """Counts by verdict and method, milliseconds, and agreement where something was expected."""
+    times = sorted(one.milliseconds for one in found)
+    known = [one for one in found if one.case.expected is not None]
+    agreed = sum(one.verdict is one.case.expected for one in known)
+    return {
+        "cases": len(found),
+        **{str(verdict): sum(one.verdict is verdict for one in found) for verdict in Verdict},
+        "methods": dict(Counter(one.method for one in found).most_common()),
+        "milliseconds_median": round(times[len(times) // 2], 3) if times else None,
+        "milliseconds_max": round(times[-1], 3) if times else None,
+        "expected": len(known),
+        "agreed": agreed,
+        "agreement": round(agreed / len(known), 4) if known else None,
+    }
+
+
+def as_row(one: Decided) -> dict[str, Any]:
+    """For `--json` and the table."""
+    return {
+        "line": one.case.line,
+        "text": one.case.text,
+        "gold": one.case.gold,
+        "extracted": one.extracted,
+        "verdict": str(one.verdict),
+        "method": one.method,
+        "milliseconds": round(one.milliseconds, 3),
+        **({} if one.case.expected is None else {"expected": str(one.case.expected)}),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Rows as aligned text; a long cell keeps its end, where answers stand."""
+    lines = [list(columns), *([short(row.get(column, "")) for column in columns] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    aligned = ("  ".join(map(str.ljust, line, widths)) for line in lines)
+    return "\n".join(line.rstrip() for line in aligned)
+
+
+def short(value: Any) -> str:
+    """One line of at most SHOWN_CHARS characters that any terminal can show."""
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    text = " ".join(text.split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= SHOWN_CHARS else "..." + text[-(SHOWN_CHARS - 3) :]
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line, row). Raises DataError."""
+    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _row(file, number, line)
+        except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{file}: not readable as UTF-8 JSON lines ({error}).") from error
+
+
+def _row(file: Path, number: int, line: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}, line {number}: not JSON ({error.msg}); give one object a line.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{file}, line {number}: expected a JSON object, got {type(row).__name__}.")
+    return row
+
+
+def _column(file: Path, line: int, row: Mapping[str, Any], name: str, default: str, synonyms: Sequence[str]) -> str:
+    if name in row:
+        return name
+    there = [synonym for synonym in synonyms if synonym in row]
+    if name == default and len(there) == 1:
+        return there[0]
+    raise DataError(f"{file}, line {line}: no column {name!r} among {', '.join(row)}; name it with --{default}.")
+
+
+def _text(file: Path, line: int, row: Mapping[str, Any], name: str) -> str:
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(f"{file}, line {line}, field {name!r}: expected text or a number, got {type(value).__name__}.")
+    return str(value)
+
+
+def _expected(file: Path, line: int, row: Mapping[str, Any], name: str) -> Verdict:
+    value = row.get(name)
+    plain = value.strip().lower() if isinstance(value, str) else value
+    if plain in YES:
+        return Verdict.RIGHT
+    if plain in NO:
+        return Verdict.WRONG
+    raise DataError(f"{file}, line {line}, field {name!r}: expected true or false, got {value!r}.")

@@ -1,0 +1,168 @@
+"""Are two formulas equal? Parsed by math-verify's grammar (nothing is ever run as Python), compared by their values.
+
+Two formulas that agree at several fixed points to many digits are taken as equal. Departure: the release simplifies the
+difference to 0, with at most two letters; values decide more, in bounded time, and a changed digit shows. Runs in the
+worker processes only: it loads sympy, and a hostile formula may still take for ever.
+
+Not covered, and left to math-verify: inequalities, sums and integrals, sets (pieces.py takes them apart first).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rocstar.answers.wording import bare, named_primes, without_name
+
+RELATIVE = 1e-4  # of a decimal against an exact value; Source: release, prime_math
+DIGITS = 30  # worked with
+NOISE = 1e-15  # relative; equal formulas agree far better with 30 digits, a changed digit differs far more
+MAX_LETTERS = 8
+EQUATION = "rocstar_equation"  # marks left minus right of an equation
+_POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special values of the usual functions among them
+# The grammar drops bases without a word; they are left to numbers.py.
+_BASE = re.compile(r"\d\s*_")
+_DECIMAL = re.compile(r"-?\d*\.\d+")
+
+
+def equal_values(gold: str, predicted: str) -> bool | None:
+    """Whether two formulas have the same value for all values of their letters; None when one cannot be read.
+
+    A decimal agrees with what it approximates within RELATIVE, computed with pi or with 3.14. Never raises for what a
+    text says, but may be slow."""
+    wanted, given = read(gold), read(predicted)
+    if wanted is None or given is None:
+        return None
+    approximate = [_is_decimal(text) for text in (gold, predicted)]
+    if approximate[0] != approximate[1] and not (wanted.free_symbols or given.free_symbols):
+        decimal, exact = (wanted, given) if approximate[0] else (given, wanted)
+        return _approximates(decimal, exact)
+    return _same_values(wanted, given)
+
+
+def are_numbers(*texts: str) -> bool:
+    """Whether all texts are read as numbers: no letters, no equation."""
+    return all(
+        (found := read(text)) is not None and not found.free_symbols and not _is_equation(found) for text in texts
+    )
+
+
+@functools.lru_cache(256)
+def read(text: str) -> Any | None:
+    """The formula or equation as sympy sees it; None when it is none. An equation `y = ...` is its right side, one
+    that says more is left minus right, inside EQUATION."""
+    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    if _BASE.search(text):
+        return None
+    try:
+        found = latex2sympy(
+            named_primes(without_name(bare(text))), conversion_config=ConversionConfig(lowercase_symbols=False)
+        )
+        return _supported(found)
+    except Exception:  # parser and sympy raise anything at all for texts that are no formula
+        return None
+
+
+def _supported(found: Any) -> Any | None:
+    import sympy
+
+    if isinstance(found, sympy.Equality):
+        found = sympy.Function(EQUATION)(found.lhs - found.rhs)
+    if not isinstance(found, sympy.Expr) or found.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit):
+        return None
+    if len(found.free_symbols) > MAX_LETTERS or found.has(sympy.nan, sympy.zoo):
+        return None
+    return found
+
+
+def _same_values(wanted: Any, given: Any) -> bool | None:
+    if wanted.doit() == given.doit():
+        return True
+    equations = [_is_equation(formula) for formula in (wanted, given)]
+    if any(equations):
+        return _proportional(wanted.args[0], given.args[0]) if all(equations) else False
+    letters = _letters(wanted, given)
+    if not letters and (exact := _same_rationals(wanted, given)) is not None:
+        return exact
+    found = [_close(a, b) for a, b in zip(_values(wanted, letters), _values(given, letters), strict=True)]
+    known = [close for close in found if close is not None]
+    return all(known) if known else None
+
+
+def _is_equation(formula: Any) -> bool:
+    return bool(formula.func.__name__ == EQUATION)
+
+
+def _same_rationals(wanted: Any, given: Any) -> bool | None:
+    """Exactly, since 2022! - 1 and 2022! - 2 share thousands of digits; None when one is not rational."""
+    first, second = wanted.doit(), given.doit()
+    return bool(first == second) if first.is_Rational and second.is_Rational else None
+
+
+def _proportional(wanted: Any, given: Any) -> bool | None:
+    """Two equations `f = 0`, `g = 0` say the same when f/g is one constant, other than 0."""
+    letters = _letters(wanted, given)
+    pairs = zip(_values(wanted, letters), _values(given, letters), strict=True)
+    ratios = [a / b for a, b in pairs if a is not None and b is not None and b != 0]
+    if len(ratios) < 2:
+        return None
+    return ratios[0] != 0 and all(_close(ratio, ratios[0]) for ratio in ratios)
+
+
+def _approximates(decimal: Any, exact: Any) -> bool | None:
+    import sympy
+
+    target = _number(decimal)
+    for formula in (exact, exact.subs(sympy.pi, sympy.Rational("3.14"))):
+        value = _number(formula)
+        if value is None or target is None:
+            return None
+        if abs(value - target) <= RELATIVE * abs(value):
+            return True
+    return False
+
+
+def _letters(*formulas: Any) -> list[Any]:
+    return sorted(set().union(*(formula.free_symbols for formula in formulas)), key=str)
+
+
+def _values(formula: Any, letters: Sequence[Any]) -> list[Any | None]:
+    """The formula at the fixed points, each letter a different value at each; once when there are no letters."""
+    points = range(len(_POINTS)) if letters else range(1)
+    return [
+        _number(formula.subs({letter: _point(at, number) for number, letter in enumerate(letters)})) for at in points
+    ]
+
+
+def _point(at: int, number: int) -> Any:
+    import sympy
+
+    return sympy.Rational(str(_POINTS[(at + number) % len(_POINTS)])) + sympy.Rational(number, 7)
+
+
+def _number(formula: Any) -> Any | None:
+    """A formula without letters as a complex number of DIGITS digits; None when it has no finite value."""
+    import sympy
+
+    try:
+        value = sympy.N(formula, DIGITS)
+    except (ValueError, TypeError, ArithmeticError, RecursionError, AttributeError):
+        return None
+    if not value.is_number or not value.is_finite or value.has(sympy.Function):
+        return None
+    # One bit of precision is how sympy says that all digits cancelled.
+    return sympy.Integer(0) if value.is_Float and value._prec == 1 else value
+
+
+def _close(first: Any, second: Any) -> bool | None:
+    if first is None or second is None:
+        return None if first is second else False
+    return bool(abs(first - second) <= NOISE * max(abs(first), abs(second)))
+
+
+def _is_decimal(text: str) -> bool:
+    return _DECIMAL.fullmatch(without_name(bare(text)).strip()) is not None

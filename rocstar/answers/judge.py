@@ -1,0 +1,60 @@
+"""What runs inside the worker processes: one pair of answers, the symbolic graders in order, one verdict.
+
+Imported by the workers; the parent only names it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rocstar.answers.caps import MAX_DIGITS
+from rocstar.answers.mathverify import ANYWHERE, grade_math_verify
+from rocstar.answers.prime import grade_prime, same_text
+from rocstar.types import Verdict
+
+Found = tuple[Verdict, str]
+
+# The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
+LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
+GRADERS: dict[str, Callable[..., Found]] = {
+    "prime": grade_prime,
+    "math_verify": grade_math_verify,
+    "math_verify_any_names": partial(grade_math_verify, any_names=True),
+}
+
+
+def judge(question: Mapping[str, Any]) -> Found:
+    """(verdict, method) of the named graders together; the question is a `symbolic.Question` as JSON. The first that
+    accepts decides, as in the release. Unbounded in time."""
+    try:
+        return fused(question["graders"], question["gold"], question["predicted"], question["search"])
+    except RecursionError:  # of a parser, on brackets that `caps.py` let through
+        return Verdict.UNDECIDED, "memory"
+
+
+def fused(graders: Sequence[str], gold: str, predicted: str, search: str) -> Found:
+    """RIGHT by the first that accepts; WRONG at once for two numbers that differ, else when one rejects and none
+    accepts; UNDECIDED when none can read the reference, or the parser would lose a part of either text."""
+    last: Found = (Verdict.UNDECIDED, "unsure")
+    if not search and (LOSSY.search(gold) or LOSSY.search(predicted)):
+        return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
+    for name in graders:
+        verdict, method = GRADERS[name](gold, predicted, search=search)
+        if verdict is Verdict.RIGHT or method == "value":
+            return verdict, method
+        if verdict is Verdict.WRONG or last[0] is Verdict.UNDECIDED:
+            last = verdict, method
+    return last
+
+
+def warm() -> None:
+    """Import the libraries, build their grammars and patterns, silence their logs, before any clock runs."""
+    logging.disable(logging.CRITICAL)
+    sys.set_int_max_str_digits(2 * MAX_DIGITS)  # 2022! is a reference, and libraries print what they compare
+    grade_math_verify("$\\frac{1}{2}+x$", "x+0.5", search=ANYWHERE)
+    grade_prime("(1, x+1)", "(1, 1+x)")

@@ -1,0 +1,124 @@
+"""Take an answer apart: lists, tuples, intervals, sets, unions and matrices. Brackets only; the items stay text.
+
+"(1, \\frac{1}{2})"      "(", ")", ["1", "\\frac{1}{2}"]     tuple or open interval: order counts
+"\\{3, 1\\}" and "1, 3"   "{", "}" and "", ""               set and bare list: order does not count
+"[0,1) \\cup (2,3]"      "u", "u", two intervals            union
+"\\pm 3"                 "", "", ["3", "-3"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TOKEN = re.compile(r"\\begin\{\w+\*?\}|\\end\{\w+\*?\}|\\cup(?![A-Za-z])|\\[A-Za-z]+|\\.|.", re.DOTALL)
+_OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}", "\\lbrace": "\\rbrace", "\\langle": "\\rangle"}
+_CLOSING = frozenset(_OPENING.values())
+_LINKS = re.compile(
+    r"\\text\{\s*(?:and|or|AND|OR)\s*\}|\\(?:and|or|wedge|vee|land|lor)(?![A-Za-z])|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
+)
+_MATRIX = re.compile(
+    r"^\\begin\{(?:[pbvBV]?matrix|smallmatrix|array)\*?\}(?:\{[lcr| ]*\})?(?P<cells>.*)\\end\{[a-zBV]+\*?\}$", re.DOTALL
+)
+_SIGNED = re.compile(r"^(?P<before>.*)\\pm(?![A-Za-z])\s*(?P<after>.+)$", re.DOTALL)
+_LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    opening: str
+    """`(`, `[`, `{` (a set), `u` (a union), `m` (a matrix), or "" for a bare list."""
+    closing: str
+    """The bracket at the end, which need not be the partner: `[0,1)`."""
+    items: tuple[str, ...]
+    """Texts between the separators; of a matrix its rows, joined by `&`."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the order of the items counts."""
+        return self.opening not in ("", "{", "u")
+
+
+def take_apart(text: str) -> Pieces | None:
+    """The pieces of an answer that has several or stands in brackets; None for a single value."""
+    text = _LINKS.sub(",", text).strip()
+    if matrix := _MATRIX.match(_without_matrix_brackets(text)):
+        rows = [row for row in split_rows(matrix["cells"]) if row.strip()]
+        return Pieces("m", "m", tuple("&".join(cell.strip() for cell in row.split("&")) for row in rows))
+    unions = [part for part in split_top(text, ("\\cup",)) if part]
+    if len(unions) > 1:
+        return Pieces("u", "u", tuple(unions))
+    listed = _split_list(text)
+    if len(listed) > 1:
+        return Pieces("", "", tuple(item for part in listed for item in both_signs(part)))
+    if found := _bracketed(text):
+        return found
+    signed = both_signs(text)
+    return Pieces("", "", signed) if len(signed) > 1 else None
+
+
+def split_top(text: str, separators: tuple[str, ...]) -> list[str]:
+    """Split where a separator stands outside all brackets; items come stripped. Brackets need not be partners."""
+    parts, start, depth = [], 0, 0
+    for found in _TOKEN.finditer(text):
+        token = found.group()
+        if token in _OPENING or token.startswith("\\begin"):
+            depth += 1
+        elif token in _CLOSING or token.startswith("\\end"):
+            depth = max(0, depth - 1)
+        elif depth == 0 and token in separators:
+            parts.append(text[start : found.start()].strip())
+            start = found.end()
+    return [*parts, text[start:].strip()]
+
+
+def split_rows(cells: str) -> Iterator[str]:
+    """The rows of a matrix, separated by a double backslash."""
+    return iter(cells.replace("\\cr", "\\\\").split("\\\\"))
+
+
+def both_signs(text: str) -> tuple[str, ...]:
+    """`1 \\pm x` -> `1 + x`, `1 - x`; several such signs are left as they are."""
+    found = _SIGNED.match(text)
+    if found is None or "\\pm" in found["before"] or "\\mp" in text:
+        return (text,)
+    before, after = found["before"].strip(), found["after"].strip()
+    label = before.removesuffix("=").strip()
+    if not before or (before.endswith("=") and _LABEL.match(label)):
+        return after, f"-{after}"
+    return f"{before}+{after}", f"{before}-{after}"
+
+
+def _split_list(text: str) -> list[str]:
+    for separators in ((";",), (",",)):
+        parts = split_top(text, separators)
+        if len(parts) > 1:
+            return [part for part in parts if part]
+    return [text]
+
+
+def _bracketed(text: str) -> Pieces | None:
+    """`(a, b)`, `[a, b)`, `\\{a\\}`: the first bracket must stay open to the end."""
+    tokens = [found for found in _TOKEN.finditer(text)]
+    if len(tokens) < 2 or tokens[0].group() not in _OPENING or tokens[-1].group() not in _CLOSING:
+        return None
+    depth = 0
+    for found in tokens[:-1]:
+        depth += (found.group() in _OPENING) - (found.group() in _CLOSING)
+        if depth == 0:
+            return None
+    items = _split_list(text[tokens[0].end() : tokens[-1].start()])
+    opening, closing = (_PLAIN.get(found.group(), found.group()) for found in (tokens[0], tokens[-1]))
+    if len(items) == 1 and opening in "([" and closing in ")]":
+        return None  # brackets around a single value say nothing
+    return Pieces(opening, closing, tuple(item for part in items for item in both_signs(part)))
+
+
+def _without_matrix_brackets(text: str) -> str:
+    if text.startswith(("[\\begin", "(\\begin")) and text.endswith(("}]", "})")):
+        return text[1:-1].strip()
+    return text
+
+
+_PLAIN = {"\\{": "{", "\\lbrace": "{", "\\}": "}", "\\rbrace": "}", "\\langle": "(", "\\rangle": ")"}

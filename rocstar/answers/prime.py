@@ -1,0 +1,115 @@
+"""The PRIME-style grader: texts made alike, answers taken apart, the parts compared one by one. Written after the
+description of the release's second opinion (prime_math), not after its code.
+
+Departures, each because the original would pay for a wrong answer: two plain numbers are compared exactly (the release
+allows 1e-4, so 10000 passes for 10001); a tolerance is given to a decimal against an exact value only; units that can
+be turned into one another are (5 m is 500 cm and not 5 cm); `eval` is never used. And one that is more generous: a bare
+list is a set, whatever its order, as math-verify has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocstar.answers.closeness import are_numbers, equal_values, read
+from rocstar.answers.numbers import compare_numbers
+from rocstar.answers.pieces import Pieces, split_top, take_apart
+from rocstar.answers.wording import bare, loose_style, math_style, undelimited, without_name
+from rocstar.types import Verdict
+
+MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
+MAX_NESTING = 4
+
+
+def grade_prime(gold: str, predicted: str, *, search: str = "") -> tuple[Verdict, str]:
+    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, which leaves no
+    room for another opinion; UNDECIDED when the texts differ and the values cannot be told. A
+    running text is compared as it is, whatever `search` says. May be slow."""
+    found = same_answer(gold, predicted)
+    if found is None:
+        return Verdict.UNDECIDED, "gold_unparsed"
+    if not found and are_numbers(gold, predicted):
+        return Verdict.WRONG, "value"
+    return (Verdict.RIGHT if found else Verdict.WRONG), "prime"
+
+
+def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
+    """Whether two answers are the same; None for "cannot tell"."""
+    if (plain := compare_numbers(gold, predicted)) is not None:
+        return plain[0] is Verdict.RIGHT
+    if same_text(gold, predicted):
+        return True
+    wanted, given = (take_apart(without_name(bare(undelimited(text)))) for text in (gold, predicted))
+    if nesting < MAX_NESTING and wanted is not None and given is not None:
+        return _same_pieces(wanted, given, nesting)
+    if wanted is not None or given is not None:
+        return False  # several values against one
+    found = equal_values(gold, predicted)
+    if found is None and read(gold) is not None and read(predicted) is None:
+        return False  # the reference is a formula and the prediction is none
+    return found
+
+
+def same_text(gold: str, predicted: str) -> bool:
+    """Equal after either normalisation."""
+    return any(style(gold) == style(predicted) != "" for style in (math_style, loose_style))
+
+
+def _same_pieces(wanted: Pieces, given: Pieces, nesting: int) -> bool | None:
+    if not _compatible(wanted, given) or len(wanted.items) != len(given.items):
+        return False
+    if wanted.opening == "m":
+        return _same_rows(wanted.items, given.items, nesting)
+    if wanted.is_ordered or given.is_ordered:
+        return _all(same_answer(a, b, nesting + 1) for a, b in zip(wanted.items, given.items, strict=True))
+    return _same_set(wanted.items, given.items, nesting)
+
+
+def _compatible(wanted: Pieces, given: Pieces) -> bool:
+    """Brackets mean the same. A bare list may stand for a set, not for a tuple; `{` is both a set and a group."""
+    unordered = ("", "{")
+    if wanted.opening in unordered and given.opening in unordered:
+        return True
+    return wanted.opening == given.opening and wanted.closing == given.closing
+
+
+def _same_rows(wanted: Sequence[str], given: Sequence[str], nesting: int) -> bool | None:
+    cells = [(split_top(a, ("&",)), split_top(b, ("&",))) for a, b in zip(wanted, given, strict=True)]
+    if any(len(row) != len(other) for row, other in cells):
+        return False
+    return _all(same_answer(a, b, nesting + 1) for row, other in cells for a, b in zip(row, other, strict=True))
+
+
+def _same_set(wanted: Sequence[str], given: Sequence[str], nesting: int) -> bool | None:
+    """Each item finds a partner of its own."""
+    left = list(given)
+    unknown = False
+    rest = []
+    for item in wanted:  # equal texts first: most partners are, and they cost nothing
+        partner = next((other for other in left if same_text(item, other)), None)
+        if partner is None:
+            rest.append(item)
+        else:
+            left.remove(partner)
+    if len(rest) > MAX_ITEMS:
+        return None
+    for item in rest:
+        for other in left:
+            same = same_answer(item, other, nesting + 1)
+            unknown = unknown or same is None
+            if same:
+                left.remove(other)
+                break
+        else:
+            return None if unknown else False
+    return True
+
+
+def _all(found: object) -> bool | None:
+    """True when all are, False when one is not, None when one cannot be told and none is False."""
+    unknown = False
+    for same in found:  # type: ignore[attr-defined]
+        if same is False:
+            return False
+        unknown = unknown or same is None
+    return None if unknown else True

@@ -1,0 +1,130 @@
+"""Run somebody's reward function over cases and set what it gives beside our verdict.
+
+Knows TRL's batch signature (`completions=..., **columns -> list[float]`, plain or async) and verl's per-sample one
+(`data_source, solution_str, ground_truth, extra_info -> float | dict`). The function is the person's own code: it runs
+in this process, without any wall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstar.answers.cases import Case
+from rocstar.errors import ConfigError
+
+TRL, VERL = "trl", "verl"
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    case: Case
+    reward: float | None
+    """What the function gave; None when it said nothing (TRL's None) or raised."""
+    error: str
+    """What it raised or returned instead of a number; empty otherwise."""
+    milliseconds: float
+    """Wall time; in TRL's signature the share of a batch."""
+
+
+def load_function(name: str) -> Function:
+    """`module:function`, or `file.py:function` as verl names it; a class is made without arguments. The current folder
+    is searched. Raises ConfigError."""
+    home, _, attribute = name.rpartition(":")
+    if not home:
+        raise ConfigError(f"{name!r} names no function; write it as module:function, for example rewards:score.")
+    path = Path(home)
+    folder, module = (str(path.resolve().parent), path.stem) if path.suffix == ".py" else (str(Path.cwd()), home)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name} cannot be loaded: {error}; check its name and the current folder.") from error
+    if inspect.isclass(function):
+        function = function()
+    if not callable(function):
+        raise ConfigError(f"{name} is {type(function).__name__} and not a function.")
+    return function  # type: ignore[no-any-return]
+
+
+def signature_of(function: Function) -> str:
+    """`trl` or `verl`, by the names of its parameters. Raises ConfigError when they tell neither."""
+    parameters = inspect.signature(function).parameters
+    if "completions" in parameters:
+        return TRL
+    if "solution_str" in parameters:
+        return VERL
+    raise ConfigError(
+        f"{function} takes ({', '.join(parameters)}); TRL's signature has completions, verl's has solution_str."
+    )
+
+
+def score(
+    function: Function, signature: str, cases: Sequence[Case], *, batch: int = 16, chat: bool = False
+) -> list[Scored]:
+    """What the function gives each case, in order; an exception of it becomes the `error` of the cases it was given.
+
+    TRL: called with batches; every column of the rows goes in as a list, the text as `completions` (with `chat` as a
+    conversation of one assistant message). verl: called per case; columns that are not its own make up `extra_info`."""
+    if signature == VERL:
+        return [_score_one(function, case) for case in cases]
+    found: list[Scored] = []
+    for at in range(0, len(cases), batch):
+        found += _score_batch(function, cases[at : at + batch], chat=chat)
+    return found
+
+
+def _score_batch(function: Function, cases: Sequence[Case], *, chat: bool) -> list[Scored]:
+    names = dict.fromkeys(name for case in cases for name in case.columns)
+    columns: dict[str, Any] = {name: [case.columns.get(name) for case in cases] for name in names}
+    columns.setdefault("answer", [case.gold for case in cases])
+    prompts = columns.pop("prompt", columns.pop("prompts", [""] * len(cases)))
+    columns.pop("completions", None)
+    completions = [[{"role": "assistant", "content": case.text}] if chat else case.text for case in cases]
+    started = time.perf_counter()
+    try:
+        given = function(prompts=prompts, completions=completions, **columns)
+        rewards = asyncio.run(given) if inspect.iscoroutine(given) else given
+        if len(rewards) != len(cases):
+            raise ValueError(f"gave {len(rewards)} rewards for {len(cases)} completions")
+    except Exception as error:
+        rewards, told = [None] * len(cases), f"{type(error).__name__}: {error}"
+    else:
+        told = ""
+    share = 1000 * (time.perf_counter() - started) / len(cases)
+    return [_scored(case, reward, told, share) for case, reward in zip(cases, rewards, strict=True)]
+
+
+def _score_one(function: Function, case: Case) -> Scored:
+    row = dict(case.columns)
+    extra = row.pop("extra_info", None) or row
+    started = time.perf_counter()
+    try:
+        given = function(
+            data_source=row.get("data_source", ""), solution_str=case.text, ground_truth=case.gold, extra_info=extra
+        )
+        reward, told = (given["score"] if isinstance(given, Mapping) else given), ""
+    except Exception as error:
+        reward, told = None, f"{type(error).__name__}: {error}"
+    return _scored(case, reward, told, 1000 * (time.perf_counter() - started))
+
+
+def _scored(case: Case, reward: Any, told: str, milliseconds: float) -> Scored:
+    if reward is not None:
+        try:
+            reward = float(reward)
+        except (TypeError, ValueError):
+            reward, told = None, f"gave {reward!r} instead of a number"
+        else:
+            told = told if math.isfinite(reward) else f"gave {reward}"
+    return Scored(case=case, reward=reward, error=told, milliseconds=milliseconds)

@@ -1,0 +1,157 @@
+"""Rewrite answers so that two ways to write the same thing become the same text. Regular expressions over at most
+`caps.MAX_CHARS` characters; nothing is evaluated, and what an answer *means* is decided in `prime.py`.
+
+`clean` drops what nobody sees and is safe before any parser. `math_style` and `loose_style` are the two normalisations
+of the PRIME grader, ours after their description (release, prime_math): equal results mean equal answers, unequal ones
+mean nothing. `plain_text` is the careful one that may decide alone.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_FOLDED = {
+    0x2212: "-", 0x2013: "-", 0x2014: "-", 0xD7: "\\times ", 0xB7: "\\cdot ", 0xF7: "/", 0x2044: "/",
+    0xB0: "^{\\circ}", 0x3C0: "\\pi ", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ",
+    0x222A: "\\cup ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x2018: "'", 0x2019: "'",
+}  # fmt: skip
+_INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
+_KEPT_CONTROLS = "\n\t\r\f"
+_SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
+_THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|limits|nolimits)(?![A-Za-z])")
+_DIGIT_GAP = re.compile(r"(?<=[\d,.])\\[!,;:]\s*(?=\d)")
+_FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
+_GLUED = re.compile(r"([A-Za-z])(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})")
+_SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
+_OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
+_DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
+_PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
+_SPACES = re.compile(r"\s+")
+
+_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|mathrm)\{\s*degrees?\s*\}")
+_NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
+_NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
+_MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
+_BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
+_BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))")
+_SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
+_TRAILING_TEXT = re.compile(r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)\{[^{}]*\}(?:\^\{?\d\}?)?$")
+_LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
+_UNIT_WORD = re.compile(
+    r"(?<=[\d)}\s])(?:square |cubic |sq )?(?:degree|mm|cm|km|centimeter|millimeter|kilometer|meter|mile|second|minute|"
+    r"hour|day|week|month|year|foot|feet|inch|yard|liter|litre|gram|kilogram|kg|cent|dollar|unit|point|percent)"
+    r"(?:e?s)?\b\s*(?:\^\{?\d\}?)?\.?"
+)
+_WHOLE_FLOAT = re.compile(r"(?<![\w.])(\d+)\.0+(?![\d])")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,(?:\\!)?)(?=\d{3}(?!\d))")
+_MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
+
+
+def clean(text: str) -> str:
+    """The text without what nobody sees (control and direction marks, sizes of brackets, thin spaces, the font of one
+    letter) and with Unicode signs as LaTeX. Safe before any parser: it changes no meaning."""
+    if not text.isascii() or not text.isprintable():
+        text = "".join(_visible(letter) for letter in text)
+    return clean_latex(text).strip()
+
+
+def clean_latex(text: str) -> str:
+    """The part of `clean` that touches commands of LaTeX only, for running text."""
+    if "\\" not in text:
+        return text
+    text = _THIN.sub(" ", _DIGIT_GAP.sub("", text))
+    text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
+    text = _BARE_ROOT.sub(r"\\sqrt{\1}", text)
+    return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
+
+
+def plain_text(text: str) -> str:
+    """An answer without the LaTeX that changes only its looks: delimiters, wrappers of words, repeated spaces."""
+    text = _WRAPPER.sub(r"\1", text.strip().strip("$"))
+    return _SPACES.sub(" ", text.replace("\\ ", " ").replace("~", " ")).strip().removesuffix(".").strip()
+
+
+def math_style(text: str) -> str:
+    """First normalisation: delimiters, degrees, dollars, percent, trailing units, `x =` and spaces go; fractions and
+    roots get their braces; a leading point gets its zero."""
+    text = _TRAILING_TEXT.sub("", bare(text))
+    text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    text = _WRAPPER.sub(r"\1", text)
+    text = _BARE_ROOT.sub(r"\\sqrt{\1}", _BARE_FRACTION.sub(_braced_fraction, text))
+    text = _SLASH.sub(_slash_fraction, text)
+    text = re.sub(r"(?<![\d])\.(?=\d)", "0.", _NAMED.sub("", text))
+    return _SPACES.sub("", text)
+
+
+def loose_style(text: str) -> str:
+    """Second normalisation: words unwrapped, "and" and "or" as commas, units and thousands commas dropped, mixed
+    numbers as sums, fractions with a slash, lower case where words of two letters and more stand."""
+    text = _WRAPPER.sub(r" \1 ", bare(text))
+    text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    text = _LINK.sub(",", _UNIT_WORD.sub("", text))
+    text = _THOUSANDS.sub("", _WHOLE_FLOAT.sub(r"\1", text))
+    text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
+    text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
+    text = re.sub(r"\((\w+)\)", r"\1", re.sub(r"\\[()\[\]]", "", _NAMED.sub("", text)))
+    text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
+    return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
+
+
+def bare(text: str) -> str:
+    """Without math delimiters around it, a full stop after it, and `x \\in` before it."""
+    text = text.strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        inner = text[len(opening) : -len(closing)]
+        if text.startswith(opening) and text.endswith(closing) and inner and opening not in inner:
+            text = inner.strip()
+            break
+    return _MEMBER.sub("", text.rstrip(".").strip())
+
+
+def undelimited(text: str) -> str:
+    """Without any marks of formulas, dollars included: `$1$ and $2$` -> `1 and 2`."""
+    return _DELIMITERS.sub(" ", text).strip()
+
+
+def named_primes(text: str) -> str:
+    """`f'` -> `f_{prime}`: parsers drop the sign, and S/S' becomes 1."""
+    return _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", text)
+
+
+def without_name(text: str) -> str:
+    """`x = 5` -> `5`, `f(x) = 5` -> `5`; an equation whose left side is more than a name stays."""
+    return _NAMED.sub("", text)
+
+
+def _visible(letter: str) -> str:
+    code = ord(letter)
+    if code in _FOLDED:
+        return _FOLDED[code]
+    if letter in _KEPT_CONTROLS:
+        return letter
+    kind = unicodedata.category(letter)
+    if kind in _INVISIBLE:
+        return ""
+    return " " if kind[0] == "Z" else letter
+
+
+def _plain_subscript(found: re.Match[str]) -> str:
+    r"""`k_{\mathrm{B}}` -> `k_{B}`: a subscript of a letter is a name, its commands are letters of that name."""
+    base, braced, command = found.groups()
+    if base in _OPERATORS or "\\" not in found[0][len(base) :]:
+        return found[0]
+    name = re.sub(r"\\(?:mathrm|mathit|text|rm)\b|[^A-Za-z0-9]", "", braced if braced is not None else command)
+    return f"{base}_{{{name}}}" if name else base
+
+
+def _braced_fraction(found: re.Match[str]) -> str:
+    top, one, bottom, other = found.groups()
+    return rf"\frac{{{one if top is None else top}}}{{{other if bottom is None else bottom}}}"
+
+
+def _slash_fraction(found: re.Match[str]) -> str:
+    sign = "-" if found[1].startswith("-") else ""
+    return rf"{sign}\frac{{{found[1].removeprefix('-')}}}{{{found[2]}}}"

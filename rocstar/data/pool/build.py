@@ -1,0 +1,219 @@
+"""The story of a pool: read every source, judge every row, write what is kept, what is dropped and why, and the counts.
+
+One pass over the sources, then one over what was kept, for what is known only at the end. Memory does not grow with
+the rows: kept rows go to disk at once, and what later rows are compared with is in an SQLite file beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rocstar.data.layouts import Columns, EmptyField, detect_columns, problem_of
+from rocstar.data.pool.agreement import AnswerBook, disagreement
+from rocstar.data.pool.asking import ask_missing
+from rocstar.data.pool.config import InputSection, PoolConfig
+from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
+from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
+from rocstar.data.pool.duplicates import QuestionIndex
+from rocstar.data.pool.judges import RULE_NAMES, Check, Drop, Judges
+from rocstar.data.pool.recipe import nearest
+from rocstar.data.rows import fingerprint, read_rows
+from rocstar.errors import ConfigError, DataError
+from rocstar.types import Problem, problem_id
+
+POOL_FILE, DROPPED_FILE, JSON_SHEET, SHEET = "problems.jsonl", "dropped.jsonl", "datasheet.json", "datasheet.md"
+_KEPT_SO_FAR = "kept.jsonl"
+
+Write = Callable[[bytes], Any]
+Note = Callable[[str], None]
+
+
+def build_pool(config: PoolConfig, check: Check, note: Note) -> Datasheet:
+    """Write `problems.jsonl`, `dropped.jsonl`, `datasheet.json` and `datasheet.md` into `config.out`.
+
+    check: the verifier, for references and answers. note: told of progress. A file appears whole or not at all. Raises
+    DataError for an input that cannot be read and ConfigError for a rule that does not exist."""
+    for rule in config.rules.skip:
+        if rule not in RULE_NAMES:
+            raise ConfigError(f"rules.skip: there is no rule {rule!r}; {nearest(rule, RULE_NAMES)}")
+    sheet = Datasheet(config=config, rules=[rule for rule in RULE_NAMES if rule not in config.rules.skip])
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".building-") as folder:
+        work = Path(folder)
+        with (work / DROPPED_FILE).open("wb") as dropped:
+            conflicts = _read_sources(sheet, check, work, dropped.write, note)
+            _finish(sheet, check, work, dropped.write, conflicts, note)
+        _publish(sheet, work, out)
+    return sheet
+
+
+def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note: Note) -> dict[str, str]:
+    """First pass: every row is dropped or kept for now. Returns what later rows said against kept ones, by name."""
+    config = sheet.config
+    benchmarks = BenchmarkIndex(benchmark_questions(sheet))
+    note(f"{len(benchmarks)} benchmark questions read from {len(config.benchmark)} files")
+    seen = QuestionIndex(work / "seen.sqlite", near=config.duplicates.near)
+    with seen, (work / _KEPT_SO_FAR).open("wb") as kept:
+        judges = Judges(config=config, check=check, seen=seen, benchmarks=benchmarks)
+        for source in config.source:
+            for problem in read_problems(sheet, source, "source", drop):
+                judged, reason = judges.judge(problem, _name(problem))
+                if reason is None:
+                    kept.write(_pool_row(judged, config.keep))
+                else:
+                    _drop(sheet, drop, problem, reason)
+            note(f"{source.name}: {sheet.counts[source.name, READ]} rows judged")
+    return judges.conflicts
+
+
+def _finish(sheet: Datasheet, check: Check, work: Path, drop: Write, conflicts: dict[str, str], note: Note) -> None:
+    """Second pass: what could be known only after the first."""
+    agreement = sheet.config.agreement
+    book = _answers(sheet, work, note) if "disagreement" in sheet.rules else None
+    with (work / POOL_FILE).open("wb") as pool:
+        for problem, row in _rows_so_far(work):
+            reason = None
+            said = book.answers(problem.id) if book else []
+            if _name(problem) in conflicts:
+                reason = Drop("conflicting_labels", conflicts[_name(problem)])
+            elif said and (evidence := disagreement(problem.answer, said, agreement.least, check)):
+                reason = Drop("disagreement", evidence)
+            if reason is None:
+                pool.write(row)
+                sheet.count_kept(problem, answered=bool(said))
+            else:
+                _drop(sheet, drop, problem, reason)
+    if book is not None:
+        book.close()
+
+
+def _answers(sheet: Datasheet, work: Path, note: Note) -> AnswerBook | None:
+    """What was answered to the rows kept so far, those added that a model was asked for now."""
+    agreement = sheet.config.agreement
+    if agreement.answers is None:
+        return None
+    file = Path(agreement.answers)
+    if agreement.endpoint is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        known = AnswerBook(work / "known.sqlite")
+        known.read(file)
+        ask_missing(agreement, known, (problem for problem, _ in _rows_so_far(work)), note)
+        known.close()
+    book = AnswerBook(work / "answers.sqlite")
+    book.read(file)
+    return book
+
+
+def benchmark_questions(sheet: Datasheet) -> Iterator[BenchmarkQuestion]:
+    """The questions of all benchmarks of a config, in order. Raises DataError."""
+    for section in sheet.config.benchmark:
+        for problem in read_problems(sheet, section, "benchmark", None):
+            line = problem.metadata["line"]
+            yield BenchmarkQuestion(benchmark=section.name, line=line, question=problem.question)
+
+
+def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Write | None) -> Iterator[Problem]:
+    """The problems of one file of a config. Rows that cannot be read are dropped as far as the config allows, and
+    empty ones are; without `drop` the first of either stops it. Raises DataError naming file, line and field."""
+    path = section.path if section.path.startswith("hf:") else str(Path(sheet.config.data) / section.path)
+    rows, columns = 0, None
+    for line, row in read_rows(path, lambda fault: _bad_row(sheet, section, drop, fault)):
+        rows += 1
+        sheet.counts[section.name, READ] += role == "source"
+        try:
+            columns = columns or columns_of(row, section, f"{path}, line {line}", role)
+            problem = problem_of(row, columns, where=f"{path}, line {line}", source=section.name, line=line)
+        except EmptyField as fault:
+            _drop_unread(sheet, section, drop, Drop("empty", str(fault)), fault)
+        except DataError as fault:
+            _bad_row(sheet, section, drop, fault)
+        else:
+            yield _cut(problem, section.cut)
+    if columns is None:
+        raise DataError(f"{path} has no row that can be read; give a file with at least one problem.")
+    digest, size = fingerprint(path) or (None, None)
+    described = {"layout": columns.layout, "question": " + ".join(columns.question), "answer": columns.answer}
+    file = {"name": section.name, "path": section.path, "role": role, "sha256": digest, "size_bytes": size}
+    sheet.inputs.append(InputFile(rows=rows, **file, **described))  # type: ignore[arg-type]
+
+
+def columns_of(row: Any, section: InputSection, where: str, role: str) -> Columns:
+    """The columns a config names, or those that the layout of a row says. Raises DataError."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected one JSON object with columns, got {type(row).__name__}.")
+    needs_answer = role == "source"
+    if section.question and (section.answer or not needs_answer):
+        return Columns(layout="given", question=tuple(section.question), answer=section.answer)
+    found = detect_columns(row, where=where, layout=section.layout, needs_answer=needs_answer and not section.answer)
+    return Columns(
+        layout=found.layout,
+        question=tuple(section.question) or found.question,
+        answer=(section.answer or found.answer) if needs_answer else None,
+    )
+
+
+def _cut(problem: Problem, texts: Sequence[str]) -> Problem:
+    question = problem.question
+    for text in texts:
+        question = question.replace(text, "")
+    question = question.strip()
+    return problem if question == problem.question else replace(problem, question=question, id=problem_id(question))
+
+
+def _bad_row(sheet: Datasheet, section: InputSection, drop: Write | None, fault: DataError) -> None:
+    if sheet.total("bad_row") >= sheet.config.limits.max_bad_rows:
+        raise fault
+    _drop_unread(sheet, section, drop, Drop("bad_row", str(fault)), fault)
+
+
+def _drop_unread(sheet: Datasheet, section: InputSection, drop: Write | None, reason: Drop, fault: DataError) -> None:
+    if drop is None or reason.rule not in sheet.rules:
+        raise fault
+    sheet.counts[section.name, reason.rule] += 1
+    drop(row_of({"rule": reason.rule, "evidence": reason.evidence, "source": section.name}))
+
+
+def _drop(sheet: Datasheet, drop: Write, problem: Problem, reason: Drop) -> None:
+    sheet.counts[problem.source, reason.rule] += 1
+    drop(row_of({"rule": reason.rule, "evidence": reason.evidence, **_described(problem)}))
+
+
+def _described(problem: Problem) -> dict[str, Any]:
+    place = {"source": problem.source, "line": problem.metadata["line"]}
+    return {"id": problem.id, "question": problem.question, "answer": problem.answer, **place}
+
+
+def _pool_row(problem: Problem, keep: Sequence[str]) -> bytes:
+    further = [name for name in ("asked_from", *keep) if name in problem.metadata]
+    return row_of({**_described(problem), **{name: problem.metadata[name] for name in further}})
+
+
+def _rows_so_far(work: Path) -> Iterator[tuple[Problem, bytes]]:
+    with (work / _KEPT_SO_FAR).open("rb") as kept:
+        for row in kept:
+            value = json.loads(row)
+            named = {name: value.pop(name) for name in ("id", "question", "answer", "source")}
+            yield Problem(**named, metadata=value), row
+
+
+def _name(problem: Problem) -> str:
+    return f"{problem.source} line {problem.metadata['line']}"
+
+
+def _publish(sheet: Datasheet, work: Path, out: Path) -> None:
+    for name in (POOL_FILE, DROPPED_FILE):
+        with (work / name).open("rb") as file:
+            sheet.outputs[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    (work / JSON_SHEET).write_bytes(sheet.json_bytes())
+    (work / SHEET).write_bytes(sheet.markdown().encode())
+    for name in (POOL_FILE, DROPPED_FILE, JSON_SHEET, SHEET):
+        os.replace(work / name, out / name)

@@ -1,0 +1,190 @@
+"""Look at a file of problems before it is used: what is read from where, what a prompt looks like, what is wrong.
+
+Nothing is written or dropped; `build.py` does that. Rows that cannot be read are counted, not fatal.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocstar.data.layouts import Columns, problem_of
+from rocstar.data.pool.build import columns_of
+from rocstar.data.pool.config import InputSection
+from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
+from rocstar.data.pool.duplicates import QuestionIndex
+from rocstar.data.pool.integers import same_form
+from rocstar.data.pool.judges import Check
+from rocstar.data.rows import fingerprint, read_rows
+from rocstar.errors import DataError
+from rocstar.types import Problem
+
+SHOWN_EXAMPLES = 5
+MAX_SHOWN_CHARS = 160
+NEAR = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """How a question becomes a prompt, and how its length is measured."""
+
+    render: Callable[[str], str]
+    """Question -> everything before the first completion."""
+    markers: Sequence[str]
+    """Special tokens, to be made visible."""
+    length: Callable[[str], int]
+    """Length of a prompt, in `unit`."""
+    unit: str
+    """`tokens` or `characters`."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """How often something was found, and the first few times."""
+
+    rows: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, told: str) -> None:
+        self.rows += 1
+        if len(self.examples) < SHOWN_EXAMPLES:
+            self.examples.append(told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…")
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What `rocstar data check` prints."""
+
+    file: str
+    sha256: str | None = None
+    rows: int = 0
+    columns: Columns | None = None
+    """The mapping that is used; None when no row could be read."""
+    others: list[str] = field(default_factory=list)
+    """Columns of the first row that are not used."""
+    prompt: str = ""
+    """The first question as a prompt, special tokens in «»."""
+    unit: str = "characters"
+    """Of the lengths."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Length of the prompt -> rows."""
+    bad: Finding = field(default_factory=Finding)
+    refused: Finding = field(default_factory=Finding)
+    """References that the verifier does not accept when they are fed back."""
+    conflicts: Finding = field(default_factory=Finding)
+    """Questions that were there before with another answer."""
+    duplicates: Finding = field(default_factory=Finding)
+    near: Finding = field(default_factory=Finding)
+    overlaps: Finding = field(default_factory=Finding)
+    by_benchmark: Counter[str] = field(default_factory=Counter)
+    """Overlapping rows by the benchmark they share most with."""
+    compared_with: dict[str, int] = field(default_factory=dict)
+    """Benchmark -> its questions."""
+
+    def quantile(self, share: float) -> int:
+        """The length that this share of the rows does not exceed."""
+        remaining = share * self.lengths.total()
+        for length in sorted(self.lengths):
+            remaining -= self.lengths[length]
+            if remaining <= 0:
+                return length
+        return 0
+
+    def histogram(self) -> list[tuple[int, int, int]]:
+        """(from, below, rows) in doubling steps."""
+        bins = Counter({power: 0 for power in range(max(self.lengths, default=0).bit_length() + 1)})
+        for length, rows in self.lengths.items():
+            bins[length.bit_length()] += rows
+        found = [power for power in sorted(bins) if bins[power]]
+        return (
+            [(1 << power >> 1, 1 << power, bins[power]) for power in range(min(found), max(found) + 1)] if found else []
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        quantiles = {name: self.quantile(share) for name, share in QUANTILES.items()}
+        counted = {
+            name: asdict(getattr(self, name))
+            for name in ("bad", "refused", "conflicts", "duplicates", "near", "overlaps")
+        }
+        return {
+            "file": self.file,
+            "sha256": self.sha256,
+            "rows": self.rows,
+            "columns": asdict(self.columns) if self.columns else None,
+            "unused_columns": self.others,
+            "prompt": self.prompt,
+            "length_unit": self.unit,
+            "length": quantiles,
+            "histogram": [list(step) for step in self.histogram()],
+            **counted,
+            "overlaps_by_benchmark": dict(self.by_benchmark),
+            "compared_with": self.compared_with,
+        }
+
+
+QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
+
+
+def check_file(
+    section: InputSection, check: Check, wording: Wording, benchmarks: Iterable[BenchmarkQuestion]
+) -> Report:
+    """Read the file once. Raises DataError when it cannot be read at all. Source: ours."""
+    report = Report(file=section.path, unit=wording.unit)
+    found = fingerprint(section.path)
+    report.sha256 = found[0] if found else None
+    index = BenchmarkIndex(benchmarks)
+    report.compared_with = dict(index.sizes())
+    with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
+        for problem in _readable(section, report):
+            prompt = wording.render(problem.question)
+            report.prompt = report.prompt or _visible(prompt, wording.markers)
+            report.lengths[wording.length(prompt)] += 1
+            _verify(report, problem, check)
+            _compare(report, problem, check, seen, index)
+    return report
+
+
+def _readable(section: InputSection, report: Report) -> Iterator[Problem]:
+    for line, row in read_rows(section.path, lambda fault: report.bad.add(str(fault))):
+        report.rows += 1
+        where = f"{section.path}, line {line}"
+        try:
+            if report.columns is None:
+                report.columns = columns_of(row, section, where, "source")
+                used = {name.partition(".")[0] for name in (*report.columns.question, report.columns.answer or "")}
+                report.others = [str(name) for name in row if name not in used]
+            yield problem_of(row, report.columns, where=where, source=section.name, line=line)
+        except DataError as fault:
+            report.bad.add(str(fault))
+
+
+def _verify(report: Report, problem: Problem, check: Check) -> None:
+    accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
+    if not accepted:
+        report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
+
+
+def _compare(report: Report, problem: Problem, check: Check, seen: QuestionIndex, index: BenchmarkIndex) -> None:
+    name = f"line {problem.metadata['line']}"
+    match = seen.add(problem.question, problem.answer, name, form=same_form(problem.answer))
+    if match is not None and not match.exact:
+        report.near.add(f"{name}: {match.evidence}")
+    elif match is not None:
+        same = match.same_answer or check(match.answer, f"\\boxed{{{problem.answer}}}")[0]
+        told = "" if same else f" and the answer {match.answer}, not {problem.answer}"
+        (report.duplicates if same else report.conflicts).add(f"{name}: {match.evidence}{told}")
+    if overlap := index.find(problem.question):
+        report.overlaps.add(f"{name}: {overlap.evidence}")
+        report.by_benchmark[overlap.found.benchmark] += 1
+
+
+def _visible(prompt: str, markers: Sequence[str]) -> str:
+    if not markers:
+        return prompt
+    longest_first = sorted(markers, key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, longest_first)), lambda found: f"«{found.group()}»", prompt)

@@ -1,0 +1,101 @@
+"""The typed settings of a pool: what is read, which rules hold, where it goes. Reading the file is in `recipe.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[str], BeforeValidator(_listed)]
+"""A list of texts; a single text is a list of one."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InputSection(Section):
+    name: str
+    """How rows of this file are named in every output."""
+    path: str
+    """JSONL, CSV or parquet, plain or gzip, below `data`; a folder of `save_to_disk`; or hf:NAME[:CONFIG]@SPLIT."""
+    layout: Literal["auto", "plain", "trl", "verl", "skyrl", "slime"] = "auto"
+    question: Texts = []
+    """Columns of the question, joined by a space; a dot steps into a nested one. Empty: found by the layout."""
+    answer: str | None = None
+    """Column of the reference answer. None: found by the layout; only the questions of a benchmark are read."""
+    cut: Texts = []
+    """Texts taken out of each question, such as instructions that a prompt begins or ends with."""
+
+
+class LimitsSection(Section):
+    max_answer_digits: int = Field(default=15, ge=1)
+    """Digits; a longer integer is dropped as huge."""
+    max_question_chars: int = Field(default=4000, ge=1)
+    max_bad_rows: int = Field(default=0, ge=0)
+    """Rows that cannot be read and are dropped before the build stops."""
+
+
+class RulesSection(Section):
+    skip: Texts = []
+    """Names of rules that are not applied."""
+
+
+class RewriteSection(Section):
+    fractions_and_roots: bool = False
+    """Ask for p + q of an answer p/q, and p + q + r of p sqrt(r)/q, so that these too have an integer answer."""
+
+
+class DuplicatesSection(Section):
+    near: float = Field(default=0.7, ge=0.5)
+    """Share of three-token shingles in common from which on a text with the same answer is a repeat; above 1: off."""
+
+
+class EndpointSection(Section):
+    url: str
+    """Base address of an OpenAI-compatible server, such as http://localhost:8000/v1."""
+    model: str
+    key_variable: str | None = None
+    """Name of the environment variable that holds the key."""
+    attempts: int = Field(default=16, ge=1)
+    """n: answers asked for each problem."""
+    temperature: float = Field(default=1.0, ge=0)
+    max_tokens: int = Field(default=4096, ge=1)
+    instruction: str = "Reason step by step and put the final answer into \\boxed{}."
+    """Stands after each question."""
+    concurrency: int = Field(default=32, ge=1)
+    """Requests under way at once."""
+    timeout_seconds: float = Field(default=600.0, gt=0)
+    """Of one request."""
+
+
+class AgreementSection(Section):
+    answers: str | None = None
+    """JSONL of {"id" or "question", "answers": [text, ...]}: what somebody answered to each problem. None: no check."""
+    least: int = Field(default=2, ge=1)
+    """k: a problem with fewer answers equal to its label is dropped (the paper's 2 of 16)."""
+    endpoint: EndpointSection | None = None
+    """Asked for the problems that `answers` does not hold; what it says is added to that file."""
+
+
+class PoolConfig(Section):
+    data: str = "../shared/data"
+    """Folder that the paths of sources and benchmarks are relative to."""
+    out: str = "pools/pool"
+    """Folder that is written."""
+    keep: Texts = []
+    """Further columns of the sources that go into the pool."""
+    limits: LimitsSection = LimitsSection()
+    rules: RulesSection = RulesSection()
+    rewrite: RewriteSection = RewriteSection()
+    duplicates: DuplicatesSection = DuplicatesSection()
+    agreement: AgreementSection = AgreementSection()
+    source: list[InputSection] = Field(min_length=1)
+    """In order: of two equal questions the first is kept."""
+    benchmark: list[InputSection] = []
+    """Questions that no kept problem may overlap with."""

@@ -1,0 +1,143 @@
+"""Counts every row of a build, by source and by what became of it, and writes that down for people and programs.
+
+Nothing in it depends on the time, the machine or the place of the files: same input and config, same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rocstar.data.pool.config import PoolConfig
+from rocstar.data.pool.integers import integer_of
+from rocstar.types import Problem
+
+SCHEMA = 1
+KEPT = "kept"
+READ = "read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """One file that was read."""
+
+    name: str
+    path: str
+    """As the config names it."""
+    role: str
+    """`source` or `benchmark`."""
+    sha256: str | None
+    """None for what is not one file."""
+    size_bytes: int | None
+    rows: int
+    layout: str
+    question: str
+    """Columns the question came from."""
+    answer: str | None
+    """Column the answer came from."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Datasheet:
+    """Filled while a pool is built."""
+
+    config: PoolConfig
+    rules: Sequence[str]
+    """Names of all rules that were applied, in order."""
+    inputs: list[InputFile] = field(default_factory=list)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(source, READ, KEPT or a rule) -> rows."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Source -> kept rows whose question was extended so that the answer is an integer."""
+    digits: Counter[int] = field(default_factory=Counter)
+    """Digits of the answer -> kept rows; 0 for an answer that is no integer."""
+    unasked: int = 0
+    """Kept rows for which the agreement check had no answers."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """File -> sha256."""
+
+    @property
+    def sources(self) -> list[str]:
+        return [file.name for file in self.inputs if file.role == "source"]
+
+    def count_kept(self, problem: Problem, *, answered: bool) -> None:
+        """Take note of a row of the pool; answered: the agreement check had answers to it."""
+        self.counts[problem.source, KEPT] += 1
+        self.asked[problem.source] += "asked_from" in problem.metadata
+        value = integer_of(problem.answer)
+        self.digits[0 if value is None else len(str(abs(value)))] += 1
+        self.unasked += self.config.agreement.answers is not None and not answered
+
+    def total(self, fate: str) -> int:
+        """Rows of one fate over all sources."""
+        return sum(count for (_, name), count in self.counts.items() if name == fate)
+
+    def funnel(self) -> list[tuple[str, int, dict[str, int]]]:
+        """(fate, rows, rows by source): read, each rule that dropped something, kept."""
+        fates = [READ, *(rule for rule in self.rules if self.total(rule)), KEPT]
+        return [(fate, self.total(fate), {s: self.counts[s, fate] for s in self.sources}) for fate in fates]
+
+    def as_json(self) -> dict[str, Any]:
+        config = self.config.model_dump(mode="json", exclude={"data", "out"})
+        return {
+            "schema": SCHEMA,
+            "kept": self.total(KEPT),
+            "funnel": {fate: {"all": rows, **by_source} for fate, rows, by_source in self.funnel()},
+            "asked_for_integer": {source: self.asked[source] for source in self.sources},
+            "agreement_unasked": self.unasked,
+            "answer_digits": {str(digits): self.digits[digits] for digits in sorted(self.digits)},
+            "inputs": [asdict(file) for file in self.inputs],
+            "outputs": dict(self.outputs),
+            "config": config,
+        }
+
+    def json_bytes(self) -> bytes:
+        return (json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n").encode()
+
+    def markdown(self) -> str:
+        """The same for people."""
+        head = ["row", "all", *self.sources]
+        rows = [[fate, str(rows), *(str(by[s]) for s in self.sources)] for fate, rows, by in self.funnel()]
+        asked = ["kept, asked for an integer", str(self.asked.total()), *(str(self.asked[s]) for s in self.sources)]
+        files = [
+            [f.role, f.name, f.path, str(f.rows), f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"]
+            for f in self.inputs
+        ]
+        digits = [[str(d) if d else "no integer", str(self.digits[d])] for d in sorted(self.digits)]
+        return "\n".join(
+            [
+                "# Datasheet",
+                "",
+                "Rows by what became of them; a row is dropped by the first rule that finds something.",
+                "",
+                *table(head, [*rows, asked]),
+                "",
+                *([f"{self.unasked} kept rows had no answers to compare.", ""] if self.unasked else []),
+                "## Digits of the answer",
+                "",
+                *table(["digits", "kept rows"], digits),
+                "",
+                "## Files read",
+                "",
+                *table(["role", "name", "path", "rows", "layout: question / answer", "sha256"], files),
+                "",
+                "## Files written",
+                "",
+                *table(["file", "sha256"], [[name, digest] for name, digest in self.outputs.items()]),
+                "",
+            ]
+        )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def row_of(values: Mapping[str, Any]) -> bytes:
+    """One JSONL line; equal values give equal bytes."""
+    return (json.dumps(values, ensure_ascii=False, default=str) + "\n").encode("utf-8", "surrogatepass")

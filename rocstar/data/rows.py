@@ -1,0 +1,171 @@
+"""Stream the rows of a data file: JSONL, CSV or parquet, plain or gzip, or a Hugging Face dataset.
+
+A row is whatever the file holds, with its line (parquet, datasets: its number) counted from 1. What the columns mean is
+in `layouts.py`. Nothing but one row, or one block of a parquet file, is held in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
+
+from rocstar.errors import ConfigError, DataError
+
+KINDS = (".jsonl", ".csv", ".parquet")
+HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?@(?P<split>.+)")
+MAX_CELL_CHARS = 1 << 27  # the csv module's own limit, 128 KiB, is less than one long solution
+PARQUET_ROWS = 1024  # rows of a parquet file that are held at once
+
+OnBad = Callable[[DataError], None]
+"""Told of a row that cannot be read; raising stops the reading, returning passes the row over."""
+
+
+def stop_reading(fault: DataError) -> NoReturn:
+    """The usual OnBad: the first bad row ends it."""
+    raise fault
+
+
+def read_rows(path: str | Path, on_bad: OnBad = stop_reading) -> Iterator[tuple[int, Any]]:
+    """(line, row) pairs of a file, of a folder written by `save_to_disk`, or of `hf:NAME[:CONFIG]@SPLIT`.
+
+    Raises DataError where the file as a whole cannot be read, naming file and line. Source: ours."""
+    if str(path).startswith("hf:"):
+        return enumerate(_hub_rows(str(path)), start=1)
+    file = Path(path)
+    if (file / "dataset_info.json").is_file() or (file / "dataset_dict.json").is_file():
+        return enumerate(_saved_rows(file), start=1)
+    kind = _kind(file)
+    if kind == ".parquet":
+        return _parquet_rows(file)
+    return _csv_rows(file) if kind == ".csv" else _json_rows(file, on_bad)
+
+
+def fingerprint(path: str | Path) -> tuple[str, int] | None:
+    """(sha256 in hex, size in bytes) of a file; None for what is not one file. Raises DataError."""
+    file = Path(path)
+    if str(path).startswith("hf:") or file.is_dir():
+        return None
+    with _opened(file) as raw:
+        digest = hashlib.file_digest(raw, "sha256").hexdigest()
+        return digest, raw.tell()
+
+
+def _kind(file: Path) -> str:
+    kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    if kind not in KINDS:
+        raise DataError(f"{file} is not a kind of file we read; use {', '.join(KINDS)}, plain or with .gz.")
+    return kind
+
+
+def _opened(file: Path) -> io.BufferedReader:
+    try:
+        return file.open("rb")
+    except FileNotFoundError:
+        raise DataError(f"{file} does not exist; check the path.") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """The lines of a text file with their ends, unpacked."""
+    with _opened(file) as raw:
+        stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if file.suffix == ".gz" else raw
+        try:
+            yield from stream
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{file} is not a whole gzip file ({error}); fetch it again or drop the .gz.") from error
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _decoded(file: Path, line: int, written: bytes) -> str:
+    try:
+        return written.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}, line {line}: not UTF-8 ({error.reason}); convert the file to UTF-8.") from error
+
+
+def _json_rows(file: Path, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
+    for line, written in enumerate(_lines(file), start=1):
+        try:
+            text = _decoded(file, line, written)
+            if text.strip():
+                yield line, _json_value(file, line, text)
+        except DataError as fault:
+            on_bad(fault)
+
+
+def _json_value(file: Path, line: int, written: str) -> Any:
+    try:
+        return json.loads(written)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}, line {line}, column {error.colno}: not JSON ({error.msg}).") from error
+    except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
+        raise DataError(f"{file}, line {line}: not readable as JSON ({error}).") from error
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(max(MAX_CELL_CHARS, csv.field_size_limit()))
+    reader = csv.reader((_decoded(file, n, raw) for n, raw in enumerate(_lines(file), start=1)), strict=True)
+    header: list[str] | None = None
+    try:
+        for cells in reader:
+            if header is None:
+                header = cells
+            elif len(cells) == len(header):
+                yield reader.line_num, dict(zip(header, cells, strict=True))
+            elif cells:
+                raise DataError(
+                    f"{file}, line {reader.line_num}: {len(cells)} cells where the header has {len(header)}."
+                )
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.line_num}: not CSV ({error}).") from error
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise DataError(f"{file} needs pyarrow to be read; install rocstar[train].") from error
+    with _opened(file) as raw:
+        # Parquet is read from its end, so a packed file must be unpacked as a whole first.
+        stream = io.BytesIO(b"".join(_lines(file))) if file.suffix == ".gz" else raw
+        try:
+            batches = parquet.ParquetFile(stream).iter_batches(batch_size=PARQUET_ROWS)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{file} is not a parquet file ({str(error).splitlines()[0]}).") from error
+
+
+def _hub_rows(name: str) -> Iterable[Any]:
+    found = HUB.fullmatch(name)
+    if found is None:
+        raise DataError(f"{name} is not of the form hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT.")
+    datasets = _datasets(name)
+    return cast(
+        "Iterable[Any]", datasets.load_dataset(found["name"], found["config"], split=found["split"], streaming=True)
+    )
+
+
+def _saved_rows(folder: Path) -> Iterable[Any]:
+    saved = _datasets(str(folder)).load_from_disk(str(folder))
+    if hasattr(saved, "keys"):
+        raise DataError(f"{folder} holds several splits; give the folder of one of {', '.join(saved.keys())}.")
+    return cast("Iterable[Any]", saved)
+
+
+def _datasets(name: str) -> Any:
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ConfigError(f"{name} needs the datasets library to be read; pip install datasets.") from error
+    return datasets

@@ -1,0 +1,59 @@
+"""How many rows of each source a mix takes, and which. Pure; rows are known by their ids alone.
+
+No row is ever taken twice. A source that has fewer rows than its share asks for runs dry: it gives what it has, the
+others do not fill the gap, and the mix is that much smaller; the datasheet says so."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one source gives to a mix, rows."""
+
+    available: int
+    wanted: int
+    """What its weight asks for."""
+
+    @property
+    def taken(self) -> int:
+        return min(self.wanted, self.available)
+
+    @property
+    def short(self) -> int:
+        """Rows that the source could not give."""
+        return self.wanted - self.taken
+
+
+def shares(available: Mapping[str, int], weights: Mapping[str, float], rows: int | None) -> dict[str, Share]:
+    """Rows by source. weights: any positive numbers, only their ratios count; empty for "by size", which takes every
+    row when `rows` is None. rows: of the mix; None for the most that keeps the ratios without a source running dry."""
+    parts = dict(weights) or {name: float(count) for name, count in available.items()}
+    whole = sum(parts.values())
+    if not whole:
+        return {name: Share(available=count, wanted=0) for name, count in available.items()}
+    if rows is None:
+        # The slack keeps a quotient like 299.9999999 from losing a row.
+        rows = math.floor(min(available[name] * whole / part for name, part in parts.items() if part) + 1e-6)
+    exact = {name: rows * part / whole for name, part in parts.items()}
+    wanted = {name: math.floor(count) for name, count in exact.items()}
+    left = rows - sum(wanted.values())
+    by_remainder = sorted(exact, key=lambda name: (wanted[name] - exact[name], list(exact).index(name)))
+    for name in by_remainder[:left]:
+        wanted[name] += 1
+    return {name: Share(available=count, wanted=wanted[name]) for name, count in available.items()}
+
+
+def chosen(ids: Sequence[str], count: int, seed: int) -> list[int]:
+    """Positions of the rows taken, drawn without replacement; a row's place in the draw depends on the seed and its
+    id alone, so more rows in the file or a larger count change nothing for the others."""
+    return sorted(ordered(range(len(ids)), ids, f"{seed}\x1fdraw")[:count])
+
+
+def ordered(positions: Iterable[int], ids: Sequence[str], salt: str) -> list[int]:
+    """Positions in a random order that depends on the salt and each row's id alone."""
+    return sorted(positions, key=lambda n: (hashlib.sha256(f"{salt}\x1f{ids[n]}".encode()).digest(), n))

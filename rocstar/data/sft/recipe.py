@@ -1,0 +1,127 @@
+"""What a mix of SFT rows is made of: the typed tree of `recipes/data/sft_mix.toml` and how it is read.
+
+Paths are relative to the folder the command runs in, as in training recipes."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rocstar.data.sft.layouts import LAYOUTS
+from rocstar.errors import ConfigError
+
+Step = Literal["prompt", "response"]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MixPart(Part):
+    seed: int = 0
+    """Which rows of a source are taken, in which order, and which other tools are offered."""
+    rows: int | None = Field(default=None, ge=1)
+    """Rows of the mix; absent: as many as the weights allow before the first source runs dry."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer that lengths are measured with; absent: lengths are not measured."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Longer rows are refused, tokens of the whole row."""
+
+
+class EndpointPart(Part):
+    url: str
+    """Base of an OpenAI-compatible API, such as http://localhost:8000/v1."""
+    model: str
+    key_variable: str | None = None
+    """Name of the environment variable that holds the API key."""
+    concurrency: int = Field(default=16, ge=1)
+    """Requests under way at once."""
+    timeout_seconds: float = Field(default=120.0, gt=0)
+    """Of one request."""
+    attempts: int = Field(default=6, ge=1)
+    """Tries of one request before the build stops; faults of the service only."""
+    cache: str = "sft_cache.sqlite"
+    """File that keeps every answer, so that a build that stopped goes on where it was."""
+    parameters: dict[str, Any] = {}
+    """Sent along with every request (temperature, max_tokens ...)."""
+
+
+class SourcePart(Part):
+    name: str
+    layout: str
+    files: list[str] = Field(min_length=1)
+    tool_files: list[str] = []
+    """seal_tools: descriptions of the tools."""
+    answer_files: list[str] = []
+    """bfcl: the possible_answer files."""
+    other_tools: int = Field(default=4, ge=0)
+    """seal_tools: tools offered besides the called ones."""
+    limit: int | None = Field(default=None, ge=1)
+    """Read only the first so many rows of each file."""
+    weight: float | None = Field(default=None, gt=0)
+    """Share of the mix, relative to the other weights; give one to every source, or to none to take all rows."""
+    rewrite: list[Step] = []
+    """What the endpoint writes anew, in this order."""
+
+    @model_validator(mode="after")
+    def layout_is_known(self) -> SourcePart:
+        if self.layout not in LAYOUTS:
+            near = difflib.get_close_matches(self.layout, LAYOUTS, n=1, cutoff=0.0)[0]
+            raise ValueError(f"layout {self.layout!r} is unknown; the nearest is {near!r}, of {', '.join(LAYOUTS)}")
+        return self
+
+
+class MixRecipe(Part):
+    mix: MixPart = MixPart()
+    endpoint: EndpointPart | None = None
+    source: list[SourcePart] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def parts_fit(self) -> MixRecipe:
+        names = [source.name for source in self.source]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f"two sources are called {twice!r}; give each a name of its own")
+        if len({source.weight is None for source in self.source}) > 1:
+            raise ValueError("some sources have a weight and some have none; give one to each or to none")
+        if self.endpoint is None and any(source.rewrite for source in self.source):
+            raise ValueError("a source asks for rewriting and there is no [endpoint]; add one")
+        if self.mix.max_tokens is not None and self.mix.tokenizer is None:
+            raise ValueError("mix.max_tokens needs mix.tokenizer to measure with")
+        return self
+
+
+def load_mix(path: Path) -> MixRecipe:
+    """Raises ConfigError, which names the file and the key."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no recipe {path}; give the path of a TOML recipe") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    try:
+        return MixRecipe.model_validate(table, strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_complaint(error)}") from None
+
+
+def _complaint(error: ValidationError) -> str:
+    """The first thing wrong, unknown keys before what they leave missing."""
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {place}; {_hint(first['loc'])}"
+    return f"{place}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+
+
+def _hint(place: tuple[str | int, ...]) -> str:
+    parts: dict[Any, type[Part]] = {"mix": MixPart, "endpoint": EndpointPart, "source": SourcePart}
+    keys = list((parts[place[0]] if len(place) > 1 and place[0] in parts else MixRecipe).model_fields)
+    near = difflib.get_close_matches(str(place[-1]), keys, n=1)
+    return f"did you mean {near[0]}?" if near else f"the keys there are {', '.join(keys)}"

@@ -1,0 +1,77 @@
+"""What a nursery does once so that no program pays for it: run the code paths that programs take, fill the caches of
+libraries. Results are thrown away; a library that has changed so much that a line fails costs time, nothing else."""
+
+from __future__ import annotations
+
+import linecache
+import mmap
+import sys
+
+from rocstar.sandbox import program, seeds, slotwire
+
+ROUNDS = 12  # Python rewrites the instructions of a function that was run about eight times; every write costs a page
+EVERYDAY = (
+    "print(1)",
+    "import math\nprint(math.gcd(12, 18))",
+    "def f(x):\n    return x * 2\nprint(f(2), [f(n) for n in range(3)])\nf(3)",
+    "x = {'a': 1.5}\nfor k, v in x.items():\n    print(f'{k}={v:.2f}', sorted(x))\nx",
+    "import sys\nprint(sys.version_info[0], file=sys.stderr)\nif 1: pass",
+)
+FAILING = (
+    "def f():\n    return 1 / 0\nf()",
+    "x = = 1",
+    "raise ValueError('no')",
+    "import no_such_module",
+    "raise SystemExit(1)",
+)
+# module: a program that touches what programs use of it most.
+LIBRARIES = {
+    "numpy": """
+import numpy as np
+a = np.eye(3) + np.arange(9.0).reshape(3, 3)
+np.linalg.det(a), np.linalg.inv(a), np.linalg.solve(a, np.ones(3)), np.linalg.eigvals(a), np.linalg.norm(a)
+repr(a), str(np.float64(1.5)), a @ a.T, a.sum(axis=0).mean(), np.random.rand(2), np.array([1, 2]).tolist()
+np.polyfit([0, 1, 2], [1, 2, 5], 1), np.roots([1, -3, 2]), np.where(a > 1, a, 0)
+""",
+    "sympy": """
+import sympy as sp
+x, y, n = sp.symbols("x y n")
+sp.integrate(sp.sin(x) ** 2, (x, 0, 1)), sp.integrate(x * sp.exp(x), x), sp.diff(sp.log(x) * x, x)
+sp.solve(x**2 - 3 * x + 2, x), sp.solve([x + y - 3, x - y - 1], [x, y]), sp.solve(x**3 - 2 * x - 4)
+sp.simplify((x**2 - 1) / (x - 1)), sp.factor(x**3 - 1), sp.expand((x + y) ** 3), sp.limit(sp.sin(x) / x, x, 0)
+sp.Matrix([[1, 2], [3, 4]]).inv(), sp.Rational(3, 4) + sp.sqrt(2), sp.N(sp.pi, 20), sp.factorint(360)
+sp.summation(n, (n, 1, 10)), sp.series(sp.cos(x), x, 0, 4), sp.gcd(12, 18), sp.nsimplify(0.25), sp.isprime(97)
+str(sp.sqrt(8) / 2), repr(x**2 + 1), sp.latex(x / y), sp.sympify("2*x + 1"), (x > 1), sp.trigsimp(sp.sin(x) ** 2)
+""",
+    "scipy": """
+import scipy.integrate, scipy.linalg, scipy.optimize, scipy.special, scipy.stats
+scipy.integrate.quad(lambda t: t * t, 0, 1), scipy.optimize.brentq(lambda t: t - 0.5, 0, 1)
+scipy.optimize.minimize(lambda t: (t[0] - 1) ** 2, [0.0]), scipy.special.comb(5, 2, exact=True)
+scipy.stats.norm.cdf(1.0), scipy.stats.binom.pmf(1, 3, 0.5)
+""",
+    "pandas": """
+import pandas as pd
+frame = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "x"]})
+frame.groupby("b").a.sum(), repr(frame), frame.describe(), frame.sort_values("a").iloc[0]
+""",
+    "networkx": """
+import networkx as nx
+graph = nx.path_graph(4)
+nx.shortest_path(graph, 0, 3), list(nx.connected_components(graph)), nx.is_connected(graph)
+""",
+}
+
+
+def run() -> None:
+    """For the modules that are loaded. Standard streams must lead nowhere (`program.own_streams`)."""
+    report = mmap.mmap(-1, slotwire.REPORT_BYTES)
+    main = sys.modules["__main__"]
+    for name, code in LIBRARIES.items():
+        if name in sys.modules:
+            program.Program(code, report, 0).rehearse()
+    for _ in range(ROUNDS):
+        seeds.seed_loaded(0)
+        for code in EVERYDAY + FAILING:
+            program.Program(code, report, 1000).rehearse()
+    sys.modules["__main__"] = main
+    linecache.cache.pop(program.FILENAME, None)

@@ -1,0 +1,54 @@
+"""One worker process: a sandbox of its own, and the web server in front of it. Not here: starting workers
+(`supervisor`)."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.service.admission import Admission, Policy
+from rocstar.sandbox.service.ledger import Ledger
+from rocstar.sandbox.service.settings import Settings, share
+
+
+def work(
+    settings: Settings, ledger: Ledger, number: int, listener: socket.socket, lifeline: int, started: float
+) -> None:
+    """Serve until SIGTERM, or until `lifeline`, a pipe that the supervisor holds, closes. Raises SandboxDown when the
+    sandbox cannot be started."""
+    row = ledger.row(number)
+    row.forget_gauges()
+    row.add("starts")
+    # The sandbox preloads in processes of its own: meanwhile the web server is loaded here. The thread that started
+    # the sandbox stays until we end, for the kernel may take its end for ours.
+    starter = ThreadPoolExecutor(1)
+    starting = starter.submit(start_sandbox, settings)
+    from rocstar.sandbox.service.http import Service
+    from rocstar.sandbox.service.protocol import raise_descriptor_limit
+    from rocstar.sandbox.service.server import Server
+
+    with starting.result() as client:
+        raise_descriptor_limit()
+        admission = Admission(client, policy_of(settings), row)
+        service = Service(
+            settings=settings, admission=admission, info=client.info, ledger=ledger, row=row, started=started
+        )
+        Server(service, client).run_until_told(listener, lifeline)
+
+
+def start_sandbox(settings: Settings) -> SandboxClient:
+    return SandboxClient.start(
+        slots=share(settings.slots, settings.workers),
+        preload=settings.preload,
+        min_isolation=settings.min_isolation,
+    )
+
+
+def policy_of(settings: Settings) -> Policy:
+    return Policy(
+        slots=share(settings.slots, settings.workers),
+        runnable=share(settings.runnable, settings.workers),
+        young_seconds=settings.young_seconds,
+        max_queue=settings.max_queue,
+    )

@@ -1,0 +1,152 @@
+"""`rocstar verify` and `rocstar reward test`: the answer checker on files. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.exits import FAILED, OK
+from rocstar.verbs.common import STYLE, AsJson, print_json, write
+
+if TYPE_CHECKING:
+    from rocstar.answers.cases import Case, Decided
+
+app = typer.Typer(**STYLE, help="Reward functions, ours and others'.")
+
+Text = Annotated[str, typer.Option(metavar="COLUMN", help="Column with what the model wrote.")]
+Gold = Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Only a box inside <answer> counts.")]
+Expected = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the verdict that is expected.")]
+Graders = Annotated[
+    str | None, typer.Option("--graders", metavar="NAMES", help="Comma list, in order: numbers,text,prime,math_verify.")
+]
+Deadline = Annotated[float, typer.Option("--deadline", min=0.05, help="Seconds for one symbolic comparison.")]
+COLUMNS = ("line", "text", "gold", "verdict", "method", "milliseconds")
+
+
+def verify(
+    cases: Annotated[str, typer.Option("--cases", metavar="FILE", help="JSONL, plain or gzip.")],
+    text: Text = "text",
+    gold: Gold = "gold",
+    expected: Expected = None,
+    strict: Strict = False,
+    search: Annotated[str, typer.Option(help="Look for answers in running text: latex or all.")] = "",
+    graders: Graders = None,
+    deadline: Deadline = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the answers of a file with its references and show what decided each.
+
+    Example: rocstar verify --cases answers.jsonl --text response --gold answer"""
+    from rocstar.answers.cases import as_row, load_cases, summary
+
+    loaded = load_cases(cases, text=text, gold=gold, expected=expected)
+    found = _decide(loaded, strict=strict, search=search, graders=graders, deadline=deadline)
+    rows, figures = [as_row(one) for one in found], summary(found)
+    if as_json:
+        print_json({"rows": rows, "summary": figures})
+        return
+    _print(rows, (*COLUMNS, "expected") if expected else COLUMNS, figures)
+
+
+@app.callback()
+def reward() -> None:
+    """Keeps `test` a verb of its own while it is the only one."""
+
+
+@app.command()
+def test(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Also FILE.py:FUNCTION.")],
+    data: Annotated[str, typer.Option("--data", metavar="FILE", help="JSONL, plain or gzip.")],
+    text: Text = "text",
+    gold: Gold = "gold",
+    signature: Annotated[str | None, typer.Option(help="trl or verl; default: by its parameters.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Completions per call in TRL's signature.")] = 16,
+    chat: Annotated[bool, typer.Option("--chat", help="Pass completions as conversations, as TRL may.")] = False,
+    strict: Strict = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a reward function of TRL's or verl's signature over a file and set our verdicts beside its rewards.
+
+    Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
+    from rocstar.answers.cases import load_cases
+    from rocstar.answers.rewards import TRL, VERL, load_function, score, signature_of
+    from rocstar.errors import ConfigError
+
+    if signature not in (None, TRL, VERL):
+        raise ConfigError(f"--signature is {signature!r}; choose {TRL} or {VERL}.")
+    called = load_function(function)
+    loaded = load_cases(data, text=text, gold=gold)
+    scored = score(called, signature or signature_of(called), loaded, batch=batch, chat=chat)
+    ours = _decide(loaded, strict=strict)
+    rows = [
+        {
+            "line": one.case.line,
+            "text": one.case.text,
+            "gold": one.case.gold,
+            "reward": one.reward,
+            "rocstar": str(verdict.verdict),
+            "method": verdict.method,
+            "milliseconds": round(one.milliseconds, 3),
+            "error": one.error,
+        }
+        for one, verdict in zip(scored, ours, strict=True)
+    ]
+    figures = _reward_figures(rows)
+    print_json({"rows": rows, "summary": figures}) if as_json else _print(rows, tuple(rows[0]), figures)
+    raise typer.Exit(FAILED if figures["errors"] else OK)
+
+
+def _decide(
+    cases: Sequence[Case],
+    *,
+    strict: bool = False,
+    search: str = "",
+    graders: str | None = None,
+    deadline: float = 5.0,
+) -> list[Decided]:
+    import asyncio
+
+    from rocstar.answers.cases import decide
+    from rocstar.answers.grade import DEFAULT, Grader
+    from rocstar.answers.symbolic import SymbolicChecker
+    from rocstar.errors import ConfigError
+
+    if search not in ("", "latex", "all"):
+        raise ConfigError(f"--search is {search!r}; choose latex or all, or leave it out.")
+    names = DEFAULT if graders is None else [name.strip() for name in graders.split(",")]
+    grader = Grader(SymbolicChecker(deadline_seconds=deadline), graders=names)
+
+    async def run() -> list[Decided]:
+        try:
+            return await decide(grader, cases, strict=strict, search=search)
+        finally:
+            await grader.close()
+
+    return asyncio.run(run())
+
+
+def _reward_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    decided = [row for row in rows if row["reward"] is not None and row["rocstar"] != "undecided"]
+    return {
+        "cases": len(rows),
+        "mean_reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
+        "no_reward": len(rows) - len(rewards),
+        "errors": sum(bool(row["error"]) for row in rows),
+        # A reward function may shape its rewards; above one half counts as right.
+        "agrees_with_rocstar": sum((row["reward"] > 0.5) == (row["rocstar"] == "right") for row in decided),
+        "compared": len(decided),
+    }
+
+
+def _print(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], figures: Mapping[str, Any]) -> None:
+    from rocstar.answers.cases import table
+
+    write(sys.stdout, table(rows, columns) + "\n\n")
+    for name, value in figures.items():
+        shown = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, Mapping) else value
+        write(sys.stdout, f"{name.replace('_', ' ')}: {shown}\n")

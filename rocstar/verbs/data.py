@@ -1,0 +1,193 @@
+"""`rocstar data ...`: training problems, built into a pool and looked at. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstar.exits import OK, USAGE
+from rocstar.verbs import data_sft
+from rocstar.verbs.common import STYLE, AsJson, print_json, write
+
+if TYPE_CHECKING:
+    from rocstar.data.pool.check import Finding, Report, Wording
+    from rocstar.data.pool.config import InputSection
+    from rocstar.data.pool.datasheet import Datasheet
+    from rocstar.data.pool.decontamination import BenchmarkQuestion
+    from rocstar.data.pool.judges import Check
+
+BAR_COLUMNS = 40
+
+app = typer.Typer(**STYLE, help="Training problems: build a pool, look at a file.")
+app.command()(data_sft.sft)
+
+
+@app.command()
+def build(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file that lists sources and benchmarks.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build a pool of problems; every dropped row is written down with its rule and evidence.
+
+    Example: rocstar data build recipes/data/math_pool.toml data=../shared/data"""
+    from rocstar.data.pool.build import build_pool
+    from rocstar.data.pool.recipe import load_pool_config
+
+    config = load_pool_config(recipe, settings or [])
+    with verifier() as check:
+        sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr, flush=True))
+    print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
+
+
+@app.command(name="check")
+def check_problems(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; hf:NAME@SPLIT.")],
+    question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Default: found by the layout.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Default: found by the layout.")] = None,
+    layout: Annotated[str, typer.Option(help="auto, plain, trl, verl, skyrl or slime.")] = "auto",
+    against: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Benchmark, or a pool recipe's.")] = None,
+    template: Annotated[str, typer.Option(help="compact or paper.")] = "paper",
+    tokenizer: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Count lengths in its tokens.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a file is read, one prompt, its lengths, and what is wrong with its rows. Exit code 2 for bad rows.
+
+    Example: rocstar data check train.jsonl --against recipes/data/math_pool.toml"""
+    from rocstar.data.pool.check import check_file
+
+    section = _section(file, question or [], answer, layout)
+    with verifier() as verify:
+        report = check_file(section, verify, _wording(template, tokenizer), _benchmarks(against or []))
+    print_json(report.as_json()) if as_json else _print_report(report)
+    raise typer.Exit(USAGE if report.bad.rows or report.columns is None else OK)
+
+
+@contextmanager
+def verifier() -> Iterator[Check]:
+    """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered."""
+    import asyncio
+    from functools import lru_cache
+
+    from rocstar.answers.extract import lenient_answer
+    from rocstar.answers.grade import Grader
+    from rocstar.types import Verdict
+
+    grader = Grader()
+    with asyncio.Runner() as runner:
+
+        @lru_cache(maxsize=1 << 16)
+        def grade(gold: str, predicted: str | None) -> tuple[bool, str]:
+            found = runner.run(grader.grade(gold, predicted))
+            return found.verdict is Verdict.RIGHT, found.method
+
+        try:
+            yield lambda gold, response: grade(gold, lenient_answer(response))
+        finally:
+            runner.run(grader.close())
+
+
+def _section(file: str, question: list[str], answer: str | None, layout: str) -> InputSection:
+    from pydantic import ValidationError
+
+    from rocstar.data.pool.config import InputSection
+    from rocstar.errors import ConfigError
+
+    try:
+        return InputSection(name=file, path=file, question=question, answer=answer, layout=layout)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ConfigError(f"--layout {layout}: {error.errors()[0]['msg'].lower()}") from None
+
+
+def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
+    """Questions of plain files, and of all benchmarks of pool recipes."""
+    from rocstar.data.pool.build import benchmark_questions
+    from rocstar.data.pool.config import InputSection, PoolConfig
+    from rocstar.data.pool.datasheet import Datasheet
+    from rocstar.data.pool.recipe import load_pool_config
+
+    for file in files:
+        if file.endswith(".toml"):
+            config = load_pool_config(file)
+        else:
+            itself = InputSection(name=Path(file).name, path=file)
+            config = PoolConfig(data=".", source=[itself], benchmark=[itself])
+        yield from benchmark_questions(Datasheet(config=config, rules=[]))
+
+
+def _wording(template: str, tokenizer: Path | None) -> Wording:
+    from rocstar.data.pool.check import Wording
+    from rocstar.dialogue.template import template_named
+    from rocstar.protocols import ToolSpec
+    from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
+
+    chosen = template_named(template)
+    tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
+    return Wording(
+        render=lambda question: chosen.opening(question, [tool]),
+        markers=chosen.markers,
+        length=len if tokenizer is None else _token_counter(tokenizer),
+        unit="characters" if tokenizer is None else "tokens",
+    )
+
+
+def _token_counter(folder: Path) -> Callable[[str], int]:
+    from rocstar.data.sft.tokens import load_codec
+
+    codec = load_codec(folder)
+    return lambda prompt: len(codec.encode(prompt))
+
+
+def _print_funnel(sheet: Datasheet) -> None:
+    print(f"{'rows':20}{'all':>10}" + "".join(f"{source[:14]:>16}" for source in sheet.sources))
+    for fate, rows, by_source in sheet.funnel():
+        print(f"{fate:20}{rows:>10,}" + "".join(f"{by_source[source]:>16,}" for source in sheet.sources))
+    if sheet.asked.total():
+        print(f"{'  of them rewritten':20}{sheet.asked.total():>10,}", end="")
+        print("".join(f"{sheet.asked[source]:>16,}" for source in sheet.sources))
+    if sheet.unasked:
+        print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
+    print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json, datasheet.md")
+
+
+def _print_report(report: Report) -> None:
+    write(sys.stdout, "".join(f"{line}\n" for line in _report_lines(report)))
+
+
+def _report_lines(report: Report) -> Iterator[str]:
+    yield f"{report.file}: {report.rows:,} rows, sha256 {(report.sha256 or '-')[:16]}"
+    if report.columns is not None:
+        asked = " + ".join(report.columns.question)
+        yield f"layout {report.columns.layout}: question from {asked}, answer from {report.columns.answer}"
+        yield f"not used: {', '.join(report.others) or 'nothing'}"
+        yield from ("", "one prompt, special tokens in «»:", "", report.prompt, "")
+        yield (
+            f"length in {report.unit}: half up to {report.quantile(0.5):,}, 95% up to {report.quantile(0.95):,}, "
+            f"longest {report.quantile(1.0):,}"
+        )
+        most = max((rows for *_, rows in report.histogram()), default=1)
+        for start, end, rows in report.histogram():
+            yield f"  {start:>7,} to {end - 1:<7,}{rows:>9,} {'#' * -(-BAR_COLUMNS * rows // most)}"
+        yield ""
+    read = report.rows - report.bad.rows
+    compared = (
+        f"of {sum(report.compared_with.values()):,} benchmark questions" if report.compared_with else "nothing given"
+    )
+    yield from _finding_lines("rows that cannot be read", report.bad)
+    yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
+    yield from _finding_lines("same text, another answer", report.conflicts)
+    yield from _finding_lines("same text, same answer", report.duplicates)
+    yield from _finding_lines("nearly the same text, same answer", report.near)
+    yield from _finding_lines(f"overlap with benchmarks ({compared})", report.overlaps)
+    for name, rows in report.by_benchmark.most_common():
+        yield f"    {rows:>7,} {name}"
+
+
+def _finding_lines(title: str, finding: Finding) -> Iterator[str]:
+    yield f"{finding.rows:>7,} {title}"
+    yield from (f"          {example}" for example in finding.examples)

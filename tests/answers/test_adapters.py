@@ -1,0 +1,102 @@
+"""Our rewards called as TRL and verl call theirs: keyword arguments, column lists, the module loaded by path."""
+
+import asyncio
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocstar.answers import adapters
+from rocstar.answers.adapters import TrlReward, completion_text, compute_score, compute_scores, shared_grader
+from rocstar.answers.grade import Grader
+from rocstar.errors import DataError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_at_the_end() -> Iterator[None]:
+    yield
+    import os
+
+    asyncio.run(shared_grader(os.getpid()).close())
+    shared_grader.cache_clear()
+
+
+def test_trl_calls_it_with_texts_and_columns() -> None:
+    reward = TrlReward(answer="solution")
+    given = reward(
+        prompts=["p"] * 3,
+        completions=[r"so \boxed{5}", "so the answer is 6", "no idea"],
+        completion_ids=[[1], [2], [3]],
+        solution=["5", "7", "8"],
+        trainer_state=None,
+    )
+    assert given == [1.0, 0.0, 0.0]
+    assert reward.__name__ == "rocstar_answers"
+
+
+def test_trl_calls_it_with_conversations_and_a_tool_cannot_answer() -> None:
+    talk = [
+        {"role": "assistant", "content": "let me see", "tool_calls": []},
+        {"role": "tool", "content": r"\boxed{5}"},
+        {"role": "assistant", "content": r"\boxed{6}"},
+    ]
+    assert TrlReward()(prompts=[[]], completions=[talk], answer=["6"]) == [1.0]
+    assert TrlReward()(prompts=[[]], completions=[talk[:2]], answer=["5"]) == [0.0]
+    assert completion_text([{"role": "assistant", "content": None}]) == ""
+
+
+def test_undecided_is_no_reward_in_trl() -> None:
+    assert TrlReward()(completions=[r"\boxed{9^{9^{9^{9}}}}"], answer=["5"]) == [None]
+
+
+def test_trl_strict_wants_the_answer_block() -> None:
+    texts = [r"\boxed{5}", r"<answer>\boxed{5}</answer>"]
+    assert TrlReward(strict=True)(completions=texts, answer=["5", "5"]) == [0.0, 1.0]
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(DataError, match="'solution'"):
+        TrlReward(answer="solution")(completions=["5"], answer=["5"])
+
+
+async def test_it_works_inside_a_running_event_loop() -> None:
+    assert TrlReward()(completions=[r"\boxed{x+1}"], answer=["1+x"]) == [1.0]
+
+
+def test_verl_loads_the_module_by_path_and_calls_it_per_sample() -> None:
+    spec = importlib.util.spec_from_file_location("custom_module", Path(str(adapters.__file__)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    score = module.compute_score(
+        data_source="math",
+        solution_str=r"<answer>\boxed{\frac12}</answer>",
+        ground_truth="0.5",
+        extra_info={"index": 3},
+    )
+    assert score == {"score": 1.0, "acc": True, "pred": r"\frac12", "method": "number", "undecided": False}
+
+
+def test_verl_gets_the_same_keys_for_every_sample_of_a_batch() -> None:
+    scores = compute_scores(
+        data_sources=["math"] * 3,
+        solution_strs=[r"\boxed{5}", "none", r"\boxed{9^{9^{9^{9}}}}"],
+        ground_truths=["5", 6, "7"],
+        extra_infos=[None, None, None],
+    )
+    assert [score["score"] for score in scores] == [1.0, 0.0, 0.0]
+    assert [score["undecided"] for score in scores] == [False, False, True]
+    assert len({tuple(score) for score in scores}) == 1
+
+
+def test_signatures_are_those_that_the_libraries_call() -> None:
+    assert list(inspect.signature(compute_score).parameters)[:4] == [
+        "data_source", "solution_str", "ground_truth", "extra_info"]  # fmt: skip
+    assert "completions" in inspect.signature(TrlReward()).parameters
+
+
+def test_a_grader_may_be_shared_with_others() -> None:
+    grader = Grader(graders=("numbers",))
+    assert TrlReward(grader=grader)(completions=[r"\boxed{x}", r"\boxed{2}"], answer=["x", "2"]) == [None, 1.0]

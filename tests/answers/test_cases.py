@@ -1,0 +1,78 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.answers.cases import Case, decide, load_cases, pair_of, short, summary, table
+from rocstar.answers.grade import Grader, Pair
+from rocstar.errors import DataError
+from rocstar.types import Verdict
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_columns_are_found_by_name_or_by_one_usual_synonym(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"text": "5", "gold": 6})
+    assert [(case.text, case.gold) for case in load_cases(file)] == [("5", "6")]
+    other = write(tmp_path / "b.jsonl", {"pred": "5", "ground_truth": "6", "ok": False})
+    (case,) = load_cases(other, expected="ok")
+    assert (case.text, case.gold, case.expected, case.line) == ("5", "6", Verdict.WRONG, 1)
+
+
+def test_gzip_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"text": "5", "gold": "6"}\n\n'))
+    assert len(load_cases(file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "no rows"),
+        ("[1]", "line 1: expected a JSON object"),
+        ('{"text": "5", "gold": "6"}\n{', "line 2: not JSON"),
+        ('{"text": "5"}', "line 1: no column 'gold' among text; name it with --gold"),
+        ('{"text": null, "gold": "6"}', "line 1, field 'text'"),
+        ('{"text": "1", "gold": "6", "ok": "maybe"}', "line 1, field 'ok': expected true or false, got 'maybe'"),
+    ],
+)
+def test_a_bad_row_names_file_line_and_field(tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    with pytest.raises(DataError, match=r"bad\.jsonl") as error:
+        load_cases(file, expected="ok" if '"ok"' in content else None)
+    assert told in str(error.value)
+
+
+def test_what_is_compared_follows_where_the_answer_is_looked_for() -> None:
+    case = Case(line=1, text=r"\boxed{4} <answer>\boxed{5}</answer> the answer is 6", gold=r"so \boxed{5}")
+    assert pair_of(case) == pair_of(case, strict=True) == Pair(gold="5", predicted="5")
+    said = Case(line=1, text="hence the answer is 6", gold="5")
+    assert pair_of(said) == Pair(gold="5", predicted="6")
+    assert pair_of(said, strict=True) == Pair(gold="5", predicted=None)
+    assert pair_of(said, search="all") == Pair(gold="5", predicted=said.text, search="all")
+
+
+async def test_the_summary_counts_what_was_decided() -> None:
+    cases = [
+        Case(line=1, text="5", gold="5", expected=Verdict.RIGHT),
+        Case(line=2, text="5", gold="6", expected=Verdict.RIGHT),
+        Case(line=3, text="", gold="6"),
+    ]
+    found = await decide(Grader(graders=("numbers",)), cases)
+    figures = summary(found)
+    assert (figures["right"], figures["wrong"], figures["undecided"]) == (1, 2, 0)
+    assert figures["methods"] == {"integer": 2, "no_answer": 1}
+    assert (figures["expected"], figures["agreed"], figures["agreement"]) == (2, 1, 0.5)
+    assert found[0].milliseconds > 0
+
+
+def test_a_cell_is_one_short_line_that_any_terminal_shows() -> None:
+    assert short("a\nb\x1b[31m\u202e") == "a b?[31m?"
+    assert short("x" * 100) == "..." + "x" * 41
+    assert table([{"a": 1, "b": "yes"}], ("a", "b")) == "a  b\n1  yes"

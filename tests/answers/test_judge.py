@@ -1,0 +1,60 @@
+"""How several graders are fused, in this process, with graders that say what they are told."""
+
+import pytest
+
+from rocstar.answers import judge
+from rocstar.answers.judge import Found, fused
+from rocstar.types import Verdict
+
+RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
+ACCEPTS, REJECTS, UNREAD = (RIGHT, "it"), (WRONG, "it"), (UNDECIDED, "gold_unparsed")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together", "asked"),
+    [
+        (ACCEPTS, REJECTS, ACCEPTS, 1),
+        (REJECTS, ACCEPTS, ACCEPTS, 2),
+        (UNREAD, ACCEPTS, ACCEPTS, 2),
+        (REJECTS, REJECTS, REJECTS, 2),
+        (UNREAD, REJECTS, REJECTS, 2),
+        (REJECTS, UNREAD, REJECTS, 2),
+        (UNREAD, UNREAD, UNREAD, 2),
+        ((WRONG, "value"), ACCEPTS, (WRONG, "value"), 1),
+    ],
+)
+def test_either_may_accept_and_two_numbers_that_differ_end_it(
+    first: Found, second: Found, together: Found, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def says(found: Found) -> object:
+        return lambda gold, predicted, *, search: calls.append(gold) or found
+
+    monkeypatch.setattr(judge, "GRADERS", {"a": says(first), "b": says(second)})
+    assert fused(("a", "b"), "x", "y", "") == together
+    assert len(calls) == asked
+
+
+def test_a_library_that_rounds_does_not_make_two_numbers_equal() -> None:
+    question = {"gold": "1/2004!", "predicted": "1/2005!", "search": ""}
+    assert judge.judge({**question, "graders": ["math_verify"]})[0] is RIGHT
+    assert judge.judge({**question, "graders": ["prime", "math_verify"]}) == (WRONG, "value")
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "verdict"),
+    [
+        (r"\gcd(n, p-1)", r"\gcd(n, p-4)", UNDECIDED),
+        (r"\gcd(n, p-1)", r"\gcd(n,p-1)", RIGHT),
+        (r"1 \not\in S", r"1 \in S", UNDECIDED),
+    ],
+)
+def test_what_the_parser_would_lose_is_compared_as_text(gold: str, predicted: str, verdict: Verdict) -> None:
+    question = {"gold": gold, "predicted": predicted, "search": "", "graders": ["prime", "math_verify"]}
+    assert judge.judge(question)[0] is verdict
+
+
+def test_the_first_that_accepts_is_named() -> None:
+    question = {"gold": "x<1", "predicted": "-x > -1", "search": ""}
+    assert judge.judge({**question, "graders": ["prime", "math_verify"]}) == (RIGHT, "math_verify")

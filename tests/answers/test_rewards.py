@@ -1,0 +1,74 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.answers.cases import Case
+from rocstar.answers.rewards import TRL, VERL, load_function, score, signature_of
+from rocstar.errors import ConfigError
+
+CASES = [
+    Case(line=n, text=str(n), gold=str(2 * (n // 2)), columns={"answer": str(2 * (n // 2)), "level": n})
+    for n in range(4)
+]
+
+
+def batch_reward(prompts: Any, completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float | None]:
+    return [float(given == wanted) for given, wanted in zip(completions, answer, strict=True)]
+
+
+async def async_reward(completions: Sequence[str], level: Sequence[int], **_: Any) -> list[float | None]:
+    return [None if n == 0 else n / 2 for n in level]
+
+
+def sample_reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, float]:
+    return {"score": float(solution_str == ground_truth), "level": extra_info["level"]}
+
+
+def test_the_signature_is_known_by_its_parameters() -> None:
+    assert [signature_of(f) for f in (batch_reward, async_reward, sample_reward)] == [TRL, TRL, VERL]
+    with pytest.raises(ConfigError, match=r"\(x\)"):
+        signature_of(lambda x: x)
+
+
+def test_trl_functions_get_batches_and_columns() -> None:
+    assert [one.reward for one in score(batch_reward, TRL, CASES, batch=3)] == [1.0, 0.0, 1.0, 0.0]
+    assert [one.reward for one in score(async_reward, TRL, CASES)] == [None, 0.5, 1.0, 1.5]
+
+
+def test_trl_functions_may_be_given_conversations() -> None:
+    def last_word(completions: Sequence[Any], **_: Any) -> list[float]:
+        return [float(talk[-1]["content"]) for talk in completions]
+
+    assert [one.reward for one in score(last_word, TRL, CASES, chat=True)] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_verl_functions_get_samples_with_extra_information() -> None:
+    assert [one.reward for one in score(sample_reward, VERL, CASES)] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_what_goes_wrong_in_the_function_is_told_for_its_cases() -> None:
+    def short_of_one(completions: Sequence[str], **_: Any) -> list[float]:
+        return [1.0] * (len(completions) - 1)
+
+    def broken(solution_str: str, **_: Any) -> Any:
+        return {"1": 1 / 0, "2": "much", "3": float("nan")}[solution_str] if solution_str != "0" else 1
+
+    assert {one.error for one in score(short_of_one, TRL, CASES)} == {"ValueError: gave 3 rewards for 4 completions"}
+    found = score(broken, VERL, [Case(line=n, text=str(n), gold="") for n in range(1, 4)])
+    assert [one.reward for one in found] == [None] * 3
+    assert all(one.error for one in found)
+
+
+def test_functions_are_loaded_by_module_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards_for_a_test.py").write_text(
+        "class Score:\n    def __call__(self, completions): return [1]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("my_rewards_for_a_test:Score", f"{tmp_path}/my_rewards_for_a_test.py:Score"):
+        assert signature_of(load_function(name)) == TRL
+    for name in ("my_rewards_for_a_test:missing", "no_such_module:f", "nothing", "os:sep"):
+        with pytest.raises(ConfigError):
+            load_function(name)

@@ -1,0 +1,33 @@
+import pytest
+
+from rocstar.answers.text import compare_text
+from rocstar.types import Verdict
+
+RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "expected"),
+    [
+        (r"\text{Evelyn}", "Evelyn", (RIGHT, "text")),
+        ("x^2", "x2", None),
+        ("1 2", "12", None),
+        ("$", "$$", None),
+        ("B", r"\text{(B)}", (RIGHT, "choice")),
+        ("(B)", "B. 12 apples", (RIGHT, "choice")),
+        ("B", "option B", (RIGHT, "choice")),
+        ("B", "(b)", (RIGHT, "choice")),
+        ("B", "(C)", (WRONG, "choice")),
+        ("B", "C) 12", (WRONG, "choice")),
+        ("B", "12", None),
+        ("B", "BC", None),
+        ("B", "Because", None),
+        ("E", r"\mathrm{E}*2", None),
+        ("E", "a", None),
+        ("12", "B", None),
+    ],
+)
+def test_words_and_choices_are_settled_only_when_sure(
+    gold: str, predicted: str, expected: tuple[Verdict, str] | None
+) -> None:
+    assert compare_text(gold, predicted) == expected

@@ -1,0 +1,71 @@
+"""`rocstar verify` and `rocstar reward test` as a person types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rocstar import cli
+from rocstar.exits import FAILED, OK, USAGE
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> str:
+    rows = [
+        {"text": r"so \boxed{5}", "gold": "5", "good": True},
+        {"text": "the answer is 6", "gold": "7", "good": True},
+        {"text": r"\boxed{9^{9^{9^{9}}}}", "gold": "x", "good": False},
+    ]
+    file = tmp_path / "cases.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def test_verify_shows_each_case_and_a_summary(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["verify", "--cases", cases, "--expected", "good"]) == OK
+    out = capsys.readouterr().out
+    header, *rows = out.splitlines()[:4]
+    assert header.split() == ["line", "text", "gold", "verdict", "method", "milliseconds", "expected"]
+    assert [row.split()[-4:-2] for row in rows] == [
+        ["right", "integer"],
+        ["wrong", "integer"],
+        ["undecided", "too_big"],
+    ]
+    assert "agreed: 1" in out
+
+
+def test_verify_prints_one_json_object(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["verify", "--cases", cases, "--json", "--strict"]) == OK
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in shown["rows"]] == ["no_answer"] * 3
+    assert shown["summary"]["wrong"] == 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [(["--graders", "magic"], "no grader"), (["--gold", "nothing"], "line 1"), (["--search", "web"], "latex or all")],
+)
+def test_what_a_person_got_wrong_is_told_in_a_sentence(
+    cases: str, extra: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["verify", "--cases", cases, *extra]) == USAGE
+    assert told in capsys.readouterr().err
+
+
+def test_any_reward_function_is_set_beside_our_verdicts(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("TrlReward", "compute_score"):
+        assert cli.run(["reward", "test", f"rocstar.answers.adapters:{name}", "--data", cases, "--json"]) in (
+            OK,
+            FAILED,
+        )
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["summary"]["agrees_with_rocstar"] == shown["summary"]["compared"] == 2
+        assert [row["rocstar"] for row in shown["rows"]] == ["right", "wrong", "undecided"]
+
+
+def test_a_reward_function_that_raises_fails_the_command(
+    cases: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad_reward_for_a_test.py").write_text("def f(completions, **columns):\n    raise KeyError('level')\n")
+    assert cli.run(["reward", "test", f"{tmp_path}/bad_reward_for_a_test.py:f", "--data", cases]) == FAILED
+    assert "KeyError: 'level'" in capsys.readouterr().out

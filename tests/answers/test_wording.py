@@ -1,0 +1,75 @@
+import pytest
+
+from rocstar.answers.wording import clean, loose_style, math_style, plain_text
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        (r"\left( 3, \dfrac{\pi}{2} \right)", r"( 3, \frac{\pi}{2} )"),
+        ("\u20675\u2069", "5"),
+        ("5\x00\x07", "5"),
+        ("\u22123", "-3"),
+        ("π/2", r"\pi /2"),
+        (r"\mathrm{e}^x", "e^x"),
+        (r"2\mathrm{e}", "2e"),
+        (r"k_{\mathrm{B}}", "k_{B}"),
+        (r"R_{\odot}^2", "R_{odot}^2"),
+        (r"\omega_\odot", r"\omega_{odot}"),
+        (r"\sum_{k=\alpha}^n k", r"\sum_{k=\alpha}^n k"),
+        (r"\log_{\sqrt{2}} 8", r"\log_{\sqrt{2}} 8"),
+        (r"12,\!000", "12,000"),
+        (r"\sqrt2", r"\sqrt{2}"),
+        (r"\frac\pi 2", r"\frac{\pi}{2}"),
+        (r"\dfrac{n^2} 4", r"\frac{n^2}{4}"),
+        (r"\frac{\sqrt{2}}{3}", r"\frac{\sqrt{2}}{3}"),
+        (r"\left. x \right|", "x |"),
+        (r"\bigcup A", r"\bigcup A"),
+    ],
+)
+def test_what_nobody_sees_goes(text: str, cleaned: str) -> None:
+    assert clean(text) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (r"\frac12", r"\frac{1}{2}"),
+        (r"x = 90^\circ", "90"),
+        (r"15\text{ cm}^2", "15"),
+        ("1/2", r"\frac{1}{2}"),
+        (r"\$ 5", "5"),
+        (".5", "0.5"),
+        (r"x \in [0, 1]", "[0,1]"),
+        (r"f(x) = x+1", "x+1"),
+    ],
+)
+def test_the_first_normalisation_makes_alike(first: str, second: str) -> None:
+    assert math_style(first) == math_style(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("1 and 2", "1, 2"),
+        ("3 square feet", "3"),
+        ("7,425,000", "7425000"),
+        ("5.0", "5"),
+        (r"\text{Even}", "even"),
+        (r"3\frac{1}{2}", "3+1/2"),
+        ("7 hours", "7"),
+    ],
+)
+def test_the_second_normalisation_makes_alike(first: str, second: str) -> None:
+    assert loose_style(first) == loose_style(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("x", "X"), ("12", "1 2 3"), ("x^2", "x2"), ("(1,2)", "(2,1)"), ("a+b=c", "c"), ("2x=4", "4"), ("1.5", "15"),
+     (r"\frac{1}{23}", r"\frac{12}{3}"), ("[0,1)", "[0,1]"), ("-5", "5"), ("5!", "5"), ("1/23", "12/3"), ("5", "5%0"),
+     ("x_1", "x1"), (r"\sin x", "x"), (r"a \cup b", "a b"), ("sand", "s")],
+)  # fmt: skip
+def test_different_answers_stay_different(first: str, second: str) -> None:
+    for style in (math_style, loose_style, plain_text, clean):
+        assert style(first) != style(second)

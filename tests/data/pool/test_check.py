@@ -1,0 +1,37 @@
+import json
+from pathlib import Path
+
+from rocstar.data.pool.check import Wording, check_file
+from rocstar.data.pool.config import InputSection
+from rocstar.data.pool.decontamination import BenchmarkQuestion
+
+WORDING = Wording(render=lambda question: f"<s>{question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
+ROWS = [
+    {"prompt": "How many legs do three cats have in all?", "label": "12", "level": 1},
+    {"prompt": "How many legs do three cats have in all?", "label": "12.0"},
+    {"prompt": "How many legs do three cats have in all?", "label": "13"},
+    {"prompt": "How many legs do three cats and no dogs have in all, would you say?", "label": "bad"},
+    {"prompt": "", "label": "1"},
+]
+
+
+def accept(gold: str, said: str) -> tuple[bool, str]:
+    return gold != "bad" and said == f"\\boxed{{{gold}}}", "scripted"
+
+
+def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "{broken\n")
+    known = [BenchmarkQuestion(benchmark="b", line=3, question="three cats and no dogs have in all, would you say")]
+    section = InputSection(name="a", path=str(path))
+    report = check_file(section, accept, WORDING, known)
+    assert report.columns is not None and report.columns.layout == "slime"
+    assert (report.rows, report.others) == (5, ["level"])
+    assert report.prompt == "«<s>»How many legs do three cats have in all?«</s>»"
+    findings = (report.bad, report.refused, report.conflicts, report.duplicates, report.overlaps)
+    assert [finding.rows for finding in findings] == [2, 1, 1, 1, 1]
+    assert "line 6" in report.bad.examples[1]
+    assert report.by_benchmark == {"b": 1}
+    assert sum(rows for *_, rows in report.histogram()) == 4
+    assert report.quantile(0.5) == len(f"<s>{ROWS[0]['prompt']}</s>")
+    assert json.loads(json.dumps(report.as_json()))["columns"]["answer"] == "label"

@@ -1,0 +1,47 @@
+import pytest
+
+from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
+
+LONG = "Alice has nine red apples and Bob takes away four of them before lunch today"
+QUESTIONS = (LONG, "Compute $2+2$.", r"What is $f(1)+f(2)+f(3)$ if $f(x) = x^2 + 1$ for all real numbers?")
+
+
+def index() -> BenchmarkIndex:
+    questions = enumerate(QUESTIONS, start=1)
+    return BenchmarkIndex(BenchmarkQuestion(benchmark="b", line=line, question=text) for line, text in questions)
+
+
+@pytest.mark.parametrize("text", [LONG.upper(), LONG.replace(" ", "  ") + ".", "compute 2 + 2"])
+def test_the_same_letters_and_digits_are_the_same_question(text: str) -> None:
+    found = index().find(text)
+    assert found is not None and found.exact
+
+
+def test_eight_words_in_a_row_are_an_overlap_and_seven_are_not() -> None:
+    words = LONG.split()
+    eight = index().find(f"So {' '.join(words[2:10])} indeed, yes")
+    assert eight is not None and not eight.exact
+    assert eight.gram == " ".join(words[2:10]).lower()
+    assert (eight.found.line, eight.shared) == (1, 1)
+    assert index().find(f"So {' '.join(words[2:9])} indeed, yes") is None
+
+
+def test_punctuation_latex_marks_and_width_do_not_hide_an_overlap() -> None:
+    assert index().find("nine, red; apples and \\textbf Bob takes away four") is None
+    assert index().find("X nine, red; apples and (Bob) takes away: four of, Y") is not None
+    assert index().find("\uff4eine red apples and Bob takes away four of") is not None
+
+
+def test_symbols_between_blanks_count_as_words_too() -> None:
+    known = BenchmarkIndex([BenchmarkQuestion(benchmark="b", line=1, question="let a + b = c + d hold here")])
+    assert known.find("so let a + b = c + d then") is not None
+
+
+def test_of_several_benchmark_questions_the_one_that_shares_most_is_named() -> None:
+    start, rest = " ".join(LONG.split()[:9]), LONG
+    known = BenchmarkIndex(
+        BenchmarkQuestion(benchmark="b", line=line, question=text) for line, text in ((1, start), (2, rest))
+    )
+    found = known.find(f"{LONG} and then some")
+    assert found is not None and found.found.line == 2
+    assert "is in b line 2 too" in found.evidence

@@ -1,0 +1,65 @@
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocstar.data.pool.duplicates import QuestionIndex
+from rocstar.data.pool.text import shingles, tokens
+
+WORDS = [f"w{number}" for number in range(500)]
+TEXT = (
+    "Let $n$ be the least positive integer such that $n^2 + 3n - 7$ is divisible by $11$. Find the sum of its digits."
+)
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[QuestionIndex]:
+    with QuestionIndex(tmp_path / "seen.sqlite", near=0.7) as opened:
+        yield opened
+
+
+def test_the_same_text_is_found_behind_other_latex(seen: QuestionIndex) -> None:
+    assert seen.add("Find $\\dfrac{a}{b}$ if $ a=b $.", "1", "first", form="1") is None
+    match = seen.add(r"Find \( \frac{a}{b} \) if \(a = b\)", "1", "second", form="1")
+    assert match is not None and match.exact and match.same_answer and match.name == "first"
+
+
+def test_the_same_text_with_another_answer_is_told_apart(seen: QuestionIndex) -> None:
+    seen.add(TEXT, "5", "first", form="5")
+    match = seen.add(TEXT, "6", "second", form="6")
+    assert match is not None and match.exact and not match.same_answer and match.answer == "5"
+
+
+def test_another_sign_is_another_question(seen: QuestionIndex) -> None:
+    seen.add("Compute $x + 3$ for $x = 4$.", "7", "first", form="7")
+    assert seen.add("Compute $x - 3$ for $x = 4$.", "1", "second", form="1") is None
+
+
+def test_nearly_the_same_text_is_found_only_with_the_same_answer(seen: QuestionIndex) -> None:
+    seen.add(TEXT, "5", "first", form="5")
+    changed = TEXT.replace("Find", "Determine")
+    match = seen.add(changed, "5", "second", form="5")
+    assert match is not None and not match.exact and 0.7 <= match.likeness < 1
+    assert seen.add(changed, "6", "third", form="6") is None
+
+
+def test_the_sketch_finds_nearly_all_pairs_that_are_alike_enough(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    found = wanted = 0
+    with QuestionIndex(tmp_path / "seen.sqlite", near=0.7) as seen:
+        for number in range(300):
+            words = rng.choices(WORDS, k=60)
+            edited = list(words)
+            for place in rng.sample(range(60), 3):
+                edited[place] = rng.choice(WORDS)
+            first, second = (shingles(tokens(" ".join(text))) for text in (words, edited))
+            seen.add(" ".join(words), "5", f"{number} first", form="5")
+            match = seen.add(" ".join(edited), "5", f"{number} second", form="5")
+            if len(first & second) / len(first | second) >= 0.7:
+                wanted += 1
+                found += match is not None and match.name == f"{number} first"
+            else:
+                assert match is None
+    assert wanted > 100
+    assert found >= 0.98 * wanted

@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+
+from rocstar.data.pool.recipe import load_pool_config
+from rocstar.errors import ConfigError
+
+TEXT = """data = "here"
+
+[limits]
+max_answer_digits = 9
+
+[[source]]
+name = "s"
+path = "rows.jsonl"
+question = "ask"
+"""
+RECIPE = Path(__file__).parents[3] / "recipes" / "data" / "math_pool.toml"
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_pool_config(path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "a.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_overrides_change_keys_and_one_text_is_a_list_of_one(recipe: Path) -> None:
+    config = load_pool_config(recipe, ["data=/there", "limits.max_answer_digits=3", "rules.skip=picture"])
+    assert (config.data, config.limits.max_answer_digits) == ("/there", 3)
+    assert (config.rules.skip, config.source[0].question) == (["picture"], ["ask"])
+
+
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest(recipe: Path) -> None:
+    recipe.write_text(TEXT.replace("path =", "pth ="))
+    assert "a.toml line 8: unknown key source.1.pth; did you mean path?" in refusal(recipe)
+    recipe.write_text(TEXT.replace("max_answer_digits", "max_digits"))
+    assert "line 4: unknown key limits.max_digits; did you mean max_answer_digits?" in refusal(recipe)
+
+
+def test_a_wrong_override_is_named(recipe: Path) -> None:
+    assert refusal(recipe, "dta=x").startswith("override 'dta=x': unknown key dta; did you mean data?")
+    assert "override 'limits.max_bad_rows=-1'" in refusal(recipe, "limits.max_bad_rows=-1")
+    assert "not of the form" in refusal(recipe, "data")
+    assert "source is a list" in refusal(recipe, "source.path=x")
+
+
+def test_a_missing_or_broken_recipe_is_told_in_a_sentence(tmp_path: Path) -> None:
+    assert "there is no pool recipe" in refusal(tmp_path / "none.toml")
+    broken = tmp_path / "b.toml"
+    broken.write_text("data = ")
+    assert "not valid TOML" in refusal(broken)
+
+
+def test_the_recipe_of_the_repository_names_every_benchmark_of_the_project() -> None:
+    names = {benchmark.name for benchmark in load_pool_config(RECIPE).benchmark}
+    assert names >= {
+        "aime24",
+        "amc22_23",
+        "amc23",
+        "math500",
+        "math_test",
+        "olympiadbench",
+        "olymmath_easy",
+        "olymmath_hard",
+        "hmmt_feb_2024",
+        "cmimc_2024",
+        "gsm8k_test",
+    }

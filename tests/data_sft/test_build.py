@@ -1,0 +1,186 @@
+"""A whole build: files out, counts, caps, repeats, and the same bytes again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rocstar.data.sft.datasheet import quantiles
+from rocstar.data.sft.recipe import load_mix
+from rocstar.dialogue.bpe import train_bpe
+from rocstar.dialogue.template import PAPER
+from rocstar.errors import ConfigError, DataError
+from rocstar.verbs.data_sft import sft
+from tests.data_sft.support import WEATHER, built, calls, lines, result, says, user, written
+
+SOUND = {"messages": [user("Paris?"), calls(), result(), says()], "tools": [WEATHER]}
+
+
+def chats(*words: str) -> list[dict[str, Any]]:
+    return [{"messages": [user(f"Say {word}"), says(word)]} for word in words]
+
+
+def source(tmp_path: Path, name: str, *rows: Any, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "layout": "messages", "files": [str(written(tmp_path / f"{name}.jsonl", *rows))], **fields}
+
+
+def tokenizer(tmp_path: Path) -> str:
+    codec = train_bpe(["Say a word Paris"] * 9, vocab_size=300, markers=PAPER.markers, word_merges=False)
+    codec.save(tmp_path / "tok", "paper")
+    return str(tmp_path / "tok")
+
+
+def test_every_row_is_built_or_refused_with_its_place_and_reason(tmp_path: Path) -> None:
+    bad = {"messages": [user("Rome?"), calls({"town": "Rome"})], "tools": [WEATHER]}
+    rows = [SOUND, "{oops", bad, "[1]", SOUND, *chats("a", "<|im_end|>")]
+    sheet = built(tmp_path / "out", source(tmp_path, "mixed", *rows))
+    (counted,) = sheet["sources"]
+    assert (counted["rows_read"], counted["built"], counted["calls_validated"]) == (7, 2, 1)
+    assert counted["refused"] == {"duplicate": 1, "layout": 1, "marker": 1, "missing_argument": 1, "not_json": 1}
+    refused = lines(tmp_path / "out" / "refused.jsonl")
+    assert [(row["line"], row["reason"]) for row in refused] == [
+        (2, "not_json"), (3, "missing_argument"), (4, "layout"), (5, "duplicate"), (7, "marker"),
+    ]  # fmt: skip
+    assert refused[1]["field"] == "tool_calls.get_weather" and refused[1]["file"].endswith("mixed.jsonl")
+    assert refused[1]["detail"] == "required argument 'city' is missing" and "Rome?" in refused[1]["excerpt"]
+    kept = lines(tmp_path / "out" / "rows.jsonl")
+    assert sorted(len(row["messages"]) for row in kept) == [2, 4] and all(row["source"] == "mixed" for row in kept)
+
+
+def test_the_same_recipe_gives_the_same_bytes_and_the_datasheet_names_them(tmp_path: Path) -> None:
+    parts = source(tmp_path, "a", *chats(*"abcdefgh"), weight=1), source(tmp_path, "b", SOUND, *chats("x"), weight=1)
+    for out in ("one", "two"):
+        sheet = built(tmp_path / out, *parts, mix={"seed": 3, "tokenizer": tokenizer(tmp_path), "max_tokens": 2000})
+    for name in ("rows.jsonl", "refused.jsonl", "datasheet.json"):
+        content = (tmp_path / "one" / name).read_bytes()
+        assert content == (tmp_path / "two" / name).read_bytes()
+        if name != "datasheet.json":
+            assert sheet[f"{name.removesuffix('.jsonl')}_sha256"] == hashlib.sha256(content).hexdigest()
+    (hashed,) = sheet["sources"][0]["files"]
+    assert hashed["sha256"] == hashlib.sha256((tmp_path / "a.jsonl").read_bytes()).hexdigest()
+    assert sheet == json.loads((tmp_path / "one" / "datasheet.json").read_text())
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
+        "datasheet.json",
+        "refused.jsonl",
+        "rows.jsonl",
+    ]
+
+
+def test_another_seed_gives_another_order_of_the_same_rows(tmp_path: Path) -> None:
+    made = []
+    for seed in (1, 2):
+        built(tmp_path / "out", source(tmp_path, "a", *chats(*"abcdefgh")), mix={"seed": seed})
+        made.append((tmp_path / "out" / "rows.jsonl").read_text().splitlines())
+    assert sorted(made[0]) == sorted(made[1]) and made[0] != made[1]
+
+
+def test_weights_share_the_mix_and_a_dry_source_is_told(tmp_path: Path) -> None:
+    parts = source(tmp_path, "a", *chats(*"abcdefgh"), weight=3), source(tmp_path, "b", *chats("x", "y"), weight=1)
+    built(tmp_path / "out", *parts)
+    assert [row["source"] for row in lines(tmp_path / "out" / "rows.jsonl")].count("b") == 2
+    sheet = built(tmp_path / "out", *parts, mix={"rows": 12})
+    assert [(s["wanted"], s["taken"], s["short"], s["left_over"]) for s in sheet["sources"]] == [
+        (9, 8, 1, 0), (3, 2, 1, 0),
+    ]  # fmt: skip
+    assert sheet["rows"] == len(lines(tmp_path / "out" / "rows.jsonl")) == 10
+
+
+def test_a_row_that_two_sources_hold_counts_for_the_first(tmp_path: Path) -> None:
+    sheet = built(tmp_path / "out", source(tmp_path, "a", SOUND), source(tmp_path, "b", SOUND, *chats("x")))
+    assert [s["built"] for s in sheet["sources"]] == [1, 1] and sheet["sources"][1]["refused"] == {"duplicate": 1}
+
+
+def test_rows_longer_than_the_cap_are_refused_and_lengths_are_told(tmp_path: Path) -> None:
+    rows = [*chats("a", "b"), *chats("word " * 200)]
+    sheet = built(
+        tmp_path / "out", source(tmp_path, "a", *rows), mix={"tokenizer": tokenizer(tmp_path), "max_tokens": 150}
+    )
+    (counted,) = sheet["sources"]
+    assert counted["refused"] == {"too_long": 1} and 0 < counted["tokens"]["p50"] <= counted["tokens"]["max"] <= 150
+    assert sheet["tokenizer_sha256"]
+
+
+def test_only_so_many_rows_of_a_file_are_read(tmp_path: Path) -> None:
+    sheet = built(tmp_path / "out", source(tmp_path, "a", *chats(*"abc"), limit=2))
+    assert (sheet["sources"][0]["rows_read"], sheet["rows"]) == (2, 2)
+
+
+def test_json_lists_and_parquet_are_read_as_jsonl_is(tmp_path: Path) -> None:
+    rows = chats(*"abc")
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1))
+    files = {"jsonl": str(written(tmp_path / "rows.jsonl", *rows)), "json": str(tmp_path / "rows.json")}
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    files["parquet"] = str(tmp_path / "rows.parquet")
+    for kind, file in files.items():
+        built(tmp_path / kind, {"name": "a", "layout": "messages", "files": [file]})
+    first, *others = [(tmp_path / kind / "rows.jsonl").read_bytes() for kind in files]
+    assert first and all(other == first for other in others)
+
+
+def test_a_build_that_cannot_be_done_leaves_the_one_before(tmp_path: Path) -> None:
+    good = source(tmp_path, "a", *chats("a"))
+    built(tmp_path / "out", good)
+    before = (tmp_path / "out" / "rows.jsonl").read_bytes()
+    for wrong, complaint in (
+        ([source(tmp_path, "b", "{oops")], "no row of any source was built"),
+        ([good, {**good, "name": "c", "files": [str(tmp_path / "gone.jsonl")]}], r"gone\.jsonl cannot be read"),
+        ([{**good, "weight": 1}, source(tmp_path, "d", "{oops", weight=1)], "source 'd' gave no row"),
+    ):
+        with pytest.raises(DataError, match=complaint):
+            built(tmp_path / "out", *wrong)
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == before
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[mix]\nsede = 1\n", r"unknown key mix\.sede; did you mean seed\?"),
+        ("[[source]]\nname = 'a'\nlayout = 'glaiv'\nfiles = ['x']\n", "nearest is 'glaive'"),
+        ("[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\nwieght = 2\n", "did you mean weight"),
+        ("[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\nrewrite = ['response']\n", r"no \[endpoint\]"),
+        ("[mix]\nmax_tokens = 5\n[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\n", r"needs mix\.tokenizer"),
+        ("[mix]\n", "source"),
+        ("[mix\n", "not valid TOML"),
+    ],
+)
+def test_a_recipe_that_is_wrong_is_told_with_its_key(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        load_mix(tmp_path / "r.toml")
+
+
+def test_weights_are_for_all_sources_or_none(tmp_path: Path) -> None:
+    one = "[[source]]\nname = '{}'\nlayout = 'glaive'\nfiles = ['x']\n"
+    (tmp_path / "r.toml").write_text(one.format("a") + "weight = 2\n" + one.format("b"))
+    with pytest.raises(ConfigError, match="some sources have a weight"):
+        load_mix(tmp_path / "r.toml")
+    (tmp_path / "r.toml").write_text(one.format("a") * 2)
+    with pytest.raises(ConfigError, match="two sources are called 'a'"):
+        load_mix(tmp_path / "r.toml")
+
+
+def test_the_verb_prints_a_table_or_json(tmp_path: Path) -> None:
+    file = written(tmp_path / "in.jsonl", SOUND, "{oops")
+    recipe = f'[[source]]\nname = "some"\nlayout = "messages"\nfiles = ["{file}"]\n'
+    (tmp_path / "r.toml").write_text(recipe)
+    app = typer.Typer()
+    app.command()(sft)
+    told = CliRunner().invoke(app, [str(tmp_path / "r.toml"), "--out", str(tmp_path / "out")])
+    assert told.exit_code == 0 and "some: 1 refused for not_json" in told.stdout and "1 rows in" in told.stdout
+    as_json = CliRunner().invoke(app, [str(tmp_path / "r.toml"), "--out", str(tmp_path / "out"), "--json"])
+    assert json.loads(as_json.stdout) == json.loads((tmp_path / "out" / "datasheet.json").read_text())
+
+
+def test_quantiles_are_by_nearest_rank() -> None:
+    assert quantiles(list(range(1, 101))) == {"p50": 50, "p95": 95, "max": 100}
+    assert quantiles([7]) == {"p50": 7, "p95": 7, "max": 7} and quantiles([]) == {}

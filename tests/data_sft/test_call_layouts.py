@@ -1,0 +1,243 @@
+"""Layouts that hold requests and the calls that answer them, and dialogues without schemas; sound and broken rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.data.sft.format import Conversation
+from rocstar.data.sft.layouts import LAYOUTS
+from rocstar.data.sft.layouts.base import Surroundings
+from rocstar.data.sft.refusal import Reason, Refused
+from rocstar.errors import ConfigError, DataError
+from tests.data_sft.support import PYTHON, WEATHER, read, reason, shown, written
+
+PARIS = [("get_weather", {"city": "Paris"})]
+ROME = [("get_weather", {"city": "Rome"})]
+BOTH = [*PARIS, *ROME]
+
+
+# xLAM
+
+
+FLAT = {
+    "city": {"type": "str", "description": "Where."},
+    "days": {"type": "int, optional", "description": "How long.", "default": 3},
+    "unit": {"type": "str", "default": ""},
+}
+
+
+def xlam_row(*answers: Any, parameters: Any = FLAT) -> dict[str, Any]:
+    tools = [{"name": "get_weather", "description": "Weather.", "parameters": parameters}]
+    return {"id": 0, "query": "Both?", "answers": json.dumps(answers), "tools": json.dumps(tools)}
+
+
+def test_xlam_rows_become_calls_with_a_schema() -> None:
+    conversation = read("xlam", xlam_row(*({"name": n, "arguments": a} for n, a in BOTH)))
+    assert shown(conversation) == [("user", "Both?"), ("assistant", BOTH)]
+    (tool,) = conversation.tools or ()
+    assert tool.parameters["required"] == ["city"]
+    assert tool.parameters["properties"]["days"] == {"type": "integer", "description": "How long.", "default": 3}
+    assert tool.parameters["properties"]["unit"] == {"type": "string"}
+
+
+def test_xlam_takes_json_schema_as_well() -> None:
+    row = xlam_row({"name": "get_weather", "arguments": {"city": "Paris"}}, parameters=WEATHER["parameters"])
+    assert (read("xlam", row).tools or ())[0].parameters["required"] == ["city"]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (xlam_row(), Reason.NO_ANSWER),
+        (xlam_row({"name": "get_weather", "arguments": {}}), Reason.MISSING_ARGUMENT),
+        (xlam_row({"name": "get_weather", "arguments": {"city": "x", "days": "3"}}), Reason.ARGUMENT_TYPE),
+        (xlam_row({"name": "get_weather", "arguments": ["x"]}), Reason.CALL),
+        (xlam_row({"name": "news", "arguments": {}}), Reason.UNKNOWN_TOOL),
+        (xlam_row() | {"answers": "oops"}, Reason.LAYOUT),
+    ],
+)
+def test_a_broken_xlam_row_is_refused(row: dict[str, Any], expected: Reason) -> None:
+    assert reason("xlam", row) is expected
+
+
+# BFCL
+
+
+def bfcl_row(**fields: Any) -> dict[str, Any]:
+    question = [[{"role": "system", "content": "Hi."}, {"role": "user", "content": "Go."}]]
+    place = {"type": "dict", "properties": {"street": {"type": "string"}, "no": {"type": "integer"}}}
+    properties = {"x": {"type": "float"}, "place": place, "unit": {"type": "string"}}
+    function = [{"name": "geo.find", "parameters": {"type": "dict", "properties": properties, "required": ["x"]}}]
+    return {"id": "q_0", "question": question, "function": function, **fields}
+
+
+def test_bfcl_takes_the_first_accepted_value_and_leaves_out_what_may_be_left_out(tmp_path: Path) -> None:
+    truth = {"geo.find": {"x": [1, 1.0], "place": [{"street": ["A", "B"], "no": ["", 5]}], "unit": ["", "m"]}}
+    answers = written(tmp_path / "a.jsonl", {"id": "q_0", "ground_truth": [truth, {"geo.find": {"x": [2]}}]})
+    conversation = read("bfcl", bfcl_row(), answer_files=(answers,))
+    assert shown(conversation)[2] == (
+        "assistant", [("geo.find", {"x": 1, "place": {"street": "A"}}), ("geo.find", {"x": 2})],
+    )  # fmt: skip
+    assert reason("bfcl", bfcl_row(id="q_1"), answer_files=(answers,)) is Reason.NO_ANSWER
+    several = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
+    assert reason("bfcl", bfcl_row(question=several), answer_files=(answers,)) is Reason.NO_RESULT
+
+
+def test_an_answer_file_with_a_bad_line_ends_everything(tmp_path: Path) -> None:
+    answers = written(tmp_path / "a.jsonl", {"id": "q_0", "ground_truth": [{}]}, "[oops")
+    with pytest.raises(DataError, match=r"a\.jsonl:2"):
+        read("bfcl", bfcl_row(), answer_files=(answers,))
+
+
+# Seal-Tools
+
+
+def seal_files(tmp_path: Path) -> tuple[Path]:
+    text = {"type": "str", "description": ""}
+    tools = [
+        {"api_name": f"get{n}", "api_description": "", "field": "Sports" if n < 6 else "Law",
+         "parameters": {"team": text, "year": {"type": "int"}}, "required": ["team"]}
+        for n in range(9)
+    ]  # fmt: skip
+    return (written(tmp_path / "tool.jsonl.gz", *tools),)
+
+
+def seal_row(*calling: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    called = [{"api": api, "parameters": p, "responses": [f"API_call_{n}"]} for n, (api, p) in enumerate(calling)]
+    return {"id": "dev-0", "query": "Go.", "calling": called}
+
+
+def test_seal_tools_offers_other_tools_of_the_same_field(tmp_path: Path) -> None:
+    files, row = seal_files(tmp_path), seal_row(("get0", {"team": "A"}), ("get1", {"team": "B", "year": 1999}))
+    conversation = read("seal_tools", row, tool_files=files, other_tools=2, seed=1)
+    calls = [("get0", {"team": "A"}), ("get1", {"team": "B", "year": 1999})]
+    assert shown(conversation) == [("user", "Go."), ("assistant", calls)]
+    offered = {tool.name for tool in conversation.tools or ()}
+    assert len(offered) == 4 and {"get0", "get1"} < offered <= {f"get{n}" for n in range(6)}
+    assert conversation == read("seal_tools", row, tool_files=files, other_tools=2, seed=1)
+    drawn = {
+        tuple(t.name for t in read("seal_tools", row, tool_files=files, other_tools=2, seed=n).tools or ())
+        for n in range(9)
+    }
+    assert len(drawn) > 1
+
+
+def test_seal_tools_rows_that_lack_something_are_refused(tmp_path: Path) -> None:
+    files = seal_files(tmp_path)
+    chained = seal_row(("get0", {"team": "A"}), ("get1", {"team": "API_call_0"}))
+    assert reason("seal_tools", chained, tool_files=files) is Reason.PLACEHOLDER
+    assert reason("seal_tools", seal_row(("gone", {})), tool_files=files) is Reason.UNKNOWN_TOOL
+    assert reason("seal_tools", seal_row(("get0", {})), tool_files=files) is Reason.MISSING_ARGUMENT
+    with pytest.raises(ConfigError, match="needs tool_files"):
+        read("seal_tools", chained)
+
+
+# API-Bank
+
+
+def api(name: str, taken: Any, output: Any, **written_as: Any) -> dict[str, Any]:
+    recorded = {"api_name": name, "input": taken, "output": output, "exception": None}
+    return {"role": "API", "api_name": name, "param_dict": written_as or taken, "result": recorded}
+
+
+def dialogue(*turns: dict[str, Any], file: str = "lv/AddAlarm-Search-level-1-1.jsonl") -> dict[str, Any]:
+    return {"file": file, "turns": list(turns)}
+
+
+ASKS, WAITS, ANSWERS = (
+    {"role": "User", "text": "Wake me."},
+    {"role": "AI", "text": "Wait."},
+    {"role": "AI", "text": "Done."},
+)
+
+
+def bank(tmp_path: Path, *rows: dict[str, Any]) -> list[Conversation | Refused]:
+    file = written(tmp_path / "bank.jsonl", *rows)
+    layout = LAYOUTS["api_bank"](Surroundings(files=(file,), code_tool=PYTHON))
+
+    def tried(row: dict[str, Any]) -> Conversation | Refused:
+        try:
+            (made,) = layout(row)
+        except Refused as refused:
+            return refused
+        return made
+
+    return [tried(row) for row in rows]
+
+
+def test_api_bank_takes_arguments_as_the_api_took_them_and_schemas_from_the_data(tmp_path: Path) -> None:
+    found = {"name": "AddAlarm", "description": "Sets one.", "input_parameters": {"time": {"type": "str"}}}
+    rows = (
+        dialogue(ASKS, WAITS, api("AddAlarm", {"time": "8", "n": 2}, "ok", time="8", n="2"), ANSWERS),
+        dialogue(ASKS, api("AddAlarm", {"time": "9"}, {"id": 1}), api("Search", {"keywords": "x"}, [found]), ANSWERS),
+    )  # fmt: skip
+    first, second = bank(tmp_path, *rows)
+    assert isinstance(first, Conversation) and isinstance(second, Conversation)
+    assert shown(first) == [
+        ("user", "Wake me."),
+        ("assistant", [("AddAlarm", {"time": "8", "n": 2})]),
+        ("tool", "ok"),
+        ("assistant", "Done."),
+    ]
+    assert first.messages[1].content == "Wait."
+    assert [role for role, _ in shown(second)] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert shown(second)[2] == ("tool", '{"id": 1}')
+    assert [tool.name for tool in first.tools or ()] == ["AddAlarm", "Search"]
+    alarm = (first.tools or ())[0]
+    assert alarm.description == "Sets one." and alarm.parameters["required"] == ["time"]
+    assert alarm.parameters["properties"] == {"time": {"type": "string"}, "n": {"type": "integer"}}
+
+
+def test_a_result_of_another_call_is_refused(tmp_path: Path) -> None:
+    (made,) = bank(tmp_path, dialogue(ASKS, api("AddAlarm", {"time": "8"}, "ok", time="9"), ANSWERS))
+    assert isinstance(made, Refused) and made.reason is Reason.NO_RESULT
+
+
+# ToolAlpaca
+
+
+FACTS = '{"limit": "Required. Integer. How many.", "topic": "string. About."}'
+ALPACA = {
+    "Function_Description": {
+        "getFacts": f"Get facts.\nParameters: {FACTS}\nOutput: x",
+        "now": "Tells the time.\nParameters: {}\nOutput: x",
+        "components": "",
+    }
+}
+
+
+def test_toolalpaca_training_rows_hold_many_conversations_of_which_bad_ones_are_refused_alone() -> None:
+    step = [["getFacts", '{"limit": 3}', "log"], "Status Code: 200"]
+    row = ALPACA | {
+        "Instances": [
+            {"input": "Three?", "output": "Here.", "intermediate_steps": [step, step]},
+            {"input": "Bad", "output": "x", "intermediate_steps": ["oops"]},
+            {"input": "None?", "output": "None.", "intermediate_steps": []},
+        ]
+    }
+    first, bad, last = LAYOUTS["toolalpaca"](Surroundings(files=(), code_tool=PYTHON))(row)
+    assert isinstance(first, Conversation) and isinstance(last, Conversation) and isinstance(bad, Refused)
+    called = [("getFacts", {"limit": 3})]
+    assert shown(first) == [
+        ("user", "Three?"), ("assistant", called), ("tool", "Status Code: 200"), ("assistant", called),
+        ("tool", "Status Code: 200"), ("assistant", "Here."),
+    ]  # fmt: skip
+    facts = (first.tools or ())[0].parameters
+    assert facts["required"] == ["limit"] and facts["properties"]["topic"] == {
+        "type": "string",
+        "description": "About.",
+    }
+    assert [tool.name for tool in last.tools or ()] == ["getFacts", "now"]
+
+
+def test_toolalpaca_evaluation_rows_give_requests_that_one_call_answers() -> None:
+    one = {"Action": "getFacts", "Action_Input": '{"limit": 1}'}
+    row = ALPACA | {"Instructions": ["One?", "Two?"], "Golden_Answers": [[one], [one, one]]}
+    first, second = LAYOUTS["toolalpaca"](Surroundings(files=(), code_tool=PYTHON))(row)
+    assert isinstance(first, Conversation) and isinstance(second, Refused)
+    assert shown(first) == [("user", "One?"), ("assistant", [("getFacts", {"limit": 1})])]
+    assert second.reason is Reason.NO_RESULT

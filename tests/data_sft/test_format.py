@@ -1,0 +1,135 @@
+"""The one JSON form: read, written, and loaded to train on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.data.sft.format import conversation_of, dumped, row_of
+from rocstar.data.sft.loading import load_conversations
+from rocstar.dialogue.calls import parse_calls
+from rocstar.errors import DataError
+from tests.data_sft.support import WEATHER, calls, result, says, talk, user, written
+
+ASK = user("What is 3 * 4?")
+ANSWER = says("<answer>\\boxed{12}</answer>")
+TWELVE = result("12\n")
+
+
+def call(arguments: Any, **function: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": {**function, "arguments": arguments}}]}
+
+
+def file_of(path: Path, *conversations: Any) -> Path:
+    return written(path, *({"messages": messages} for messages in conversations))
+
+
+def test_a_row_is_written_in_openai_form_and_read_back() -> None:
+    conversation = talk(user(), calls({"city": "Paris"}, {"city": "Rome"}), result("a"), result("b"), says())
+    row = row_of(conversation)
+    first, second = row["messages"][1]["tool_calls"]
+    assert first == {
+        "id": "call_0",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": {"city": "Paris"}},
+    }
+    assert second["id"] == "call_1"
+    assert [m["tool_call_id"] for m in row["messages"] if m["role"] == "tool"] == ["call_0", "call_1"]
+    assert row["tools"] == [
+        {"type": "function", "function": WEATHER | {"parameters": row["tools"][0]["function"]["parameters"]}}
+    ]
+    assert conversation_of(json.loads(dumped(row))) == conversation
+
+
+def test_results_of_a_later_turn_are_numbered_on() -> None:
+    row = row_of(talk(user(), calls(), result("a"), calls({"city": "Rome"}), result("b"), says()))
+    assert [m["tool_call_id"] for m in row["messages"] if m["role"] == "tool"] == ["call_0", "call_1"]
+
+
+def test_equal_conversations_share_an_id_whatever_their_source() -> None:
+    one = conversation_of({"messages": [user(), says()], "tools": [], "source": "a"})
+    other = conversation_of({"messages": [user(), says()], "tools": [], "source": "b"})
+    assert one.id == other.id != conversation_of({"messages": [user(), says("No.")], "tools": []}).id
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_file_becomes_conversations(tmp_path: Path, name: str) -> None:
+    path = file_of(tmp_path / name, [ASK, call({"code": "print(3*4)"}, name="python"), TWELVE, ANSWER], [ASK, ANSWER])
+    first, second = load_conversations(path, "python")
+    (parsed,) = parse_calls(first.messages[1].text)
+    assert (parsed.tool, parsed.arguments) == ("python", {"code": "print(3*4)"})
+    assert first.messages[2].content == "12\n" and first.tools is None
+    assert first.messages[3] == second.messages[1]
+
+
+def test_arguments_may_be_json_text_and_the_name_may_be_left_out(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "r.jsonl", [ASK, call('{"code": "1"}'), TWELVE, ANSWER])
+    (parsed,) = parse_calls(load_conversations(path, "jupyter_code")[0].messages[1].text)
+    assert (parsed.tool, parsed.arguments) == ("jupyter_code", {"code": "1"})
+
+
+def test_words_and_several_calls_stand_in_one_turn(tmp_path: Path) -> None:
+    two = {"role": "assistant", "content": "First", "tool_calls": [*call({"code": "1"})["tool_calls"]] * 2}
+    path = file_of(tmp_path / "r.jsonl", [ASK, two, TWELVE, TWELVE, ANSWER])
+    (conversation,) = load_conversations(path, "python")
+    text = conversation.messages[1].text
+    assert text.startswith("First\n<tool_call>") and len(parse_calls(text)) == 2
+
+
+def test_a_conversation_may_have_a_system_text_several_questions_and_end_with_calls(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    path = file_of(tmp_path / "r.jsonl", [system, ASK, ANSWER, ASK, call({"code": "1"}, name="python")])
+    assert len(load_conversations(path, "python")[0].messages) == 5
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ("no list", "expected a list of messages"),
+        ([ASK], "at least two messages"),
+        ([ANSWER, ASK], "role user"),
+        ([ASK, ASK], "role assistant"),
+        ([ASK, TWELVE, ANSWER], "role assistant"),
+        ([ASK, {"role": "assistant", "content": 5}], "role assistant with text content"),
+        ([ASK, {"role": "developer", "content": "x"}], "got 'developer'"),
+        ([ASK, call({"code": "1"}), TWELVE], "the last message must be the assistant's"),
+        ([ASK, ANSWER, ASK], "the last message must be the assistant's"),
+        ([ASK, call("{oops"), TWELVE, ANSWER], "field tool_calls: is not JSON"),
+        ([ASK, call("[1]"), TWELVE, ANSWER], "function.name and function.arguments"),
+        ([ASK, call(7), TWELVE, ANSWER], "function.name and function.arguments"),
+        ([ASK, {"role": "assistant", "content": "x", "tool_calls": 5}, TWELVE, ANSWER], "tool_calls"),
+        ([ASK, {"role": "assistant", "content": "x", "tool_calls": [5]}, TWELVE, ANSWER], "tool_calls"),
+        ([ASK, call({"code": "1"}), ANSWER], "1 tool calls is followed by 0 tool messages"),
+        ([ASK, ANSWER, TWELVE, ANSWER], "0 tool calls is followed by 1 tool messages"),
+        ([ASK, call({"code": "1"}), TWELVE, ASK, ANSWER], "role assistant, got user"),
+    ],
+)
+def test_a_broken_row_names_file_line_and_field(tmp_path: Path, messages: Any, complaint: str) -> None:
+    path = file_of(tmp_path / "r.jsonl", [ASK, ANSWER], messages)
+    with pytest.raises(DataError) as caught:
+        load_conversations(path, "python")
+    assert f"{path}:2 field" in str(caught.value) and complaint in str(caught.value)
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"messages": \n')
+    with pytest.raises(DataError, match=r"r\.jsonl:1 is not JSON"):
+        load_conversations(path, "python")
+
+
+def test_files_that_are_missing_torn_or_empty_are_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.jsonl cannot be read"):
+        load_conversations(tmp_path / "gone.jsonl", "python")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n\n")
+    with pytest.raises(DataError, match="holds no conversation"):
+        load_conversations(empty, "python")
+    for name, content in (("torn.jsonl.gz", gzip.compress(b"{}\n" * 999)[:-9]), ("binary.jsonl", b"\xff\xfe\x00")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=name):
+            load_conversations(tmp_path / name, "python")

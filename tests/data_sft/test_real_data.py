@@ -1,0 +1,40 @@
+"""The published sets: every row is built or refused, and built rows read back under both templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.data.sft.format import conversation_of
+from rocstar.data.sft.render import CHAT, pieces
+from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.template import PAPER
+from tests.data_sft.support import built, lines, real
+
+SEAL = ("seal_tools", "tool.jsonl.gz")
+SETS = {
+    "sharegpt": ("glaive_toolcall", "en_demo.jsonl.gz"),
+    "seal_tools": ("seal_tools", "dev.jsonl.gz"),
+    "api_bank": ("api_bank", "lv1_lv2_samples.jsonl.gz"),
+}
+
+
+@pytest.mark.parametrize("layout", SETS)
+def test_a_published_set_is_built_and_reads_back(tmp_path: Path, layout: str) -> None:
+    source: dict[str, Any] = {"name": layout, "layout": layout, "files": [str(real(*SETS[layout]))]}
+    if layout == "seal_tools":
+        source["tool_files"] = [str(real(*SEAL))]
+    (counted,) = built(tmp_path / "out", source)["sources"]
+    assert counted["built"] + sum(counted["refused"].values()) == counted["conversations"] >= counted["rows_read"]
+    assert counted["built"] > 0.8 * counted["rows_read"] and counted["calls_validated"] > 100
+    for row in lines(tmp_path / "out" / "rows.jsonl"):
+        conversation = conversation_of(row)
+        meant = [(call.name, call.arguments) for message in conversation.messages for call in message.calls]
+        for template in (PAPER, CHAT):
+            learned = [
+                piece.text for piece in pieces(conversation, template, conversation.tools or ()) if piece.learned
+            ]
+            found = [call for text in learned for call in parse_calls(text)]
+            assert [(call.tool, call.arguments) for call in found] == meant

@@ -1,0 +1,226 @@
+"""Which tokens are learned: the assistant's, all of them and no others."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rocstar.data.sft.check import check, check_tokens
+from rocstar.data.sft.format import Conversation, conversation_of, row_of
+from rocstar.data.sft.refusal import Reason, Refused
+from rocstar.data.sft.render import CHAT, Piece, encoded, from_demonstration, pieces, written
+from rocstar.data.sft.tokens import load_codec
+from rocstar.dialogue.bpe import train_bpe
+from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.dialogue.jinja import chat_template
+from rocstar.dialogue.template import COMPACT, PAPER, ChatMl, template_named
+from rocstar.types import Demonstration, DemoTurn, Problem, SftRow, Status, ToolResult
+from tests.data_sft.support import WEATHER, calls, real, result, says, talk, user
+from tests.dialogue.naive_rows import encode_demonstration
+
+TEXTS = ["get weather Paris sunny <tool_call> print(1)", 'é ü 漢字 \n\n {"name": 1}', "<answer> 12 </answer>"]
+CODEC = train_bpe(TEXTS * 9, vocab_size=400, markers=PAPER.markers, word_merges=False)
+
+words = st.text(alphabet="ab é\n<>{}\"'\\", min_size=1, max_size=12).filter(str.strip)
+arguments = st.fixed_dictionaries({"city": words}, optional={"days": st.integers(), "unit": st.sampled_from("CF")})
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Conversation:
+    """Any sound conversation: maybe a system text, questions, calls with results, answers, maybe a call at the end."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append(user(draw(words)))
+        for _ in range(draw(st.integers(0, 2))):
+            made = draw(st.lists(arguments, min_size=1, max_size=2))
+            messages.append(calls(*made, content=draw(st.one_of(st.just(""), words))))
+            messages += [result(draw(words)) for _ in made]
+        messages.append(says(draw(words)))
+    if draw(st.booleans()):
+        messages += [user(draw(words)), calls(draw(arguments))]
+    return talk(*messages)
+
+
+def learned_of(row: SftRow) -> str:
+    return CODEC.decode([t for t, on in zip(row.token_ids, row.loss_mask, strict=True) if on])
+
+
+def spans_by_search(text: str, header: str, stop: str) -> list[tuple[int, int]]:
+    """Where the assistant writes, found in the finished text alone: from each header to the next stop marker."""
+    pattern = re.compile(f"{re.escape(header)}(.*?{re.escape(stop)})", re.DOTALL)
+    return [found.span(1) for found in pattern.finditer(text)]
+
+
+@pytest.mark.parametrize("template", [PAPER, COMPACT, CHAT], ids=["paper", "compact", "chat"])
+@settings(deadline=None)
+@given(conversation=conversations())
+def test_loss_lies_on_the_assistants_characters_and_on_no_others(template: ChatMl, conversation: Conversation) -> None:
+    parts = list(pieces(conversation, template, conversation.tools or ()))
+    text = "".join(piece.text for piece in parts)
+    spans, place = [], 0
+    for piece in parts:
+        if piece.learned and spans and spans[-1][1] == place:
+            spans[-1] = (spans[-1][0], place + len(piece.text))
+        elif piece.learned:
+            spans.append((place, place + len(piece.text)))
+        place += len(piece.text)
+    assert spans == spans_by_search(text, template.assistant_header, template.stop)
+
+
+@settings(deadline=None)
+@given(conversation=conversations())
+def test_the_learned_tokens_read_as_what_the_assistant_writes(conversation: Conversation) -> None:
+    check(conversation, CHAT.markers)
+    parts = list(pieces(conversation, CHAT, conversation.tools or ()))
+    row = encoded(parts, CODEC)
+    assistant = [message for message in conversation.messages if message.role == "assistant"]
+    assert CODEC.decode(row.token_ids) == "".join(piece.text for piece in parts)
+    assert learned_of(row) == "".join(message.text + CHAT.stop for message in assistant)
+    check_tokens(row, parts, CODEC)
+    parsed = [call for message in assistant for call in parse_calls(message.text)]
+    assert [(c.tool, c.arguments) for c in parsed] == [(c.name, c.arguments) for m in assistant for c in m.calls]
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_loss_span_that_is_off_by_one_token_is_refused(shift: int) -> None:
+    parts = list(pieces(talk(user(), says()), CHAT, ()))
+    row = encoded(parts, CODEC)
+    mask = (*row.loss_mask[1:], False) if shift < 0 else (False, *row.loss_mask[:-1])
+    with pytest.raises(Refused) as caught:
+        check_tokens(SftRow(token_ids=row.token_ids, loss_mask=mask), parts, CODEC)
+    assert caught.value.reason is Reason.LOSS_SPAN
+
+
+@pytest.mark.parametrize("name", ["paper", "compact"])
+@settings(deadline=None, max_examples=40)
+@given(conversation=conversations())
+def test_pieces_are_the_text_of_the_chat_template(name: str, conversation: Conversation) -> None:
+    """A row read by another trainer through the saved tokenizer's template is laid out the same."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    row = row_of(conversation)
+    rendered = environment.from_string(chat_template(name)).render(messages=row["messages"], tools=row["tools"])
+    parts = pieces(conversation, template_named(name), conversation.tools or ())
+    assert "".join(piece.text for piece in parts) + "\n" == rendered
+
+
+def test_a_two_question_conversation_is_laid_out_in_full() -> None:
+    conversation = talk(user("A?"), calls({"city": "X"}), result("1"), says("B."), user("C?"), says("D."), tools=())
+    assert "".join(piece.text for piece in pieces(conversation, CHAT, ())) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nA?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "X"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\nB.<|im_end|>\n"
+        "<|im_start|>user\nC?<|im_end|>\n"
+        "<|im_start|>assistant\nD.<|im_end|>"
+    )
+
+
+def test_the_tools_of_a_row_are_shown_under_its_own_system_text() -> None:
+    system = {"role": "system", "content": "You sell umbrellas."}
+    opening = next(pieces(talk(system, user(), says()), CHAT, talk(user(), says()).tools or ())).text
+    assert opening.startswith("<|im_start|>system\nYou sell umbrellas.\n\n# Tools") and '"get_weather"' in opening
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        render_call("python", {"code": "print(1)"}),
+        "First.\n" + render_call("python", {"code": "1"}) + "\n" + render_call("python", {"code": "é"}),
+        "no call at all",
+        "<tool_call>\n{broken\n</tool_call>",
+        '<tool_call>{"name":"python","arguments":{"code":"1"}}</tool_call>',
+        render_call("python", {"code": "1"}) + "\nand words after it",
+        "",
+    ],
+)
+def test_an_assistant_text_keeps_every_byte(text: str) -> None:
+    assert written(text).text == text
+
+
+def test_a_call_in_an_assistant_text_is_taken_apart() -> None:
+    message = written("First.\n" + render_call("python", {"code": "1"}))
+    assert message.content == "First." and [call.name for call in message.calls] == ["python"]
+
+
+turns = st.lists(
+    st.tuples(st.sampled_from([*TEXTS, render_call("python", {"code": "1"})]), st.integers(1, 2)), max_size=3
+)
+
+
+@pytest.mark.parametrize("name", ["paper", "compact"])
+@settings(deadline=None)
+@given(made=turns)
+def test_a_demonstration_becomes_the_same_tokens_as_ever(name: str, made: list[tuple[str, int]]) -> None:
+    def feedback(shown: ToolResult) -> str:
+        return shown.stdout.strip()
+
+    answers = ToolResult(call_id="call_0", status=Status.OK, stdout="12\n")
+    demo = Demonstration(
+        problem=Problem(id="p", question="What?", answer="1"),
+        turns=(*(DemoTurn(text=text, results=(answers,) * n) for text, n in made), DemoTurn(text="<answer>1</answer>")),
+    )
+    template = template_named(name)
+    row = encoded(pieces(from_demonstration(demo, feedback), template, ()), CODEC)
+    assert row == encode_demonstration(demo, codec=CODEC, template=template, tools=(), feedback=feedback)
+
+
+def test_a_published_tokenizer_is_read_from_its_older_files(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = real("qwen2_tokenizer")
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes(gzip.decompress((folder / f"{name}.gz").read_bytes()))
+    shutil.copyfile(folder / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    codec = load_codec(folder)
+    parts = list(pieces(talk(user("Où? 12345  it's\r\n\n\tcafe\u0301 漢字 🙂"), calls(), result(), says()), CHAT, ()))
+    for piece in parts:
+        assert codec.encode(piece.text) == oracle(piece.text, add_special_tokens=False)["input_ids"]
+    row = encoded(parts, codec)
+    check_tokens(row, parts, codec)
+    assert codec.token_id(CHAT.stop) == 151645 and row.loss_mask[-1] and row.token_ids[-1] == 151645
+
+
+def test_composed_accents_are_no_difference_but_other_changes_are() -> None:
+    class Composing:
+        """Encodes characters as numbers after NFC, and loses every "x" on the way back."""
+
+        def encode(self, text: str) -> list[int]:
+            return [ord(letter) for letter in unicodedata.normalize("NFC", text)]
+
+        def decode(self, token_ids: Any) -> str:
+            return "".join(map(chr, token_ids)).replace("x", "")
+
+        def token_id(self, text: str) -> int:
+            return 0
+
+        @property
+        def vocab_size(self) -> int:
+            return 0
+
+    for text, sound in (("cafe\u0301", True), ("xylophone", False)):
+        parts = [Piece(text=text, learned=True)]
+        codec: Any = Composing()
+        if sound:
+            check_tokens(encoded(parts, codec), parts, codec)
+        else:
+            with pytest.raises(Refused):
+                check_tokens(encoded(parts, codec), parts, codec)
+
+
+def test_a_row_without_tools_is_told_from_one_that_has_none() -> None:
+    assert conversation_of({"messages": [user(), says()]}).tools is None
+    assert conversation_of({"messages": [user(), says()], "tools": []}).tools == ()
+    assert conversation_of({"messages": [user(), says()], "tools": [WEATHER]}).tools is not None

@@ -1,0 +1,78 @@
+"""code-judge's dialect, in the shapes its own server answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sandbox_service.support import Http
+
+FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
+
+
+def submission(code: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "python", "solution": code, **fields}
+
+
+def test_a_run_has_the_fields_of_a_submission_result(http: Http) -> None:
+    status, result = http.post("/run", submission("print(input())", input="a", expected_output=" a ", sub_id="mine"))
+    assert (status, set(result)) == (200, FIELDS)
+    assert (result["sub_id"], result["success"], result["run_success"]) == ("mine", True, True)
+    assert (result["stdout"], result["stderr"], result["reason"]) == ("a\n", "", "")
+    assert result["cost"] > 0
+
+
+def test_a_judgement_holds_no_output_and_makes_up_an_id(http: Http) -> None:
+    _, result = http.post("/judge", submission("print(1)", expected_output="2"))
+    assert set(result) == FIELDS - {"stdout", "stderr"}
+    assert (result["success"], result["run_success"]) == (False, True)
+    assert len(result["sub_id"]) == 36
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "says"),
+    [("1/0", "", "ZeroDivisionError"), ("while True: pass", "worker_timeout", ""), ("exit(2)", "", "")],
+)
+def test_a_failed_program_is_not_a_failed_service(http: Http, code: str, reason: str, says: str) -> None:
+    status, result = http.post("/run", submission(code))
+    assert (status, result["run_success"], result["success"], result["reason"]) == (200, False, False, reason)
+    assert says in result["stderr"]
+
+
+@pytest.mark.parametrize("path", ["/run/batch", "/run/long-batch", "/code-judge/run/long-batch"])
+def test_a_batch_is_answered_in_its_order(http: Http, path: str) -> None:
+    submissions = [submission(f"print({n})", sub_id=str(n)) for n in range(20)]
+    submissions[3] = {"type": "cpp", "solution": "int main(){}"}
+    status, answer = http.post(path, {"type": "batch", "submissions": submissions, "sub_id": "all"})
+    assert (status, answer["sub_id"], len(answer["results"])) == (200, "all", 20)
+    refused = answer["results"].pop(3)
+    assert (refused["reason"], refused["stderr"]) == ("invalid_input", "type cpp is not run here; only python is")
+    assert [result["stdout"] for result in answer["results"]] == [f"{n}\n" for n in range(20) if n != 3]
+
+
+@pytest.mark.parametrize("path", ["/judge/batch", "/judge/long-batch"])
+def test_a_batch_of_judgements_holds_no_output(http: Http, path: str) -> None:
+    _, answer = http.post(path, {"submissions": [submission("print(1)", expected_output="1")]})
+    assert [set(result) for result in answer["results"]] == [FIELDS - {"stdout", "stderr"}]
+    assert answer["results"][0]["success"] is True
+
+
+def test_output_is_cut_where_code_judge_cuts_it(http: Http) -> None:
+    _, result = http.post("/run", submission("print('x' * 5000)", expected_output="x" * 5000))
+    assert (len(result["stdout"]), result["success"]) == (1000, True)
+
+
+def test_a_wrong_shape_is_422_with_a_detail(http: Http) -> None:
+    for body in ({"type": "rust", "solution": ""}, {"type": "python"}):
+        status, answer = http.post("/run", body)
+        assert (status, set(answer)) == (422, {"detail"})
+    assert http.post("/run/batch", {"type": "batch", "submissions": []})[0] == 422
+
+
+def test_status_and_pulse(http: Http) -> None:
+    assert http.get("/ping") == (200, "pong")
+    assert http.get("/code-judge/ping") == (200, "pong")
+    status = http.get("/code-judge/status")[1]
+    assert set(status) == {"queue", "num_workers"}
+    assert http.get("/status")[1]["num_workers"] == status["num_workers"] == 4

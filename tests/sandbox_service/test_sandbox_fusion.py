@@ -1,0 +1,136 @@
+"""SandboxFusion's dialect, in the shapes its own server answers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from tests.sandbox_service.support import Http, eventually
+
+VERL = {
+    "compile_timeout": 10,
+    "run_timeout": 10,
+    "stdin": None,
+    "memory_limit_MB": 1024,
+    "language": "python",
+    "files": {},
+    "fetch_files": [],
+}
+"""What verl sends beside the code."""
+
+
+def run_code(http: Http, code: str, **fields: Any) -> Any:
+    status, answer = http.post("/run_code", {**VERL, "code": code, **fields})
+    assert status == 200, answer
+    return answer
+
+
+def test_a_success_has_every_field(http: Http) -> None:
+    answer = run_code(http, "print(input())", stdin="5")
+    assert answer["run_result"].pop("execution_time") > 0
+    assert answer == {
+        "status": "Success",
+        "message": "",
+        "compile_result": None,
+        "run_result": {"status": "Finished", "return_code": 0, "stdout": "5\n", "stderr": ""},
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "return_code"),
+    [
+        ("1/0", "Finished", 1),
+        ("import sys; sys.exit(7)", "Finished", 7),
+        ("import os; os.kill(os.getpid(), 11)", "Finished", -11),
+        ("import time; time.sleep(9)", "TimeLimitExceeded", None),
+        ("while True: print('x' * 999)", "Finished", -9),
+    ],
+)
+def test_a_failed_program_is_failed(http: Http, code: str, state: str, return_code: int | None) -> None:
+    answer = run_code(http, code, run_timeout=0.3 if "sleep" in code else 10)
+    assert answer["status"] == "Failed"
+    assert (answer["run_result"]["status"], answer["run_result"]["return_code"]) == (state, return_code)
+    assert isinstance(answer["run_result"]["stdout"] + answer["run_result"]["stderr"], str)
+
+
+def test_only_the_code_is_needed(http: Http) -> None:
+    assert http.post("/run_code", {"code": "print(1)"})[1]["run_result"]["stdout"] == "1\n"
+
+
+def test_text_files_come_along(http: Http) -> None:
+    files = {"a/b.txt": base64.b64encode("grüße".encode()).decode(), "none": None}
+    assert run_code(http, "print(open('a/b.txt').read())", files=files)["run_result"]["stdout"] == "grüße\n"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"language": "cpp"}, {"fetch_files": ["x"]}, {"files": {"x": "!"}}, {"code": 1}, {"run_timeout": -1}]
+)
+def test_what_is_not_served_is_422_with_a_detail(http: Http, fields: dict[str, Any]) -> None:
+    status, answer = http.post("/run_code", {**VERL, "code": "1", **fields})
+    assert (status, set(answer)) == (422, {"detail"})
+
+
+def test_when_we_cannot_run_it_verl_is_told_to_come_again(http: Http) -> None:
+    with http.socket() as connection:
+        sleepers = {"calls": [{"code": "import time; time.sleep(100)", "limits": {"wall_seconds": 200}}] * 8}
+        body = json.dumps(sleepers).encode()
+        connection.sendall(
+            b"POST /v1/batch HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        assert eventually(lambda: http.get("/status")[1]["running"] == 4)
+        message = json.dumps({**VERL, "code": "1", "compile_timeout": 0}).encode()
+        status, answer, headers = http.send("POST", "/run_code", message)
+    assert (status, answer["status"], answer["run_result"]) == (504, "SandboxError", None)
+    assert int(headers["retry-after"]) >= 1
+
+
+def run_jupyter(http: Http, cells: list[str], **fields: Any) -> Any:
+    status, answer = http.post("/run_jupyter", {"cells": cells, **fields})
+    assert status == 200, answer
+    return answer
+
+
+def test_cells_share_a_namespace_and_an_error_stops_only_its_own(http: Http) -> None:
+    cells = ["a = 'x'", "a", "print(a)", "import sys\nprint('e', file=sys.stderr)", "def f():\n    1/0\nf()", "a * 2;"]
+    answer = run_jupyter(http, cells)
+    assert (answer["status"], answer["driver"]["status"]) == ("Success", "Finished")
+    empty = {"stdout": "", "stderr": "", "display": [], "error": []}
+    *plain, failed, silent = answer["cells"]
+    shown = {**empty, "display": [{"text/plain": "'x'"}]}
+    assert plain == [empty, shown, {**empty, "stdout": "x\n"}, {**empty, "stderr": "e\n"}]
+    assert silent == empty
+    (error,) = failed["error"]
+    assert (error["ename"], error["evalue"]) == ("ZeroDivisionError", "division by zero")
+    assert [line.strip() for line in error["traceback"] if "File" in line] == [
+        'File "<cell 5>", line 3, in <module>',
+        'File "<cell 5>", line 2, in f',
+    ]
+
+
+def test_a_notebook_out_of_time_keeps_the_cells_that_finished(http: Http) -> None:
+    answer = run_jupyter(http, ["print(1)", "while True: pass", "print(3)"], total_timeout=1.0)
+    assert (answer["status"], answer["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
+    assert [cell["stdout"] for cell in answer["cells"]] == ["1\n"]
+
+
+def test_nothing_is_kept_between_notebooks(http: Http) -> None:
+    run_jupyter(http, ["kept = 1"])
+    assert run_jupyter(http, ["kept"])["cells"][0]["error"][0]["ename"] == "NameError"
+
+
+def test_what_is_written_past_the_cell_is_told_apart(http: Http) -> None:
+    answer = run_jupyter(http, ["import os\nos.write(1, b'raw')\nprint('seen')", "class A: pass\nA.__module__"])
+    assert answer["driver"]["stdout"] == "raw\n"
+    assert answer["cells"][0]["stdout"] == "seen\n"
+    assert answer["cells"][1]["display"] == [{"text/plain": "'__main__'"}]
+
+
+def test_syntax_errors_and_exits_are_errors_of_their_cell(http: Http) -> None:
+    cells = run_jupyter(http, ["def f(:", "import sys; sys.exit(3)", "print('on')"])["cells"]
+    assert [cell["error"][0]["ename"] for cell in cells[:2]] == ["SyntaxError", "SystemExit"]
+    assert cells[2]["stdout"] == "on\n"
