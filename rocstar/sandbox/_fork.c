@@ -25,6 +25,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -86,7 +87,7 @@ struct region {
 };
 
 struct snapshot {
-    int fd;
+    int fd, pagemap;
     unsigned long brk;
     size_t count;
     off_t size;
@@ -157,23 +158,14 @@ static bool in_use(struct snapshot *book, struct mapping *found)
     return (found->start <= stack && stack < found->end) || (found->start <= self && self < found->end);
 }
 
-static int open_pagemap(void)
+/* What the kernel knows of the next pages, into book->pages; how many, or -1. */
+static ssize_t read_pages(struct snapshot *book, unsigned long start, unsigned long end)
 {
-    return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-}
-
-/* Which pages of at most PAGES_AT_ONCE from `start` are there at all; -1 on failure. */
-static int read_pages(struct snapshot *book, int pagemap, unsigned long start, size_t count)
-{
+    size_t count = (end - start) / (unsigned long)page_size;
+    count = count < PAGES_AT_ONCE ? count : PAGES_AT_ONCE;
     ssize_t wanted = (ssize_t)(count * sizeof(uint64_t));
     off_t at = (off_t)(start / (unsigned long)page_size * sizeof(uint64_t));
-    return pread(pagemap, book->pages, (size_t)wanted, at) == wanted ? 0 : -1;
-}
-
-static size_t pages_from(unsigned long at, unsigned long end)
-{
-    size_t count = (end - at) / (unsigned long)page_size;
-    return count < PAGES_AT_ONCE ? count : PAGES_AT_ONCE;
+    return pread(book->pagemap, book->pages, (size_t)wanted, at) == wanted ? (ssize_t)count : -1;
 }
 
 static bool is_there(uint64_t page) { return page >> 62; } /* present or swapped */
@@ -183,19 +175,16 @@ static bool is_private(uint64_t page) { return is_there(page) && !(page >> 61 & 
 /* Whether a read-only mapping holds private pages: relocated tables do. */
 static int has_private_pages(struct snapshot *book, struct mapping *found)
 {
-    int pagemap = open_pagemap(), result = 0;
-    if (pagemap < 0)
-        return -1;
-    for (unsigned long at = found->start; at < found->end && !result;) {
-        size_t count = pages_from(at, found->end);
-        if (read_pages(book, pagemap, at, count) < 0)
-            result = -1;
-        for (size_t n = 0; n < count && !result; n++)
-            result = is_private(book->pages[n]);
-        at += count * (unsigned long)page_size;
+    for (unsigned long at = found->start; at < found->end;) {
+        ssize_t count = read_pages(book, at, found->end);
+        if (count < 0)
+            return -1;
+        for (ssize_t n = 0; n < count; n++)
+            if (is_private(book->pages[n]))
+                return 1;
+        at += (unsigned long)(count * page_size);
     }
-    close(pagemap);
-    return result;
+    return 0;
 }
 
 /* Note a mapping that has to be saved: private, and writable or written to before it was made read-only. */
@@ -236,20 +225,20 @@ static int write_all(int fd, const void *data, size_t size, off_t offset)
 }
 
 /* Copy one region into the file; pages that were never touched stay holes. */
-static int save_region(struct snapshot *book, const struct region *region, int pagemap)
+static int save_region(struct snapshot *book, const struct region *region)
 {
     for (unsigned long at = region->start; at < region->end;) {
-        size_t count = pages_from(at, region->end);
-        if (read_pages(book, pagemap, at, count) < 0)
+        ssize_t count = read_pages(book, at, region->end);
+        if (count < 0)
             return -1;
-        for (size_t n = 0; n < count; n++) {
-            unsigned long page = at + n * (unsigned long)page_size;
+        for (ssize_t n = 0; n < count; n++) {
+            unsigned long page = at + (unsigned long)(n * page_size);
             off_t offset = region->offset + (off_t)(page - region->start);
             bool needed = !region->anonymous || is_there(book->pages[n]);
             if (needed && write_all(book->fd, (void *)page, (size_t)page_size, offset) < 0)
                 return -1;
         }
-        at += count * (unsigned long)page_size;
+        at += (unsigned long)(count * page_size);
     }
     return 0;
 }
@@ -263,26 +252,21 @@ static int map_region(const struct snapshot *book, const struct region *region)
 }
 
 /* Move all private memory into the file. Whatever fails, memory keeps its content. */
-static int fill_snapshot(struct snapshot *book)
+static int fill_snapshot(struct snapshot *book, int maps)
 {
-    int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC), pagemap = open_pagemap(), result = -1;
-    if (maps < 0 || pagemap < 0 || each_mapping(book, maps, note_region) < 0)
-        goto out;
-    if (ftruncate(book->fd, book->size) < 0)
-        goto out;
+    if (each_mapping(book, maps, note_region) < 0 || ftruncate(book->fd, book->size) < 0)
+        return -1;
     book->brk = (unsigned long)syscall(SYS_brk, 0);
-    for (size_t n = 0; n < book->count; n++) {
-        const struct region *region = &book->regions[n];
-        if (save_region(book, region, pagemap) < 0 || map_region(book, region) < 0)
-            goto out;
-    }
-    result = fcntl(book->fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-out:
-    if (maps >= 0)
-        close(maps);
-    if (pagemap >= 0)
-        close(pagemap);
-    return result;
+    for (size_t n = 0; n < book->count; n++)
+        if (save_region(book, &book->regions[n]) < 0 || map_region(book, &book->regions[n]) < 0)
+            return -1;
+    return fcntl(book->fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+}
+
+static void close_if_open(int fd)
+{
+    if (fd >= 0)
+        close(fd);
 }
 
 static size_t book_size(void)
@@ -311,18 +295,20 @@ static struct snapshot *take_snapshot(void)
     struct snapshot *book = open_book();
     if (!book)
         return NULL;
+    int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
     int fd = memfd_create("rocstar-snapshot", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    book->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     book->fd = fcntl(fd, F_DUPFD_CLOEXEC, SNAPSHOT_FD); /* out of the way of all that a slot opens */
-    close(fd);
-    if (book->fd < 0 || fill_snapshot(book) < 0) {
-        int error = errno;
-        if (book->fd >= 0)
-            close(book->fd);
-        close_book(book);
-        errno = error;
-        return NULL;
-    }
-    return book;
+    int failed = maps < 0 || book->pagemap < 0 || book->fd < 0 || fill_snapshot(book, maps) < 0, error = errno;
+    close_if_open(maps);
+    close_if_open(fd);
+    close_if_open(book->pagemap);
+    if (!failed)
+        return book;
+    close_if_open(book->fd);
+    close_book(book);
+    errno = error;
+    return NULL;
 }
 
 /* Drop what was mapped after the snapshot. */
@@ -610,8 +596,7 @@ static void watch(struct slot *slot, struct call *call)
             aged = true;
         }
     }
-    if (pidfd >= 0)
-        close(pidfd);
+    close_if_open(pidfd);
 }
 
 /* Orphans come to the slot when their parents die, so "no child" means nothing of the call is left. */
@@ -704,6 +689,8 @@ static void close_from(int first)
 static PyObject *become_child(struct slot *slot, size_t payload)
 {
     setpgid(0, 0);
+    if (!slot->private_processes && prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        _exit(1);
     if (payload && (dup2(slot->out.write_end, 1) < 0 || dup2(slot->err.write_end, 2) < 0))
         _exit(1);
     close_from(3);
@@ -888,8 +875,7 @@ static PyObject *serve(PyObject *module, PyObject *raise_slot)
     if (return_to_snapshot(book, maps) < 0)
         _exit(1);
     close(book->fd);
-    if (maps >= 0)
-        close(maps);
+    close_if_open(maps);
     if (close_book(book) < 0 || open_slot(&slot) < 0)
         _exit(1);
     size_t payload = answer_calls(&slot);

@@ -207,7 +207,7 @@ class SandboxClient:
             if message["kind"] == "response":
                 self.resolve(wire.parse_response(message))
             elif message["kind"] == "hello":
-                self.host_info = parse_info(message)
+                self.host_info = wire.parse_info(message)
             else:
                 self.refusal = message["message"]
 
@@ -274,18 +274,6 @@ class SandboxClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def parse_info(message: Mapping[str, Any]) -> HostInfo:
-    return HostInfo(
-        isolation=Isolation(message["isolation"]),
-        failed_probes=tuple(message["failed_probes"]),
-        slots=message["slots"],
-        preload=tuple(message["preload"]),
-        tiers=tuple(message["tiers"]),
-        fork_path=message["fork_path"],
-        node=message["node"],
-    )
 
 
 def run_once(

@@ -34,7 +34,7 @@ class Terms:
     grace_seconds: float
     """A slot that has not answered so long after the deadline is stuck itself."""
     workdirs: str
-    """Where slots without a file system of their own work: a path to which tier and number are appended."""
+    """Folder in which slots without a file system of their own work; made when the first one needs it."""
     compiled: bool
     """Whether the compiled fork path may be used."""
 
@@ -150,7 +150,7 @@ class Crew:
         self.nurseries += 1
         settings = {
             "preload": self.tier.modules,
-            "workdirs": f"{self.terms.workdirs}-{self.index}",
+            "workdirs": f"{self.terms.workdirs}/{self.index}",
             "compiled": self.terms.compiled,
         }
         try:
@@ -232,7 +232,7 @@ class Crew:
         return ""
 
     def lost(self, lane: Lane) -> None:
-        """A slot died. Another is started when a call needs it."""
+        """A slot died. Another is started when a call needs it, and one may be waiting already."""
         if self.lanes.get(lane.number) is not lane:
             return
         del self.lanes[lane.number]
@@ -240,6 +240,7 @@ class Crew:
         if lane in self.ready:
             self.ready.remove(lane)
         self.tell({"lost": lane.number})
+        self.on_change()
 
     def kill(self, lane: Lane) -> None:
         self.tell({"kill": lane.number})

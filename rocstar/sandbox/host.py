@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import marshal
 import os
 import resource
 import socket
@@ -22,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rocstar.sandbox import probe, wire
+from rocstar.sandbox import jail, probe, slotwire, wire
 from rocstar.sandbox.crew import Crew, Lane, Terms
 from rocstar.sandbox.roster import Roster
 from rocstar.sandbox.tiers import BARE
@@ -67,7 +66,7 @@ class Host(asyncio.Protocol):
         assert isinstance(transport, asyncio.WriteTransport)
         self.transport = transport
         self.roster.on_change = self.rearrange
-        self.send(hello_message(self.info) | {"total_cpu_seconds": self.cpu_seconds()})
+        self.send(wire.info_message(self.info) | {"total_cpu_seconds": self.cpu_seconds()})
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()
@@ -88,7 +87,7 @@ class Host(asyncio.Protocol):
             full = f"{MAX_QUEUE} calls are waiting already"
             self.send_response(Response(id=message["id"], outcome=ServiceOutcome.OVERLOADED, message=full))
         else:
-            job = Job(message, marshal.dumps(dict(message)), time.monotonic(), next(self.numbers))
+            job = Job(message, slotwire.pack_task(message), time.monotonic(), next(self.numbers))
             self.jobs[message["id"]] = job
             self.queue_of(self.roster.choose(message["code"])).append(job)
 
@@ -196,19 +195,6 @@ def complaint(message: Mapping[str, Any]) -> str:
     return ""
 
 
-def hello_message(info: HostInfo) -> dict[str, Any]:
-    return {
-        "kind": "hello",
-        "isolation": info.isolation,
-        "failed_probes": list(info.failed_probes),
-        "slots": info.slots,
-        "preload": list(info.preload),
-        "tiers": list(info.tiers),
-        "fork_path": info.fork_path,
-        "node": info.node,
-    }
-
-
 async def serve(connection: socket.socket, roster: Roster, config: Mapping[str, Any]) -> None:
     """Bring the first slots up, then serve until the client closes or its process dies."""
     loop = asyncio.get_running_loop()
@@ -259,4 +245,6 @@ def run(config: Mapping[str, Any]) -> None:
 
 
 async def main(connection: socket.socket, config: Mapping[str, Any], terms: Terms) -> None:
-    await serve(connection, Roster(config["preload"], terms, config["skip_plans"]), config)
+    """The last plan has no walls: it is tried only where that was asked for by name."""
+    permitted = jail.PLANS if config["min_isolation"] == wire.Isolation.L0 else jail.PLANS[:-1]
+    await serve(connection, Roster(config["preload"], terms, permitted[config["skip_plans"] :]), config)

@@ -88,13 +88,12 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(jail.ENVIRONMENT)
     del sys.argv[1:]
-    with hooks.put_off() as later:
+    with hooks.put_off() as later, program.own_streams():
         problem = load(settings["preload"])
+        rehearsal.run()
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
-    with program.own_streams():
-        rehearsal.run()
     compiled = compiled_part() if settings["compiled"] else None
     hello = {"problem": "", "fork_path": "c" if compiled else "python"}
     memory = base_memory()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import marshal
 
-from rocstar.sandbox import wire
+from rocstar.sandbox import slotwire, wire
 from rocstar.sandbox.crew import Crew
 from rocstar.sandbox.wire import Limits, ProgramOutcome, Request, Response, SandboxDown
 
@@ -72,5 +71,5 @@ async def run(crew: Crew, request: Request) -> Response | None:
     lane = crew.ready.pop()
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
     message = wire.request_message(request)
-    lane.run(message, marshal.dumps(message), answered.set_result)
+    lane.run(message, slotwire.pack_task(message), answered.set_result)
     return await answered

@@ -6,7 +6,6 @@ program; whether it ran, failed, or was killed comes from the kernel and cannot.
 
 from __future__ import annotations
 
-import ast
 import atexit
 import builtins
 import gc
@@ -22,12 +21,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from rocstar.sandbox import hooks, rootfs, seeds
+from rocstar.sandbox import hooks, rootfs, seeds, source
 from rocstar.sandbox.hooks import Hooks
 from rocstar.sandbox.jail import Inside
+from rocstar.sandbox.slotwire import Task
 
 FILENAME = "<program>"
 REPORT_HEADER = struct.Struct("=I")
@@ -35,7 +35,6 @@ MAX_MESSAGE = 2000  # characters of an exception's message kept apart from the t
 MAX_VALUE_BYTES = 192 * 1024  # fits the report with room for the exception
 FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 OPEN_FILES = 256
-FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
 MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without one there may be a million
 MEMORY_ERROR_FRAMES = 20
 RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
@@ -56,19 +55,23 @@ def main(payload: bytes, settings: bytes, report: mmap.mmap | memoryview, later:
             rootfs.empty(".")
             os._exit(0)
         gc.enable()
-        request = marshal.loads(payload)
-        base_memory, inside = marshal.loads(settings)
-        walls = Inside(*inside)
-        walls.enter_call()
-        write_files(request["files"])
-        if request["stdin"]:
-            attach_stdin(request["stdin"])
-        seeds.reseed(request["seed"])
-        hooks.restore(later)
-        limit(request, base_memory, walls.processes_beside)
-        status = Program(request["code"], report, request["output_bytes"]).run()
+        status = run(Task(*marshal.loads(payload)), settings, report, later)
     finally:
         os._exit(status)
+
+
+def run(task: Task, settings: bytes, report: mmap.mmap | memoryview, later: Hooks) -> int:
+    base_memory, inside = marshal.loads(settings)
+    walls = Inside(*inside)
+    walls.enter_call()
+    if task.files:
+        write_files(task.files)
+    if task.stdin:
+        attach_stdin(task.stdin)
+    seeds.reseed(task.seed)
+    hooks.restore(later)
+    limit(task, base_memory, walls.processes_beside)
+    return Program(task.code, report, task.output_bytes).run()
 
 
 def write_files(files: dict[str, str]) -> None:
@@ -119,15 +122,15 @@ def text_stream(buffer: io.BufferedReader | io.BufferedWriter) -> Any:
     return io.TextIOWrapper(buffer, encoding="utf-8", errors="surrogatepass", line_buffering=True)
 
 
-def limit(request: dict[str, Any], base_memory: int, processes_beside: int | None) -> None:
-    memory = base_memory + request["memory_bytes"]
-    cpu = max(1, -int(-request["cpu_seconds"] // 1))
+def limit(task: Task, base_memory: int, processes_beside: int | None) -> None:
+    memory = base_memory + task.memory_bytes
+    cpu = max(1, -int(-task.cpu_seconds // 1))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_SLACK))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     if processes_beside is not None:
-        processes = request["processes"] + processes_beside
+        processes = task.processes + processes_beside
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
 
 
@@ -169,7 +172,7 @@ class Program:
     def evaluate(self) -> str | None:
         """Run it; repr of its last expression, as IPython shows it."""
         linecache.cache[FILENAME] = (len(self.code), None, self.code.splitlines(True), FILENAME)
-        body, last = compiled(self.code)
+        body, last = source.compiled(self.code, FILENAME)
         module = ModuleType("__main__")
         module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = module
@@ -215,40 +218,6 @@ def told_at_length(error: BaseException, frames: int) -> list[Any]:
     module = type(error).__module__
     name = type(error).__qualname__
     return [name if module in ("builtins", "__main__") else f"{module}.{name}", str(told)[:MAX_MESSAGE], line]
-
-
-def compiled(code: str) -> tuple[CodeType, CodeType | None]:
-    """The program, and its last expression apart when it ends in one that no semicolon hides."""
-    return compiled_by_lines(code) or compiled_by_tree(code)
-
-
-def compiled_by_lines(code: str) -> tuple[CodeType, CodeType] | None:
-    """Without a syntax tree, which costs 0.2 ms: when all lines but the last are a whole program and the last is a
-    whole expression, then together they are that program followed by that expression."""
-    head, _, last = code.rstrip().rpartition("\n")
-    if not last or last[0] in " \t#)]}":
-        return None
-    try:
-        body = compile(head + "\n", FILENAME, "exec", dont_inherit=True)
-        lead = "\n" * (head.count("\n") + 1) if head else ""
-        return body, compile(lead + last, FILENAME, "eval", body.co_flags & FUTURE_FLAGS, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-
-
-def compiled_by_tree(code: str) -> tuple[CodeType, CodeType | None]:
-    tree = ast.parse(code, FILENAME)
-    last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not hidden_by_semicolon(code, tree.body[-1]):
-        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]  # it is an Expr, just checked
-    body = compile(tree, FILENAME, "exec", dont_inherit=True)
-    flags = body.co_flags & FUTURE_FLAGS
-    return body, compile(last, FILENAME, "eval", flags, dont_inherit=True) if last else None
-
-
-def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
-    line = code.encode("utf-8", "surrogatepass").split(b"\n")[(last.end_lineno or 1) - 1]
-    return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
 
 
 def exit_status(error: SystemExit) -> int:

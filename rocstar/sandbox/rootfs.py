@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 COPIED = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime")
 # statvfs flag: mount flag. A user namespace may not take any of these off a mount it inherited.
 KEPT_FLAGS = {1: 1, 2: 2, 4: 4, 8: 8, 1024: linux.MS_NOATIME, 2048: linux.MS_NODIRATIME, 4096: linux.MS_RELATIME}
+READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 
 
 def sources() -> list[str]:
@@ -43,6 +45,7 @@ def readable_by_all() -> bool:
 def build() -> None:
     """Make the new root and move into it; the old one is gone afterwards. Needs a mount namespace of our own."""
     shown = sources()
+    covered = {path: os.path.realpath(path) for path in shown if path.startswith(f"{WORKDIR}/")}
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", STAGE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=8m,mode=755")
     os.mkdir(STAGE + OLD)
@@ -50,16 +53,17 @@ def build() -> None:
     linux.pivot_root(".", OLD[1:])
     os.chdir("/")
     for path in shown:
-        show(path)
-    hide_package()
+        if path not in covered:
+            show(path)
     make_devices()
     make_etc()
     os.mkdir(WORKDIR, 0o1777)
     linux.mount("tmpfs", WORKDIR, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, WORKDIR_OPTIONS)
+    show_inside_workdir(covered)
+    hide_package()
     linux.unmount(OLD)
     os.rmdir(OLD)
-    read_only = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount("none", "/", flags=read_only)
+    linux.mount("none", "/", flags=READ_ONLY)
 
 
 def show(path: str) -> None:
@@ -70,11 +74,30 @@ def show(path: str) -> None:
         os.symlink(os.readlink(old), path)
         return
     os.makedirs(path, exist_ok=True)
+    bind_read_only(old, path)
+
+
+def bind_read_only(old: str, path: str) -> None:
     linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
     try:
         linux.make_read_only(path)
     except OSError:
         remount_read_only(path)
+
+
+def show_inside_workdir(covered: Mapping[str, str]) -> None:
+    """An interpreter that lies below the working directory (path: where it really is), where it lies.
+
+    The first folder on the way is a mount of its own, which a program can neither move nor write to."""
+    tops = {"/".join(path.split("/")[: WORKDIR.count("/") + 2]) for path in covered}
+    for top in tops:
+        os.mkdir(top)
+        linux.mount("tmpfs", top, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
+    for path, real in covered.items():
+        os.makedirs(path, exist_ok=True)
+        bind_read_only(OLD + real, path)
+    for top in tops - covered.keys():
+        linux.mount("none", top, flags=READ_ONLY)
 
 
 def remount_read_only(path: str) -> None:
@@ -116,16 +139,20 @@ def inodes_in_use(path: str) -> int:
 
 
 def empty(folder: str) -> None:
-    """Remove everything in `folder`, whatever its depth or permissions; links are removed, never followed.
+    """Remove everything in `folder`, whatever its depth or permissions; links are removed, never followed, and what is
+    mounted there stays.
 
     Folders are moved up before they are entered: a path can be longer than any call accepts."""
-    waiting = [folder]
+    waiting, device = [folder], os.stat(folder).st_dev
     while waiting:
         current = waiting[-1]
         subfolders = []
         for entry in os.listdir(current):
             path = f"{current}/{entry}"
-            mode = os.lstat(path).st_mode
+            state = os.lstat(path)
+            mode = state.st_mode
+            if state.st_dev != device:
+                continue
             if not stat.S_ISDIR(mode):
                 os.unlink(path)
                 continue

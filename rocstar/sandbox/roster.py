@@ -16,10 +16,11 @@ from rocstar.sandbox.wire import SandboxDown
 class Roster:
     """`failed` is set when not even the bare tier can be had any more, and nothing but a new host helps."""
 
-    def __init__(self, preload: Sequence[str], terms: Terms, skip_plans: int) -> None:
+    def __init__(self, preload: Sequence[str], terms: Terms, plans: Sequence[Plan]) -> None:
+        """`plans`: ways to isolate, to be tried in this order."""
         self.preload = tuple(preload)
         self.terms = terms
-        self.plans = jail.PLANS[skip_plans:]
+        self.plans = plans
         self.plan = jail.PLANS[-1]
         self.problems: list[str] = []
         offered = tiers.offered(preload)

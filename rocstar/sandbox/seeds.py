@@ -43,14 +43,14 @@ def seed_loaded(seed: int) -> dict[str, Seeder]:
     import random  # here: whoever loads us decides when, because of what it registers to be done after forks
 
     random.seed(seed)
-    later = {}
-    for name, seeder in SEEDERS.items():
-        module = sys.modules.get(name)
-        if module is None:
-            later[name] = seeder
-        else:
-            seeder(module, seed)
-    return later
+    modules = sys.modules
+    return {name: seeder for name, seeder in SEEDERS.items() if not seeded(modules.get(name), seeder, seed)}
+
+
+def seeded(module: ModuleType | None, seeder: Seeder, seed: int) -> bool:
+    if module is not None:
+        seeder(module, seed)
+    return module is not None
 
 
 class SeedOnImport:

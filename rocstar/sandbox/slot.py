@@ -19,7 +19,7 @@ import socket
 import time
 from contextlib import suppress
 
-from rocstar.sandbox import program, slotwire
+from rocstar.sandbox import linux, program, slotwire
 from rocstar.sandbox.hooks import Hooks
 from rocstar.sandbox.jail import Jail
 from rocstar.sandbox.slotwire import Answer, Ended
@@ -143,6 +143,8 @@ class Slot:
             try:
                 payload = bytes(memoryview(self.payload)[:size])
                 os.setpgid(0, 0)
+                if not self.jail.inside.private_processes:
+                    linux.die_with_parent(signal.SIGKILL)
                 os.dup2(self.out.write_end, 1)
                 os.dup2(self.err.write_end, 2)
                 os.closerange(3, 64)  # a slot holds fewer than that

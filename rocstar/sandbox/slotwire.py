@@ -1,16 +1,18 @@
 """The bytes between the host and a slot. Plain structs: a slot never builds objects from a program's data, so the
 next program, which is a fork of it, finds nothing of this one in memory.
 
-    host -> slot   b"R" REQUEST payload      run; the payload is marshalled, only the forked child reads it
+    host -> slot   b"R" REQUEST payload      run; the payload is a Task, only the forked child reads it
                    b"C"                      cancel what runs; ignored when idle
     slot -> host   ANSWER stdout stderr report
 """
 
 from __future__ import annotations
 
+import marshal
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 RUN = b"R"
 CANCEL = b"C"
@@ -23,6 +25,24 @@ ANSWER = struct.Struct("=iB?ddQQQdIII")
 
 REPORT_BYTES = 256 * 1024
 """Room for what the child says of itself: the value and the exception."""
+
+
+class Task(NamedTuple):
+    """What a program's process has to know of its request. Plain values, marshalled as a tuple: quick to read."""
+
+    code: str
+    stdin: str
+    files: dict[str, str]
+    seed: int
+    cpu_seconds: float
+    memory_bytes: int
+    output_bytes: int
+    processes: int
+
+
+def pack_task(message: Mapping[str, Any]) -> bytes:
+    """From a request as `wire.request_message` makes it."""
+    return marshal.dumps(tuple(message[name] for name in Task._fields))
 
 
 class Ended(IntEnum):

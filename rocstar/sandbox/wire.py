@@ -48,6 +48,8 @@ Outcome = ProgramOutcome | ServiceOutcome
 class Isolation(StrEnum):
     """Level in force; what each promises stands in docs/sandbox.md. A larger name is a stronger level."""
 
+    L0 = "L0"
+    """No walls: to measure what they cost. Never chosen unless asked for."""
     L1 = "L1"
     L2 = "L2"
     L3 = "L3"
@@ -239,3 +241,14 @@ def parse_response(message: Mapping[str, Any]) -> Response:
     if "exception" in message:
         fields["exception"] = Failure(**message["exception"])
     return Response(**fields)
+
+
+def info_message(info: HostInfo) -> dict[str, Any]:
+    return {"kind": "hello", **asdict(info)}
+
+
+def parse_info(message: Mapping[str, Any]) -> HostInfo:
+    """The inverse of `info_message`."""
+    fields = {name: message[name] for name in HostInfo.__slots__}
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return HostInfo(**fields | lists | {"isolation": Isolation(message["isolation"])})

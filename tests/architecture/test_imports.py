@@ -52,6 +52,8 @@ def broken_rules(module: str, room: str, target: str) -> Iterator[str]:
         yield "imports are absolute"
     if within(target, "torch") and not (room == "learning" or module.startswith("rocstar.engines.torch")):
         yield "torch is imported only in learning/ and engines/torch*"
+    if within(target, "ray") and room != "cluster":
+        yield "ray is imported only in cluster/"
     if room == "sandbox" and not allowed_in_sandbox(module, target):
         yield "sandbox/ stands alone: the standard library, in service/ its web server, and nothing else of rocstar"
     if module in ("rocstar.types", "rocstar.errors") and not is_standard(target):
@@ -137,6 +139,7 @@ def test_the_command_line_loads_nothing_heavy_at_its_top(module: str) -> None:
         ("rocstar.answers.extract", "def f():\n    import torch.nn", "torch is imported only"),
         ("rocstar.train", "import torch", "torch is imported only"),
         ("rocstar.engines.scripted", "import torch", "torch is imported only"),
+        ("rocstar.train", "import ray", "ray is imported only"),
         ("rocstar.runs.show", "from rocstar.learning.loss import f", "never another room"),
         ("rocstar.runs.show", "from rocstar import config", "never another room"),
         ("rocstar.rollout.episode", "from rocstar.sandbox.client import f", "never another room"),

@@ -25,7 +25,7 @@ async def test_cpu_time_is_limited(client: SandboxClient) -> None:
 
 async def test_cpu_limit_holds_for_a_program_that_ignores_the_signal(client: SandboxClient) -> None:
     code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    response = await run(client, code, cpu_seconds=1.0)
+    response = await run(client, code, cpu_seconds=1.0, wall_seconds=60.0)  # other work may share the machine
     assert response.outcome is ProgramOutcome.CPU_TIMEOUT
 
 

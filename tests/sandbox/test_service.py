@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from rocstar.sandbox.client import SandboxClient, run_once
+from rocstar.sandbox.jail import PLANS
 from rocstar.sandbox.wire import Isolation, ProgramOutcome, Request, Response, SandboxDown, ServiceOutcome
 from tests.sandbox.support import ended, eventually, program_processes, run, slot_processes
 
@@ -161,6 +163,18 @@ def test_close_leaves_no_process_and_no_descriptor() -> None:
     client.close()
     assert me.num_fds() == before
     assert eventually(lambda: all(map(ended, family)))
+
+
+@pytest.mark.parametrize("plan", range(len(PLANS)), ids=[plan.name for plan in PLANS])
+def test_close_leaves_no_folder(plan: int) -> None:
+    client = SandboxClient(slots=1, preload=(), skip_plans=plan, min_isolation=Isolation.L0)
+    client.launch()
+    try:
+        client.await_hello()
+        asyncio.run(run(client, "open('left', 'w').close()"))
+    finally:
+        client.close()
+    assert glob.glob(f"{client.workdirs}*") == []
 
 
 async def test_closed_client_says_so(own_client: SandboxClient) -> None:
