@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -75,27 +76,28 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """The system refuses files over 4 KiB, as a full disk would."""
+    """The system refuses files over 4 KiB, as a full disk would. Not a fixture: pytest writes files of its own."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.usefixtures("small_files")
 def test_what_the_disk_refuses_is_an_oserror_that_callers_know(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught:
-        policy().save_weights(tmp_path)
+    mine = policy()
+    with pytest.raises(OSError) as caught, small_files():
+        mine.save_weights(tmp_path)
     assert caught.value.errno == errno.EFBIG
     assert not (tmp_path / "model.safetensors").exists()
 
 
-@pytest.mark.usefixtures("small_files")
 def test_optimizer_state_that_the_disk_refuses_is_an_oserror_too(tmp_path: Path) -> None:
     learner = SftLearner(policy(), SftSettings(steps=2))
     learner.update(sft_rows(), seed=0)
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError) as caught, small_files():
         learner.save(tmp_path)
     assert caught.value.errno == errno.EFBIG
