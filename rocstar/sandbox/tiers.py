@@ -44,7 +44,7 @@ def offered(preload: Sequence[str]) -> tuple[Tier, ...]:
     own = tuple(preload)
     if own:
         lists = {name: wanted for name, wanted in lists.items() if set(wanted) != set(own)} | {"preload": own}
-    tiers = {wanted: Tier(name, wanted) for name, wanted in reversed(lists.items())}
+    tiers = {wanted: Tier(name, wanted) if wanted else BARE for name, wanted in reversed(lists.items())}
     return tuple(sorted(tiers.values(), key=lambda tier: len(tier.modules)))
 
 

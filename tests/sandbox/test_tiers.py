@@ -44,7 +44,7 @@ def test_tier_follows_the_packages_a_program_names(code: str, tier: Tier) -> Non
 def test_offered_tiers_are_those_that_can_be_imported_cheapest_first() -> None:
     offered = tiers.offered(("json", "no_such_module"))
     sizes = [len(tier.modules) for tier in offered]
-    assert offered[0] == tiers.BARE
+    assert offered[0] is tiers.BARE  # others look for it by identity
     assert sizes == sorted(sizes)
     assert Tier("preload", ("json", "no_such_module")) in offered  # the operator is told when it cannot be had
     assert not any("no_such_module" in tier.modules for tier in tiers.offered(()))

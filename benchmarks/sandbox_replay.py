@@ -1,0 +1,226 @@
+"""Published programs of real models, replayed: all code blocks of the MathCoder and ToRA traces, outputs compared with
+the recorded ones. Prints the agreement, the rest by cause, speed and CPU over this mix, and last one JSON line.
+
+The traces lie in traces/ of ../shared/data or of $ROCSTAR_DATA. The cells of a trace share one namespace, and one
+program of the sandbox, as in Jupyter, where MathCoder's were recorded (Python 3.9 and the sympy of 2023). Each cell has
+a time limit of its own. What counts as equal: see `replay_compare.agreement`.
+
+    nice -n 10 python benchmarks/sandbox_replay.py [--every 1] [--slots 2] [--show 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import inspect
+import itertools
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from replay_compare import Shown, agreement, as_class, cause, error_of
+
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.service import notebook, notebook_driver
+from rocstar.sandbox.wire import Limits, Request, Response
+
+PRELOAD = ("numpy", "sympy")
+CELL_SECONDS = 5.0  # Jupyter's own is not recorded; what passed it was an endless loop, or sympy at work
+LIMITS = Limits(wall_seconds=300.0, cpu_seconds=300.0, output_bytes=2**20)  # of a whole trace
+IN_FLIGHT = 8  # more than slots, so that none of them waits for us
+
+# Appended to the notebook driver: a cell that takes too long is interrupted, the next one starts as usual.
+CELL_LIMIT = """
+import signal
+
+
+class CellTimeout(BaseException):
+    pass
+
+
+def expired(number, frame):
+    raise CellTimeout
+
+
+def limited(source, name, module, unlimited=execute):
+    signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, {seconds})
+    try:
+        return unlimited(source, name, module)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+execute = limited
+"""
+TORA_BLOCK = re.compile(r"```python\n(.*?)```\s*```output\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    name: str
+    """File and number of its row, 1 is the first."""
+    cells: tuple[str, ...]
+    """Python sources, in order."""
+    recorded: tuple[str, ...]
+    """What each cell showed when the trace was made: one text, prints, last value and traceback together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    trace: Trace
+    response: Response
+    shown: tuple[Shown, ...]
+    """By each cell here."""
+    how: tuple[str, ...]
+    """In which way each cell agrees; empty for one that does not. See `replay_compare.agreement`."""
+
+
+def data_folder() -> Path:
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(os.environ.get("ROCSTAR_DATA", beside)) / "traces"
+
+
+def traces(folder: Path) -> Iterator[Trace]:
+    """Those with at least one cell."""
+    for path in sorted([*folder.glob("mathcoder/*.jsonl.gz"), *folder.glob("tora/*.jsonl.gz")]):
+        read = mathcoder_cells if path.parent.name == "mathcoder" else tora_cells
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if pairs := read(json.loads(line)):
+                    cells, recorded = zip(*pairs, strict=True)
+                    yield Trace(name=f"{path.name.partition('.jsonl')[0]}:{number}", cells=cells, recorded=recorded)
+
+
+def mathcoder_cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    messages = row["debug_result"]
+    pairs = itertools.pairwise(messages)
+    return [(code["content"], after["content"]) for code, after in pairs if code["role"] == "code"]
+
+
+def tora_cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [found for text in row["code"] for found in TORA_BLOCK.findall(text)]
+
+
+def program_of(trace: Trace) -> tuple[str, str]:
+    """The cells as one program, and the mark their results carry."""
+    program, mark = notebook.program_of(list(trace.cells))
+    driver = inspect.getsource(notebook_driver)
+    assert program.startswith(driver), "the notebook driver no longer comes first in its program"
+    return driver + CELL_LIMIT.format(seconds=CELL_SECONDS) + program.removeprefix(driver), mark
+
+
+def shown_by(response: Response, mark: str, trace: Trace) -> list[Shown]:
+    """One for each cell; those that never ended show what ended the program."""
+    cells = [
+        Shown(
+            text=cell["stdout"] + "\n".join(value["text/plain"] for value in cell["display"]),
+            warnings=cell["stderr"],
+            error=cell["error"][0]["ename"] if cell["error"] else "",
+        )
+        for cell in notebook.results_of(response, mark)[0]
+    ]
+    missing = len(trace.cells) - len(cells)
+    return cells + [Shown(text="", error=f"program: {response.outcome}")] * missing
+
+
+async def replay(client: SandboxClient, chosen: Sequence[Trace]) -> list[Run]:
+    turns = asyncio.Semaphore(IN_FLIGHT)
+
+    async def one(number: int, trace: Trace) -> Run:
+        async with turns:
+            code, mark = program_of(trace)
+            response = await client.run(Request(id=str(number), code=code, limits=LIMITS, seed=number))
+        shown = shown_by(response, mark, trace)
+        how = tuple(map(agreement, trace.recorded, shown))
+        return Run(trace=trace, response=response, shown=tuple(shown), how=how)
+
+    return await asyncio.gather(*(one(number, trace) for number, trace in enumerate(chosen)))
+
+
+def why(run: Run, index: int) -> str:
+    """See `replay_compare.cause`."""
+    code, follows = "\n".join(run.trace.cells[: index + 1]), not all(run.how[:index])
+    return cause(run.trace.recorded[index], run.shown[index], code, follows=follows)
+
+
+def figures(runs: Sequence[Run], cpu_seconds: float, wall_seconds: float) -> dict[str, Any]:
+    hows = Counter(how for run in runs for how in run.how)
+    causes = Counter(why(run, index) for run in runs for index, how in enumerate(run.how) if not how)
+    cells, agreed = hows.total(), hows.total() - hows[""]
+    # Endless loops cost what their limit is, which tells nothing about the sandbox.
+    loops = [run for run in runs if any(as_class(shown.error) == "time limit" for shown in run.shown)]
+    rest_cpu = cpu_seconds - sum(run.response.cpu_seconds for run in loops)
+    rest = len(runs) - len(loops)
+    return {
+        "traces": len(runs),
+        "cells": cells,
+        "agreed": agreed,
+        "agreed_percent": round(100 * agreed / cells, 2),
+        "agreed_by": {how: count for how, count in hows.most_common() if how},
+        "differ_by_cause": dict(causes.most_common()),
+        "cells_per_second": round(cells / wall_seconds, 1),
+        "programs_per_second": round(len(runs) / wall_seconds, 1),
+        "cpu_ms_per_cell": round(1000 * cpu_seconds / cells, 2),
+        "cpu_ms_per_program": round(1000 * cpu_seconds / len(runs), 2),
+        "programs_with_endless_loops": len(loops),
+        "cpu_ms_per_other_program": round(1000 * rest_cpu / rest, 2) if rest else 0.0,
+    }
+
+
+def show(runs: Sequence[Run], most: int) -> None:
+    """Up to so many cells of each cause, the first that differs in its trace."""
+    seen: Counter[str] = Counter()
+    for run in runs:
+        index = next((index for index, how in enumerate(run.how) if not how), None)
+        if index is None:
+            continue
+        reason, shown = why(run, index), run.shown[index]
+        seen[reason] += 1
+        if seen[reason] <= most:
+            ours = f"{shown.error or shown.text!r:.110}"
+            recorded = error_of(run.trace.recorded[index]) or repr(run.trace.recorded[index])[:110]
+            print(f"  {reason}: {run.trace.name} cell {index + 1}\n    recorded {recorded}\n    here     {ours}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=int, default=1, help="replay one trace in so many")
+    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--show", type=int, default=3, help="cells of each cause to print")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options, folder = arguments(), data_folder()
+    if not folder.is_dir():
+        sys.exit(f"no traces at {folder}; set ROCSTAR_DATA to the folder that has traces/")
+    chosen = list(traces(folder))[:: options.every]
+    with SandboxClient.start(slots=options.slots, preload=PRELOAD) as client:
+        level, cpu, wall = client.info().isolation, client.cpu_seconds() + time.process_time(), time.monotonic()
+        runs = asyncio.run(replay(client, chosen))
+        cpu, wall = client.cpu_seconds() + time.process_time() - cpu, time.monotonic() - wall
+    found = figures(runs, cpu, wall)
+    for name, value in found.items():
+        if isinstance(value, dict):
+            print(name, *(f"  {key:<36}{count:>7}" for key, count in value.items()), sep="\n")
+        else:
+            print(f"{name:<38}{value:>7}")
+    show(runs, options.show)
+    versions = {name: metadata.version(name) for name in PRELOAD}
+    about = {"python": platform.python_version(), **versions, "isolation": level, "slots": options.slots}
+    print(json.dumps({"benchmark": "sandbox_replay", **about, **found}))
+
+
+if __name__ == "__main__":
+    main()

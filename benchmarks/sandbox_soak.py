@@ -1,0 +1,235 @@
+"""Many mixed calls, a tenth of them hostile, while slots, nurseries, hosts and nodes are killed at random (SIGKILL). Is
+every call answered once and truthfully, and is nothing left behind? Prints tables and, last, one JSON line; the exit
+code is 1 when a call was lost or answered wrongly, or something is left.
+
+Callers send one call after another. What was killed under a call is the service's fault: it runs the call again, and
+says so (`internal`, or SandboxDown) when that fails too; such answers are counted apart, they are no lost calls. This
+process adopts what loses its parent, so a process that leaks is seen for certain.
+
+    nice -n 5 python benchmarks/sandbox_soak.py [--calls 200000] [--minutes 60] [--nodes 2] [--slots 2] [--calm]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+from soak_programs import Task, task
+from soak_watch import Sample, left, look, ours, quarters, reap, sample
+
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.router.local import LocalCluster
+from rocstar.sandbox.wire import Response, SandboxDown, ServiceOutcome
+
+PRELOAD = ("numpy", "sympy")
+CALLERS = 32
+LOST_SECONDS = 300.0  # a call that takes so long will not come back
+CANCELLED_SHARE = 0.005  # of calls whose caller goes away soon after sending them
+KILL_SECONDS = {"slot": 0.7, "guardian": 3.0, "nursery": 20.0, "host": 40.0, "node": 60.0}  # mean time between two
+SAMPLE_SECONDS = 2.0
+PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
+Service = SandboxClient | LocalCluster
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the calls."""
+
+    sent: int = 0
+    right: int = 0
+    hostile: int = 0
+    retried: int = 0
+    """Right, in a second or later attempt."""
+    cancelled: int = 0
+    """By their callers, us."""
+    internal: int = 0
+    """Answered: the service failed."""
+    down: int = 0
+    """Same, as SandboxDown."""
+    lost: int = 0
+    """Never answered."""
+    wrong: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    """Messages of internal and down."""
+    killed: Counter[str] = field(default_factory=Counter)
+
+    def told(self) -> int:
+        return self.right + self.cancelled + self.internal + self.down + len(self.wrong)
+
+
+async def caller(service: Service, numbers: Iterator[int], tally: Tally, options: argparse.Namespace) -> None:
+    """One call after another, until there are no more numbers."""
+    level = service.info().isolation
+    for number in numbers:
+        if time.monotonic() > options.deadline:
+            return
+        each = task(number, options.seed)
+        tally.sent += 1
+        tally.hostile += each.hostile
+        try:
+            with_end = asyncio.wait_for(answer(service, each), LOST_SECONDS)
+            judge(await with_end, each, level, tally)
+        except TimeoutError:
+            tally.lost += 1
+        except SandboxDown as error:
+            tally.down += 1
+            tally.faults[f"SandboxDown: {error}"] += 1
+
+
+async def answer(service: Service, each: Task) -> Response | None:
+    """None for a call that its caller gave up."""
+    call = asyncio.ensure_future(service.run(each.request))
+    rng = random.Random(each.request.id)
+    if rng.random() >= CANCELLED_SHARE:
+        return await call
+    await asyncio.sleep(rng.random() * 0.05)
+    call.cancel()
+    with suppress(asyncio.CancelledError):
+        return await call
+    return None
+
+
+def judge(response: Response | None, each: Task, level: str, tally: Tally) -> None:
+    if response is None:
+        tally.cancelled += 1
+    elif isinstance(response.outcome, ServiceOutcome):
+        tally.internal += 1
+        tally.faults[f"{response.outcome}: {response.message}"] += 1
+    elif response.id == each.request.id and each.passes(response, level):
+        tally.right += 1
+        tally.retried += response.attempt > 1
+    else:
+        told = f"{response.outcome} {response.signal or ''} attempt {response.attempt} {response.stdout[-80:]!r}"
+        tally.wrong.append(f"call {each.request.id} ({each.kind}): {told} {response.stderr[-80:]!r}")
+
+
+async def killer(tally: Tally, rng: random.Random) -> None:
+    """Kills for ever, each kind at its own rate."""
+    due = {kind: time.monotonic() + seconds * rng.random() for kind, seconds in KILL_SECONDS.items()}
+    while True:
+        kind = min(due, key=lambda kind: due[kind])
+        await asyncio.sleep(max(0.0, due[kind] - time.monotonic()))
+        due[kind] = time.monotonic() + rng.expovariate(1 / KILL_SECONDS[kind])
+        if victims := ours()[kind]:
+            with suppress(psutil.Error):
+                rng.choice(victims).kill()
+                tally.killed[kind] += 1
+
+
+async def sampler(samples: list[Sample], service: Service) -> None:
+    """Looks at memory and descriptors for ever, and reaps what we adopted."""
+    while True:
+        await asyncio.sleep(SAMPLE_SECONDS)
+        found = ours()
+        reap(found["dead"], started(service))
+        with suppress(psutil.Error):
+            samples.append(sample(found))
+
+
+def started(service: Service) -> list[int]:
+    """Process ids that the service itself waits for."""
+    if isinstance(service, LocalCluster):
+        return [child.process.pid for child in service.children]
+    return [service.process.pid]
+
+
+async def soak(service: Service, tally: Tally, options: argparse.Namespace) -> list[Sample]:
+    samples: list[Sample] = []
+    around = [asyncio.create_task(sampler(samples, service))]
+    if not options.calm:
+        around.append(asyncio.create_task(killer(tally, random.Random(options.seed))))
+    numbers = iter(range(1, options.calls + 1))
+    await asyncio.gather(*(caller(service, numbers, tally, options) for _ in range(CALLERS)))
+    for job in around:
+        job.cancel()
+    await asyncio.gather(*around, return_exceptions=True)
+    return samples
+
+
+def start(options: argparse.Namespace) -> Service:
+    if options.nodes:
+        return LocalCluster.start(nodes=options.nodes, slots=options.slots, preload=PRELOAD)
+    return SandboxClient.start(slots=options.slots, preload=PRELOAD)
+
+
+def report(
+    tally: Tally, samples: Sequence[Sample], remains: Mapping[str, list[str]], seconds: float
+) -> dict[str, object]:
+    counts = {name: getattr(tally, name) for name in Tally.__slots__ if isinstance(getattr(tally, name), int)}
+    counts["wrong"] = len(tally.wrong)
+    for name, count in counts.items():
+        print(f"{name:<12}{count:>10}")
+    print(f"{'calls/s':<12}{tally.sent / seconds:>10.1f}")
+    print("killed:", ", ".join(f"{count} {kind}" for kind, count in tally.killed.items()) or "nothing")
+    for text in (*tally.wrong[:20], *(f"{count} x {fault}" for fault, count in tally.faults.most_common(10))):
+        print(text)
+    memory = quarters(samples)
+    print(f"{'':<16}{'first quarter':>14}{'last quarter':>14}{'most':>9}")
+    for row in memory:
+        print(f"{row['what']:<16}{row['first']:>14}{row['last']:>14}{row['most']:>9}")
+    for what, names in remains.items():
+        print(f"left {what}: {len(names)}", *names[:5], sep="\n  ")
+    return {
+        **counts,
+        "calls_per_second": round(tally.sent / seconds, 1),
+        "seconds": round(seconds, 1),
+        "killed": dict(tally.killed),
+        "memory": memory,
+        "left": {what: len(names) for what, names in remains.items()},
+    }
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=200_000)
+    parser.add_argument("--minutes", type=float, default=600.0, help="send no more calls after so long")
+    parser.add_argument("--nodes", type=int, default=2, help="0: one sandbox below this process")
+    parser.add_argument("--slots", type=int, default=2, help="of each node")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--calm", action="store_true", help="kill nothing: one host lives throughout, to see its memory"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = options()
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        sys.exit("this process could not become a subreaper, so it would not see processes that leak; use Linux 3.4+")
+    with tempfile.TemporaryDirectory(prefix="sandbox-soak-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        asyncio.run(asyncio.sleep(0))  # what asyncio opens once is not ours
+        before, tally = look(folder), Tally()
+        with start(arguments) as service:
+            level, began = service.info().isolation, time.monotonic()
+            arguments.deadline = began + 60 * arguments.minutes
+            samples = asyncio.run(soak(service, tally, arguments))
+            seconds = time.monotonic() - began
+        remains = left(before, folder)
+    figures = report(tally, samples, remains, seconds)
+    about = {
+        "python": platform.python_version(),
+        "isolation": level,
+        "nodes": arguments.nodes,
+        "slots": arguments.slots,
+    }
+    print(json.dumps({"benchmark": "sandbox_soak", **about, **figures}))
+    unanswered = tally.sent - tally.told()
+    sys.exit(1 if unanswered or tally.wrong or any(remains.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()
