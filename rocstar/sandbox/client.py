@@ -18,12 +18,15 @@ from types import TracebackType
 from typing import Any
 
 from rocstar.sandbox import launcher, wire
+from rocstar.sandbox.session import Session, SessionLost
 from rocstar.sandbox.wire import HostInfo, Isolation, Limits, Request, Response, SandboxDown, ServiceOutcome
 
 START_SECONDS = 120.0  # preloading can be slow on a cold, shared file system
 CLOSE_SECONDS = 5.0
 GRACE_SECONDS = 5.0  # a slot that has not answered so long after the deadline is stuck itself
 MAX_ATTEMPTS = 2
+SESSION_SLOTS = 32  # some megabytes each
+SESSION_IDLE_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -49,9 +52,12 @@ class SandboxClient:
         skip_plans: int = 0,
         compiled: bool = True,
         node: str = "",
+        session_slots: int = SESSION_SLOTS,
+        session_idle_seconds: float = SESSION_IDLE_SECONDS,
     ) -> None:
         """`skip_plans`: how many of the strongest ways to isolate (`jail.PLANS`) are not even tried; `compiled`: may
-        slots run the compiled loop; `node`: what responses call this machine, its host name if empty."""
+        slots run the compiled loop; `node`: what responses call this machine, its host name if empty;
+        `session_slots`: sessions kept alive at once, `session_idle_seconds`: for how long without a cell."""
         self.settings = {
             "slots": slots,
             "preload": list(preload),
@@ -60,6 +66,8 @@ class SandboxClient:
             "skip_plans": skip_plans,
             "compiled": compiled,
             "node": node,
+            "session_slots": session_slots,
+            "session_idle_seconds": session_idle_seconds,
         }
         self.pending: dict[str, Pending] = {}
         self.ids = itertools.count()
@@ -131,16 +139,19 @@ class SandboxClient:
         """Run one program. Cancelling the awaiting task ends the program and frees its slot.
 
         Raises SandboxDown when the client is closed or the host died twice under this call."""
-        if self.closed:
-            raise SandboxDown("the sandbox client is closed")
-        if not self.has_host:
-            self.launch()
-        self.attach(asyncio.get_running_loop())
+        return await self.call(wire.request_message(request))
+
+    def open_session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
+        """A notebook: cells that share their names. Nothing is started before its first cell."""
+        return Session(self, limits or Limits(), wire.fresh_seed() if seed is None else seed)
+
+    async def call(self, message: Mapping[str, Any]) -> Response:
+        """Send a call of any kind; its response. Raises like `run`, and SessionLost when the host says so."""
+        self.ready()
         key = f"{next(self.ids)}"
-        message = wire.request_message(replace(request, id=key))
-        pending = Pending(message, asyncio.get_running_loop().create_future())
+        pending = Pending({**message, "id": key}, asyncio.get_running_loop().create_future())
         self.pending[key] = pending
-        self.send(message)
+        self.send(pending.message)
         try:
             response = await pending.future
         except asyncio.CancelledError:
@@ -148,7 +159,19 @@ class SandboxClient:
             raise
         finally:
             self.pending.pop(key, None)
-        return replace(response, id=request.id, attempt=response.attempt + pending.attempt - 1)
+        return replace(response, id=message["id"], attempt=response.attempt + pending.attempt - 1)
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send what has no answer; to nobody where there is no host."""
+        if self.has_host and not self.closed:
+            self.send(message)
+
+    def ready(self) -> None:
+        if self.closed:
+            raise SandboxDown("the sandbox client is closed")
+        if not self.has_host:
+            self.launch()
+        self.attach(asyncio.get_running_loop())
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read the socket from this loop. Calls of an earlier loop ended with it."""
@@ -206,6 +229,8 @@ class SandboxClient:
             self.host_cpu_seconds = message.get("total_cpu_seconds", self.host_cpu_seconds)
             if message["kind"] == "response":
                 self.resolve(wire.parse_response(message))
+            elif message["kind"] == "lost":
+                self.lose(message["id"])
             elif message["kind"] == "hello":
                 self.host_info = wire.parse_info(message)
             else:
@@ -215,6 +240,11 @@ class SandboxClient:
         pending = self.pending.get(response.id)
         if pending is not None and not pending.future.done():
             pending.future.set_result(response)
+
+    def lose(self, key: str) -> None:
+        pending = self.pending.get(key)
+        if pending is not None and not pending.future.done():
+            pending.future.set_exception(SessionLost())
 
     def host_died(self) -> None:
         """Send again to a fresh host what has been tried once; the rest learns that the sandbox is down.

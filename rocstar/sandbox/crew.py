@@ -207,15 +207,25 @@ class Crew:
 
     async def open_lane(self, plan: Plan, number: int) -> str:
         """Start one slot; what went wrong, else nothing."""
+        lane = Lane(number, self)
+        hello = await self.raise_slot(lane, {"spawn": number, "plan": jail.PLANS.index(plan)})
+        if hello["problem"]:
+            return str(hello["problem"])
+        self.nurseries = 0
+        self.walls_failed = tuple(hello["failed"])
+        self.lanes[number] = lane
+        self.ready.append(lane)
+        return ""
+
+    async def raise_slot(self, lane: Lane, command: Mapping[str, int]) -> dict[str, Any]:
+        """Have the nursery start a slot for `lane`; what it says of itself, or its `problem`."""
         ours, theirs = socket.socketpair()
-        command = json.dumps({"spawn": number, "plan": jail.PLANS.index(plan)}).encode()
         with theirs:
             try:
-                socket.send_fds(self.commands, [command], [theirs.fileno()])
+                socket.send_fds(self.commands, [json.dumps(command).encode()], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                return f"the sandbox nursery is gone ({error})"
-        lane = Lane(number, self)
+                return {"problem": f"the sandbox nursery is gone ({error})"}
         await asyncio.get_running_loop().connect_accepted_socket(lambda: lane, ours)
         try:
             hello = await asyncio.wait_for(asyncio.shield(lane.hello), HELLO_SECONDS)
@@ -224,12 +234,7 @@ class Crew:
         if hello["problem"]:
             lane.transport.abort()
             self.kill(lane)
-            return str(hello["problem"])
-        self.nurseries = 0
-        self.walls_failed = tuple(hello["failed"])
-        self.lanes[number] = lane
-        self.ready.append(lane)
-        return ""
+        return hello
 
     def lost(self, lane: Lane) -> None:
         """A slot died. Another is started when a call needs it, and one may be waiting already."""

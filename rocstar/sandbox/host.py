@@ -24,6 +24,7 @@ from typing import Any
 from rocstar.sandbox import jail, probe, slotwire, wire
 from rocstar.sandbox.crew import Crew, Lane, Terms
 from rocstar.sandbox.roster import Roster
+from rocstar.sandbox.session_desk import Desk, SessionTerms
 from rocstar.sandbox.tiers import BARE
 from rocstar.sandbox.wire import HostInfo, ProgramOutcome, Response, ServiceOutcome
 
@@ -52,7 +53,7 @@ class Host(asyncio.Protocol):
     crew until that has an idle lane; it is unblocked by an answer, a new slot, or its cancellation. Of the calls that
     could start, the one that came first does; at most `slots` run at once, whatever their tiers."""
 
-    def __init__(self, roster: Roster, info: HostInfo) -> None:
+    def __init__(self, roster: Roster, info: HostInfo, sessions: SessionTerms) -> None:
         self.roster = roster
         self.info = info
         self.reader = wire.FrameReader()
@@ -60,6 +61,8 @@ class Host(asyncio.Protocol):
         self.jobs: dict[str, Job] = {}
         self.running = 0
         self.numbers = itertools.count()
+        self.cells: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.desk = Desk(roster, sessions, self.admit, self.leave, self.send_result, self.send)
         self.gone = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -73,8 +76,14 @@ class Host(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self.reader.feed(data):
-            if message["kind"] == "cancel":
+            kind = message["kind"]
+            if kind == "cancel":
                 self.cancel(message["id"])
+                self.desk.cancel(message["id"])
+            elif kind == "branch":
+                self.desk.branch(message["session"], message["new"])
+            elif kind == "close":
+                self.desk.close(message["session"])
             else:
                 self.accept(message)
         self.dispatch()
@@ -86,6 +95,8 @@ class Host(asyncio.Protocol):
         elif len(self.jobs) - self.running >= MAX_QUEUE:
             full = f"{MAX_QUEUE} calls are waiting already"
             self.send_response(Response(id=message["id"], outcome=ServiceOutcome.OVERLOADED, message=full))
+        elif message["kind"] == "cell":
+            self.desk.submit(message)
         else:
             job = Job(message, slotwire.pack_task(message), time.monotonic(), next(self.numbers))
             self.jobs[message["id"]] = job
@@ -105,13 +116,36 @@ class Host(asyncio.Protocol):
             self.finish(job, Response(id=request_id, outcome=ServiceOutcome.CANCELLED))
 
     def dispatch(self) -> None:
-        while self.running < self.info.slots and (crew := self.next_crew()):
-            lane = crew.ready.pop()  # the one used last, whose memory is warm
-            job = self.queues[crew].popleft()
-            job.queue_seconds += time.monotonic() - job.arrived
-            job.lane = lane
-            self.running += 1
-            lane.run(job.message, job.payload, partial(self.answered, job))
+        while self.running < self.info.slots:
+            crew = self.next_crew()
+            while self.cells and self.cells[0][1].done():
+                self.cells.popleft()  # cancelled
+            if self.cells and (crew is None or self.cells[0][0] < self.queues[crew][0].number):
+                self.running += 1
+                self.cells.popleft()[1].set_result(None)
+            elif crew is not None:
+                self.start(crew)
+            else:
+                return
+
+    def start(self, crew: Crew) -> None:
+        lane = crew.ready.pop()  # the one used last, whose memory is warm
+        job = self.queues[crew].popleft()
+        job.queue_seconds += time.monotonic() - job.arrived
+        job.lane = lane
+        self.running += 1
+        lane.run(job.message, job.payload, partial(self.answered, job))
+
+    async def admit(self) -> None:
+        """Until a session's cell may run."""
+        allowed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.cells.append((next(self.numbers), allowed))
+        self.dispatch()
+        await allowed
+
+    def leave(self) -> None:
+        self.running -= 1
+        self.dispatch()
 
     def next_crew(self) -> Crew | None:
         """That of the longest waiting call that can start now. Crews without an idle lane are asked for more."""
@@ -156,17 +190,13 @@ class Host(asyncio.Protocol):
 
     def finish(self, job: Job, response: Response) -> None:
         del self.jobs[response.id]
+        self.send_result(replace(response, queue_seconds=job.queue_seconds, attempt=job.attempt))
+
+    def send_result(self, response: Response) -> None:
         ran = isinstance(response.outcome, ProgramOutcome)
-        self.send_response(
-            replace(
-                response,
-                queue_seconds=job.queue_seconds,
-                attempt=job.attempt,
-                isolation=self.info.isolation if ran else "",
-                failed_probes=self.info.failed_probes if ran else (),
-                node=self.info.node,
-            )
-        )
+        level = self.info.isolation if ran else ""
+        failed = self.info.failed_probes if ran else ()
+        self.send_response(replace(response, isolation=level, failed_probes=failed, node=self.info.node))
 
     def send_response(self, response: Response) -> None:
         self.send(wire.response_message(response) | {"total_cpu_seconds": self.cpu_seconds()})
@@ -177,7 +207,13 @@ class Host(asyncio.Protocol):
     def cpu_seconds(self) -> float:
         """CPU of this process and of everything below it so far, seconds."""
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return time.process_time() + children.ru_utime + children.ru_stime + self.roster.cpu_seconds()
+        return (
+            time.process_time()
+            + children.ru_utime
+            + children.ru_stime
+            + self.roster.cpu_seconds()
+            + self.desk.cpu_seconds()
+        )
 
 
 def complaint(message: Mapping[str, Any]) -> str:
@@ -204,7 +240,8 @@ async def serve(connection: socket.socket, roster: Roster, config: Mapping[str, 
     except wire.SandboxDown as error:
         await loop.sock_sendall(connection, wire.encode_frame({"kind": "refused", "message": str(error)}))
         return
-    host = Host(roster, info)
+    sessions = SessionTerms(slots=config["session_slots"], idle_seconds=config["session_idle_seconds"])
+    host = Host(roster, info, sessions)
     await loop.connect_accepted_socket(lambda: host, connection)
     with suppress(OSError):  # before Linux 5.3 only the closed connection tells
         loop.add_reader(os.pidfd_open(config["parent"]), host.gone.set)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from rocstar.sandbox import hooks, jail, linux, program, rehearsal, slot, slotwire
+from rocstar.sandbox import hooks, jail, linux, program, rehearsal, session_slot, slot, slotwire
 from rocstar.sandbox.hooks import Hooks
 from rocstar.sandbox.jail import Jail
 
@@ -65,14 +65,16 @@ class Raised:
     walls: Jail
     report: int
     """Descriptor of the memory in which a program's process says what became of it."""
+    session: bool
+    """It keeps the states of a notebook (`session_slot`), instead of forgetting every program."""
 
 
 def main() -> None:
     """Preload, say so, then obey until the host goes away; in slots and in programs' processes, be that.
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. Never returns.
-    Commands: {"spawn": number, "plan": index} with the slot's channel attached; {"kill": number} for a slot that hangs;
-    {"lost": number} for one that died."""
+    Commands: {"spawn": number, "plan": index}, and "session" for one of those, with the slot's channel attached;
+    {"kill": number} for a slot that hangs; {"lost": number} for one that died."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
@@ -105,7 +107,8 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
             return
     raised = Nursery(commands, settings["workdirs"], hello | {"fork_path": "python"}).obey()
     if raised is not None:
-        slot.main(raised.channel, raised.walls, raised.report, memory, later)
+        serve = session_slot.main if raised.session else slot.main
+        serve(raised.channel, raised.walls, raised.report, memory, later)
 
 
 def load(preload: Sequence[str]) -> str:
@@ -141,6 +144,9 @@ def serve_compiled(compiled: ModuleType, nursery: Nursery, memory: int, later: H
 
     def raise_slot(snapshot: int) -> tuple[Any, ...] | None:
         raised = nursery.obey(snapshot)
+        if raised is not None and raised.session:
+            session_slot.main(raised.channel, raised.walls, raised.report, memory, later)
+            os._exit(0)
         return None if raised is None else compiled_slot(raised, memory)
 
     served = compiled.serve(raise_slot)
@@ -190,7 +196,7 @@ class Nursery:
             self.sweep(children)
             if "lost" in command:
                 continue
-            raised = self.spawn(command["plan"], number, fds[0], snapshot)
+            raised = self.spawn(command, fds[0], snapshot)
             if raised is not None:
                 return raised
 
@@ -206,20 +212,21 @@ class Nursery:
         if pid is not None:
             jail.kill_quietly(pid)
 
-    def spawn(self, plan: int, number: int, fd: int, snapshot: int) -> Raised | None:
+    def spawn(self, command: dict[str, int], fd: int, snapshot: int) -> Raised | None:
         """Fork; the slot, in the slot."""
+        number, plan, session = command["spawn"], jail.PLANS[command["plan"]], "session" in command
         pid = os.fork()
         if pid:
             os.close(fd)
             self.slots[number] = pid
             return None
         try:
-            return become_slot(jail.PLANS[plan], f"{self.workdirs}-{number}", number, fd, snapshot)
+            return become_slot(plan, f"{self.workdirs}-{number}", number, fd, -1 if session else snapshot, session)
         except BaseException:
             os._exit(1)
 
 
-def become_slot(plan: jail.Plan, workdir: str, number: int, fd: int, snapshot: int) -> Raised:
+def become_slot(plan: jail.Plan, workdir: str, number: int, fd: int, snapshot: int, session: bool) -> Raised:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keep_descriptors(fd, snapshot)
     channel = socket.socket(fileno=CHANNEL)
@@ -231,7 +238,7 @@ def become_slot(plan: jail.Plan, workdir: str, number: int, fd: int, snapshot: i
         say_hello(channel, {"problem": f"{plan.name}: {error}"})
         raise
     say_hello(channel, {"problem": "", "failed": walls.failed})
-    return Raised(channel, walls, report)
+    return Raised(channel, walls, report, session)
 
 
 def keep_descriptors(channel: int, snapshot: int) -> None:

@@ -74,11 +74,11 @@ def run(task: Task, settings: bytes, report: mmap.mmap | memoryview, later: Hook
     return Program(task.code, report, task.output_bytes).run()
 
 
-def write_files(files: dict[str, str]) -> None:
+def write_files(files: dict[str, str | bytes]) -> None:
     for path, content in files.items():
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
-            file.write(content)
+        with open(path, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
 
 
 def attach_stdin(stdin: str) -> None:
@@ -139,6 +139,9 @@ class Program:
 
     def __init__(self, code: str, report: mmap.mmap | memoryview, value_bytes: int) -> None:
         self.code = code
+        self.filename = FILENAME
+        self.module = ModuleType("__main__")
+        self.out_of_memory = False
         self.report = report
         self.value_bytes = min(value_bytes, MAX_VALUE_BYTES)
         self.pid = os.getpid()
@@ -171,9 +174,9 @@ class Program:
 
     def evaluate(self) -> str | None:
         """Run it; repr of its last expression, as IPython shows it."""
-        linecache.cache[FILENAME] = (len(self.code), None, self.code.splitlines(True), FILENAME)
-        body, last = source.compiled(self.code, FILENAME)
-        module = ModuleType("__main__")
+        name, module = self.filename, self.module
+        linecache.cache[name] = (len(self.code), None, self.code.splitlines(True), name)
+        body, last = source.compiled(self.code, name)
         module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = module
         exec(body, module.__dict__)
@@ -182,11 +185,12 @@ class Program:
 
     def explain(self, error: BaseException) -> list[Any]:
         """Print the traceback; type, message and line of the error."""
-        out_of_memory = isinstance(error, MemoryError)
+        self.out_of_memory = isinstance(error, MemoryError)
         with suppress(MemoryError):
-            if out_of_memory:
+            if self.out_of_memory:
                 allow_slack()
-            return told_at_length(error, MEMORY_ERROR_FRAMES if out_of_memory else MAX_FRAMES)
+            return told_at_length(error, MEMORY_ERROR_FRAMES if self.out_of_memory else MAX_FRAMES)
+        self.out_of_memory = True
         error.__traceback__ = error.__context__ = error.__cause__ = None  # lets go of all the program had on its stack
         allow_slack()
         write_stderr("MemoryError\n")
@@ -230,8 +234,13 @@ def exit_status(error: SystemExit) -> int:
     return 1
 
 
+def is_own(filename: str) -> bool:
+    """Whether a line is the program's: of its only text, or of a notebook's cell (`<program, cell 2>`)."""
+    return filename.startswith(FILENAME[:-1])
+
+
 def last_line(told: traceback.TracebackException) -> int | None:
-    lines = [frame.lineno for frame in told.stack if frame.filename == FILENAME]
+    lines = [frame.lineno for frame in told.stack if is_own(frame.filename)]
     return lines[-1] if lines else None
 
 
@@ -240,7 +249,7 @@ def keep_own_frames(told: traceback.TracebackException) -> None:
     chain = [told]
     while chain:
         part = chain.pop()
-        part.stack[:] = [frame for frame in part.stack if frame.filename == FILENAME]
+        part.stack[:] = [frame for frame in part.stack if is_own(frame.filename)]
         chain += [other for other in (part.__cause__, part.__context__) if other is not None]
         chain += part.exceptions or []
 

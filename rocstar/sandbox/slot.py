@@ -263,7 +263,6 @@ class Slot:
         (claimed,) = program.REPORT_HEADER.unpack_from(self.report)
         start = program.REPORT_HEADER.size
         report = memoryview(self.report)[start : start + min(claimed, slotwire.REPORT_BYTES - start)]
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
         answer = Answer(
             wait_status=status,
             ended=call.ended,
@@ -273,7 +272,7 @@ class Slot:
             peak_memory_bytes=call.peak_memory,
             dropped_stdout=self.out.dropped,
             dropped_stderr=self.err.dropped,
-            slot_cpu_seconds=time.process_time() + children.ru_utime + children.ru_stime,
+            slot_cpu_seconds=self.cpu_seconds(),
             stdout_bytes=self.out.used,
             stderr_bytes=self.err.used,
             report_bytes=len(report),
@@ -282,6 +281,11 @@ class Slot:
         self.channel.sendmsg([slotwire.ANSWER.pack(*answer), *parts, report])
         del parts, report
         self.forget()
+
+    def cpu_seconds(self) -> float:
+        """Of the slot and of all that has run in it."""
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
 
     def forget(self) -> None:
         """The next program is a fork of this process and must find nothing of the last one."""

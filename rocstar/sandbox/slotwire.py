@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from rocstar.sandbox import wire
+
 RUN = b"R"
 CANCEL = b"C"
 
@@ -32,7 +34,7 @@ class Task(NamedTuple):
 
     code: str
     stdin: str
-    files: dict[str, str]
+    files: dict[str, str | bytes]
     seed: int
     cpu_seconds: float
     memory_bytes: int
@@ -42,7 +44,9 @@ class Task(NamedTuple):
 
 def pack_task(message: Mapping[str, Any]) -> bytes:
     """From a request as `wire.request_message` makes it."""
-    return marshal.dumps(tuple(message[name] for name in Task._fields))
+    files = {path: wire.unpacked_file(content) for path, content in message["files"].items()}
+    values = {**message, "files": files}
+    return marshal.dumps(tuple(values[name] for name in Task._fields))
 
 
 class Ended(IntEnum):

@@ -8,6 +8,7 @@ A program's fate and the service's fate are two different enums. A reward may lo
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
@@ -84,8 +85,8 @@ class Request:
     limits: Limits = Limits()
     seed: int | None = None
     """Seeds `random` and the global generators of numpy and sympy; None draws a fresh one."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Text files put into the working directory: relative path to content."""
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    """Files put into the working directory before the run: relative path to content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,12 @@ class Response:
     """Machine it ran on, as the operator named it; the host name otherwise."""
     message: str = ""
     """Why, for REJECTED and for service outcomes."""
+    committed: bool = False
+    """Of a session's cell: later cells start from what it left."""
+    replayed_cells: int = 0
+    """Of a session's cell: earlier cells that had to be run again first, because the paused processes were gone."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Of a session's cell: the files asked for that are there, relative path to content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,13 +208,31 @@ def request_message(request: Request) -> dict[str, Any]:
         "code": request.code,
         "stdin": request.stdin,
         "seed": fresh_seed() if request.seed is None else request.seed,
-        "files": dict(request.files),
+        "files": {path: packed_file(content) for path, content in request.files.items()},
         "wall_seconds": limits.wall_seconds,
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_bytes,
         "output_bytes": limits.output_bytes,
         "processes": limits.processes,
     }
+
+
+def packed_file(content: Any) -> Any:
+    """As JSON can hold it: text stays, bytes become {"base64": text}; what is so already stays too."""
+    return {"base64": base64.b64encode(content).decode()} if isinstance(content, bytes) else content
+
+
+def unpacked_file(content: Any) -> str | bytes:
+    """The inverse of `packed_file`."""
+    return content if isinstance(content, str) else base64.b64decode(content["base64"])
+
+
+def encoded(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {path: base64.b64encode(content).decode() for path, content in files.items()}
+
+
+def decoded(files: Mapping[str, str]) -> dict[str, bytes]:
+    return {path: base64.b64decode(content) for path, content in files.items()}
 
 
 def fresh_seed() -> int:
@@ -225,6 +250,8 @@ def response_message(response: Response) -> dict[str, Any]:
         message["value"] = response.value
     if response.exception is not None:
         message["exception"] = asdict(response.exception)
+    if response.files:
+        message["files"] = encoded(response.files)
     return message
 
 
@@ -240,6 +267,8 @@ def parse_response(message: Mapping[str, Any]) -> Response:
     fields["failed_probes"] = tuple(message.get("failed_probes", ()))
     if "exception" in message:
         fields["exception"] = Failure(**message["exception"])
+    if "files" in message:
+        fields["files"] = decoded(message["files"])
     return Response(**fields)
 
 
