@@ -176,8 +176,9 @@ ROWS: Sequence[Row] = (
         passes=says("safe"), everywhere=True),
     Row(name="a file left behind", code="import os\nopen('left', 'w').write('x')\nos.makedirs('d/e', 0o000)",
         passes=ends("ok"), everywhere=True),
-    Row(name="... is gone in the next call", code="import os\nprint([n for n in os.listdir('.') if not os.path.ismount(n)] or 'safe')", passes=says("safe"),
-        everywhere=True),
+    Row(name="... is gone in the next call",
+        code="import os\nprint([name for name in os.listdir('.') if not os.path.ismount(name)] or 'safe')",
+        passes=says("safe"), everywhere=True),
 )  # fmt: skip
 
 
