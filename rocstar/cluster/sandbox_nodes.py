@@ -14,16 +14,16 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import ray
 
 from rocstar.sandbox.router import codec
+from rocstar.sandbox.router.face import RouterFace
 from rocstar.sandbox.router.node_process import NodeProcess
-from rocstar.sandbox.router.nouns import Node, Policy
+from rocstar.sandbox.router.nouns import Policy
 from rocstar.sandbox.router.router import Router
-from rocstar.sandbox.wire import HostInfo, Isolation, Request, Response, SandboxDown
+from rocstar.sandbox.wire import HostInfo, Isolation, SandboxDown
 
 SLOTS_PER_CORE = 4  # what a node asks Ray for: one core per so many slots
 CLOSE_SECONDS = 10.0
@@ -67,14 +67,13 @@ class NodeActor:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class RaySandbox:
+class RaySandbox(RouterFace):
     """A router in this process and nodes on the machines of the Ray cluster that this process is connected to
     (`ray.init`). The same face as `SandboxClient`. Make it with `start`."""
 
     def __init__(self, router: Router, actors: Sequence[Any], infos: Sequence[HostInfo]) -> None:
-        self.router = router
+        super().__init__(router, infos)
         self.actors = actors
-        self.infos = infos
 
     @classmethod
     def start(
@@ -110,33 +109,11 @@ class RaySandbox:
             raise SandboxDown(f"Ray did not bring up the sandbox nodes ({room}): {error}") from error
         return cls(router, actors, [codec.parse_info(each) for each in told])
 
-    async def run(self, request: Request) -> Response:
-        """See `Router.run`."""
-        return await self.router.run(request)
-
-    def info(self) -> HostInfo:
-        """Of all nodes together, as they were started."""
-        return codec.combined(self.infos)
-
-    def nodes(self) -> list[Node]:
-        return self.router.nodes()
-
-    def cpu_seconds(self) -> float:
-        return self.router.cpu_seconds()
-
     def close(self) -> None:
         """End the nodes and the router; Ray itself stays. May be called twice."""
         self.router.close()
         end(self.actors)
         self.actors = []
-
-    def __enter__(self) -> RaySandbox:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def end(actors: Sequence[Any]) -> None:

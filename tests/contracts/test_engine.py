@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,27 +148,26 @@ async def test_an_aborted_request_ends_with_what_it_has(slow_engine: TorchEngine
     assert len(completion.token_ids) == len(completion.logprobs) < 480
 
 
-async def test_a_waiting_request_can_be_aborted(slow_engine: TorchEngine) -> None:
+async def abort(engine: TorchEngine, session: str) -> None:
+    await engine.abort(f"{session}/0")
+
+
+async def close_session(engine: TorchEngine, session: str) -> None:
+    await engine.close_session(session)
+
+
+@pytest.mark.parametrize("end", [abort, close_session])
+async def test_a_waiting_request_can_be_aborted_and_ends_with_its_session(
+    slow_engine: TorchEngine, end: Callable[[TorchEngine, str], Awaitable[None]]
+) -> None:
     running = [asyncio.create_task(ask(slow_engine, session=f"r{n}", tokens=400)) for n in range(4)]
     await started(slow_engine, 4)
     waiting = asyncio.create_task(ask(slow_engine, session="w"))
     await until(lambda: slow_engine.load().waiting > 0)
-    await slow_engine.abort("w/0")
+    await end(slow_engine, "w")
     assert (await waiting).finish is Finish.ABORTED
     for n in range(4):
-        await slow_engine.abort(f"r{n}/0")
-    assert {(await task).finish for task in running} == {Finish.ABORTED}
-
-
-async def test_a_waiting_request_ends_with_its_session(slow_engine: TorchEngine) -> None:
-    running = [asyncio.create_task(ask(slow_engine, session=f"r{n}", tokens=400)) for n in range(4)]
-    await started(slow_engine, 4)
-    waiting = asyncio.create_task(ask(slow_engine, session="w"))
-    await until(lambda: slow_engine.load().waiting > 0)
-    await slow_engine.close_session("w")
-    assert (await waiting).finish is Finish.ABORTED
-    for n in range(4):
-        await slow_engine.close_session(f"r{n}")
+        await end(slow_engine, f"r{n}")
     assert {(await task).finish for task in running} == {Finish.ABORTED}
 
 

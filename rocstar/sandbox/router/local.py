@@ -13,32 +13,30 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
-from rocstar.sandbox.router import codec
+from rocstar.sandbox.router.face import RouterFace
 from rocstar.sandbox.router.node_process import NodeProcess
-from rocstar.sandbox.router.nouns import Node, Policy
+from rocstar.sandbox.router.nouns import Policy
 from rocstar.sandbox.router.router import Router
-from rocstar.sandbox.wire import HostInfo, Isolation, Request, Response, SandboxDown
+from rocstar.sandbox.wire import Isolation, SandboxDown
 
 LOOK_SECONDS = 0.05  # between two looks whether a node has died
 RESTART_SECONDS = 1.0  # a node that dies sooner than this after its start waits so long for the next
 
 
-class LocalCluster:
+class LocalCluster(RouterFace):
     """A router and its nodes. The same face as `SandboxClient`. Make it with `start`, before torch is imported.
 
     A thread consumes the ends of node processes and produces new ones; `close` unblocks it."""
 
     def __init__(self, router: Router, folder: str, settings: Sequence[str], token: str) -> None:
-        self.router = router
+        super().__init__(router, ())
         self.folder = folder
         self.settings = settings
         self.token = token
         self.children: list[NodeProcess] = []
         self.closing = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="sandbox-nodes", daemon=True)
-        self.infos: list[HostInfo] = []
 
     @classmethod
     def start(
@@ -68,20 +66,6 @@ class LocalCluster:
         cluster.keeper.start()
         return cluster
 
-    async def run(self, request: Request) -> Response:
-        """See `Router.run`."""
-        return await self.router.run(request)
-
-    def info(self) -> HostInfo:
-        """Of all nodes together, as they were started."""
-        return codec.combined(self.infos)
-
-    def nodes(self) -> list[Node]:
-        return self.router.nodes()
-
-    def cpu_seconds(self) -> float:
-        return self.router.cpu_seconds()
-
     def close(self) -> None:
         """End the nodes and the router. May be called twice."""
         self.closing.set()
@@ -108,11 +92,3 @@ class LocalCluster:
         return NodeProcess(
             address=self.router.address, token=self.token, label=label, settings=self.settings, folder=self.folder
         )
-
-    def __enter__(self) -> LocalCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
