@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -248,14 +249,22 @@ class SessionSlot(Slot):
             newest = newest_pid()
             if newest < self.swept_to:
                 return False  # numbers began anew
-            # Nothing was alive, and nothing was born while that was seen; others' numbers count where they are shared.
-            if quiet and (newest == last + 1 or not self.jail.inside.private_processes):
+            found = self.kill_between(self.swept_to + 1, newest, kept)
+            # In a namespace of one's own it is enough that nothing was born while nothing was seen alive. Where others'
+            # births move the numbers, two looks in a row have to find nothing.
+            if quiet and (newest == last + 1 if self.jail.inside.private_processes else not found):
                 self.swept_to = newest
                 return True
-            pids = range(self.swept_to + 1, newest)
-            quiet, last = not [pid for pid in pids if pid not in kept and killed_now(pid)], newest
-            self.collect_orphans()
+            quiet, last = not found, newest
         return False
+
+    def kill_between(self, first: int, end: int, kept: Container[int]) -> bool:
+        """Kill by number, and then what came to the slot because its parent died between two looks; whether there was
+        anything."""
+        found = [pid for pid in range(first, end) if pid not in kept and killed_now(pid)]
+        self.collect_orphans()
+        orphans = kill_children(self.jail.children, kept)
+        return bool(found) or orphans
 
     def collect_orphans(self) -> None:
         """And states that a cell has killed: their number is 0 from then on."""
