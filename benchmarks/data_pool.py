@@ -30,7 +30,7 @@ from rocstar.data.pool.build import benchmark_questions, build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
 from rocstar.data.pool.recipe import load_pool_config
-from rocstar.types import seed_for
+from rocstar.types import Problem, seed_for
 from rocstar.verbs.data import verifier
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,6 +145,16 @@ def sample(out: Path, count: int) -> None:
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
 
 
+def countings(sheet: Datasheet, problems: list[Problem]) -> dict[str, int]:
+    """The same pool counted more strictly and less so."""
+    changed = ("asked_from", "reworded")
+    return {
+        "kept_word_for_word": sum(not any(name in p.metadata for name in changed) for p in problems),
+        "kept_with_the_answer_as_published": sum("asked_from" not in p.metadata for p in problems),
+        "kept_were_stock_phrases_forgiven": sheet.total("kept") + sheet.total("benchmark_phrase"),
+    }
+
+
 def measure_pool(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         first, cpu_seconds = built(load_pool_config(RECIPE, [f"data={data_folder()}", f"out={folder}/first"]))
@@ -159,6 +169,10 @@ def measure_pool(count: int) -> dict[str, Any]:
     print(f"{'rows':22}{'all':>9}" + "".join(f"{name:>16}" for name in first.sources))
     for fate, rows, by_source in first.funnel():
         print(f"{fate:22}{rows:>9,}" + "".join(f"{by_source[name]:>16,}" for name in first.sources))
+    counted = countings(first, problems)
+    print()
+    for name, rows in counted.items():
+        print(f"{name.replace('_', ' '):44}{rows:>9,}")
     print(f"\n{'8-grams shared, words cut at':32}{'pool problems':>14}")
     for name, rows in shared.items():
         print(f"{name:32}{rows:>14,}")
@@ -168,6 +182,8 @@ def measure_pool(count: int) -> dict[str, Any]:
         "read": read,
         "kept": kept,
         "rewritten": first.asked.total(),
+        "reworded": first.reworded.total(),
+        **counted,
         "all_integer": all(re.fullmatch(r"-?\d+", problem.answer) for problem in problems),
         "same_bytes": first.outputs == again.outputs and first.json_bytes() == again.json_bytes(),
         "cpu_seconds": round(cpu_seconds, 1),

@@ -2,13 +2,14 @@
 
 Runs every row of verify/*.jsonl (of ../shared/data, or of $ROCSTAR_DATA), with the options that the row was published
 with: `match_types` says whether formulas only or bare numbers too are looked for in running text, `params.strict`
-whether names of variables matter. Five columns:
+whether names of variables matter, and how far numbers may be off stands in PRECISION where rows lost it. Columns:
 
     ours         the default graders; a text with a box is cut to its last boxes, one without is searched
     prime        the PRIME-style grader alone, on the same answers
     math_verify  the library alone: its own extraction and comparison on the untouched texts
     wrapped      the same, with a text that has no formula marks put between dollar signs (most LaTeX rows need that)
     as_reward    the default graders when a prediction without a box must be the answer and nothing else, as in training
+    as_it_stands ours without PRECISION
 
 Prints one table, each disagreement, and last one JSON line.
 
@@ -23,18 +24,29 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rocstar.answers.cases import Case, load_cases, pair_of, short
 from rocstar.answers.grade import DEFAULT, Grade, Grader
 from rocstar.answers.symbolic import SymbolicChecker
+from rocstar.answers.tolerance import parse_tolerance
 from rocstar.types import Verdict
 
-COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward")
+COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward", "as_it_stands")
 MARKS = ("$", "\\(", "\\[", "\\boxed")
 ANY_NAMES = (*DEFAULT[:-1], "math_verify_any_names")
+
+# The absolute precision that eval/scoring_examples.json of OpenBMB/OlympiadBench (ba5b26a) gives for the answers that
+# verify/olympiadbench.jsonl has without it; the two with the same texts differ in nothing else.
+PRECISION = {
+    "olympiadbench.jsonl": {
+        ("7 \\times 10^{35}", "7.1 \\cdot 10^{35}"): ["1e34", "1e33"],
+        ("7 \\times 10^{35}, 0.002", "0.001, 7.1 \\cdot 10^{35}"): ["1e34, 1e-3"],
+        ("0.003, 5.233", "0.002, 5.234"): ["1e-3"],
+    }
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +83,36 @@ def library_verdict(case: Case, *, wrap: bool) -> Verdict:
     return Verdict.RIGHT if verify(gold, predicted, strict=names_matter(case)) else Verdict.WRONG
 
 
+def published(file: Path) -> list[Case]:
+    """The cases of a file with the precision of each; every entry of PRECISION has to find its row."""
+    left = {texts: list(values) for texts, values in PRECISION.get(file.name, {}).items()}
+    cases = [
+        replace(case, tolerance=parse_tolerance(values.pop(0)))
+        if (values := left.get((case.gold, case.text)))
+        else case
+        for case in load_cases(file, text="pred", expected="expected")
+    ]
+    if any(left.values()):
+        raise SystemExit(f"{file} lacks rows that PRECISION has: {[texts for texts, values in left.items() if values]}")
+    return cases
+
+
 async def run_case(file: str, case: Case, ours: Grader, free: Grader, prime: Grader) -> Row:
     pair = pair_of(case, search=search_of(case))
     fused = ours if names_matter(case) else free
     (grade,) = await fused.grade_all([pair])
+    (bare,) = await fused.grade_all([replace(pair, tolerance=())])
     (reward,) = await fused.grade_all([pair_of(case)])
     (alone,) = await prime.grade_all([pair_of(case)])
     library = [library_verdict(case, wrap=wrap) for wrap in (False, True)]
-    found = (grade.verdict, alone.verdict, *library, reward.verdict)
+    found = (grade.verdict, alone.verdict, *library, reward.verdict, bare.verdict)
     return Row(file, case, grade, dict(zip(COLUMNS, found, strict=True)))
 
 
 async def run_all(files: Sequence[Path]) -> list[Row]:
     shared = SymbolicChecker(workers=1)
     graders = [Grader(shared), Grader(shared, graders=ANY_NAMES), Grader(shared, graders=("prime",))]
-    rows = [
-        await run_case(file.name, case, *graders)
-        for file in files
-        for case in load_cases(file, text="pred", expected="expected")
-    ]
+    rows = [await run_case(file.name, case, *graders) for file in files for case in published(file)]
     await shared.close()
     return rows
 

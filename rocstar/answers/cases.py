@@ -12,12 +12,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from rocstar.answers.caps import MAX_CHARS
 from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
 from rocstar.answers.grade import Grader, Pair
+from rocstar.answers.tolerance import parse_tolerance
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
@@ -37,6 +39,8 @@ class Case:
     """The reference; where it is a transcript itself, what that one boxes counts."""
     expected: Verdict | None = None
     """What somebody says about it; None when nobody does."""
+    tolerance: tuple[Fraction, ...] = ()
+    """Absolute tolerances published with the reference; empty for none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the row."""
 
@@ -53,9 +57,17 @@ class Decided:
     """Wall time of extraction and comparison."""
 
 
-def load_cases(path: str | Path, *, text: str = "text", gold: str = "gold", expected: str | None = None) -> list[Case]:
-    """The cases of a file, in its order. text, gold, expected: column names; where a default one is absent and exactly
-    one usual synonym is there, that is used. Raises DataError naming file, line and field."""
+def load_cases(
+    path: str | Path,
+    *,
+    text: str = "text",
+    gold: str = "gold",
+    expected: str | None = None,
+    tolerance: str | None = None,
+) -> list[Case]:
+    """The cases of a file, in its order. text, gold, expected, tolerance: column names; where a default one is absent
+    and exactly one usual synonym is there, that is used; a row may lack a tolerance. Raises DataError naming file, line
+    and field."""
     file = Path(path)
     cases = []
     for line, row in _rows(file):
@@ -68,6 +80,7 @@ def load_cases(path: str | Path, *, text: str = "text", gold: str = "gold", expe
                 text=_text(file, line, row, texts),
                 gold=_text(file, line, row, golds),
                 expected=wanted,
+                tolerance=() if tolerance is None else _tolerance(file, line, row, tolerance),
                 columns=row,
             )
         )
@@ -82,12 +95,12 @@ def pair_of(case: Case, *, strict: bool = False, search: str = "") -> Pair:
     boxed_gold = boxed_answer(case.gold)
     gold = case.gold if boxed_gold is None else boxed_gold
     if strict:
-        return Pair(gold=gold, predicted=strict_answer(case.text))
+        return Pair(gold=gold, predicted=strict_answer(case.text), tolerance=case.tolerance)
     if (box := boxed_answer(case.text)) is not None:
         # A reference as long as that is a transcript, in which an answer has to be searched as well.
-        return Pair(gold=gold, predicted=box, search=search if len(gold) > MAX_CHARS else "")
+        return Pair(gold=gold, predicted=box, search=search if len(gold) > MAX_CHARS else "", tolerance=case.tolerance)
     found = None if search else phrase_answer(case.text)
-    return Pair(gold=gold, predicted=case.text if found is None else found, search=search)
+    return Pair(gold=gold, predicted=case.text if found is None else found, search=search, tolerance=case.tolerance)
 
 
 async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False, search: str = "") -> list[Decided]:
@@ -156,13 +169,16 @@ def short(value: Any) -> str:
 
 def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(line, row). Raises DataError."""
-    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
-        try:
+    opened = gzip.open if file.suffix == ".gz" else open
+    try:
+        with opened(file, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _row(file, number, line)
-        except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{file}: not readable as UTF-8 JSON lines ({error}).") from error
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file}: not readable as UTF-8 JSON lines ({error}); save it as such.") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}; give a file of JSON lines.") from error
 
 
 def _row(file: Path, number: int, line: str) -> Mapping[str, Any]:
@@ -189,6 +205,14 @@ def _text(file: Path, line: int, row: Mapping[str, Any], name: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(f"{file}, line {line}, field {name!r}: expected text or a number, got {type(value).__name__}.")
     return str(value)
+
+
+def _tolerance(file: Path, line: int, row: Mapping[str, Any], name: str) -> tuple[Fraction, ...]:
+    try:
+        return parse_tolerance(row.get(name))
+    except (ValueError, OverflowError) as error:
+        told = f"expected a number of 0 or more, or several, as in 1e-3, got {row[name]!r}"
+        raise DataError(f"{file}, line {line}, field {name!r}: {told}.") from error
 
 
 def _expected(file: Path, line: int, row: Mapping[str, Any], name: str) -> Verdict:

@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from rocstar.answers.caps import MAX_CHARS, MAX_SEARCHED, refusal
 from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.symbolic import Found, Question, SymbolicChecker
 from rocstar.answers.text import compare_text
+from rocstar.answers.tolerance import compare_within
 from rocstar.answers.wording import clean, clean_latex
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Verdict
@@ -38,6 +40,8 @@ class Pair:
     search: str = ""
     """`latex` or `all`: `predicted` is running text in which nothing was found, and math-verify may search its last
     MAX_SEARCHED for formulas, or for formulas and numbers. Meant for foreign transcripts, never for rewards."""
+    tolerance: tuple[Fraction, ...] = ()
+    """Absolute tolerances that were published with the reference: one for all of its numbers, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ class Grade:
     verdict: Verdict
     """RIGHT, WRONG or UNDECIDED."""
     method: str
-    """What decided: integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer, too_long,
-    too_deep, too_big, deadline, memory, gold_unparsed, unsure."""
+    """What decided: tolerance, integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer,
+    too_long, too_deep, too_big, deadline, memory, gold_unparsed, unsure."""
     extracted: str | None
     """The answer that was compared; None when there was none."""
 
@@ -117,6 +121,8 @@ class Grader:
             if len(text) > limit:
                 return verdict, "too_long"
         gold, predicted = clean(pair.gold), clean_latex(predicted) if pair.search else clean(predicted)
+        if pair.tolerance and (found := compare_within(gold, predicted, pair.tolerance)):
+            return found
         for grader in self._at_once:
             if found := grader(gold, predicted):
                 return found

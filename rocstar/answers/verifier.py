@@ -35,16 +35,9 @@ class BoxedVerifier:
         self._grader = grader
         self._strict = strict
 
-    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
-        """Raises VerifierUnavailable, and ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        (outcome,) = await self.verify_all([(problem, trajectory)])
-        if isinstance(outcome, VerifierUnavailable):
-            raise outcome
-        return outcome
-
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """A whole step in one call; VerifierUnavailable stands in the place of an attempt on which our workers failed.
-        Raises ContractBroken as `verify` does."""
+        """VerifierUnavailable stands in the place of an attempt on which our workers failed, and is raised when they
+        are gone. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         for _, trajectory in attempts:
             _refuse_failed(trajectory)
         texts = [_texts(self._codec, trajectory) for _, trajectory in attempts]
@@ -76,8 +69,11 @@ class ToolOutputVerifier:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
 
-    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        return [self._verify(problem, trajectory) for problem, trajectory in attempts]
+
+    def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
         _refuse_failed(trajectory)
         grade = _grade_output(problem.answer, _last_output(trajectory))
         return _outcome(grade, format_facts(_texts(self._codec, trajectory)))
@@ -89,10 +85,16 @@ class ScriptedVerifier:
     def __init__(self, decide: Callable[[Problem, Trajectory], Verdict]) -> None:
         self._decide = decide
 
-    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
-        """Raises what `decide` raises, and ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """VerifierUnavailable stands where `decide` raised it; ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        return [self._verify(problem, trajectory) for problem, trajectory in attempts]
+
+    def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
         _refuse_failed(trajectory)
-        grade = Grade(self._decide(problem, trajectory), "scripted", None)
+        try:
+            grade = Grade(self._decide(problem, trajectory), "scripted", None)
+        except VerifierUnavailable as error:
+            return error
         return _outcome(grade, FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True))
 
 

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -45,7 +45,7 @@ def read_rows(path: str | Path, on_bad: OnBad = stop_reading) -> Iterator[tuple[
     kind = _kind(file)
     if kind == ".parquet":
         return _parquet_rows(file)
-    return _csv_rows(file) if kind == ".csv" else _json_rows(file, on_bad)
+    return _csv_rows(file, on_bad) if kind == ".csv" else _json_rows(file, on_bad)
 
 
 def fingerprint(path: str | Path) -> tuple[str, int] | None:
@@ -112,7 +112,7 @@ def _json_value(file: Path, line: int, written: str) -> Any:
         raise DataError(f"{file}, line {line}: not readable as JSON ({error}).") from error
 
 
-def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
+def _csv_rows(file: Path, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(max(MAX_CELL_CHARS, csv.field_size_limit()))
     reader = csv.reader((_decoded(file, n, raw) for n, raw in enumerate(_lines(file), start=1)), strict=True)
     header: list[str] | None = None
@@ -123,9 +123,8 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
             elif len(cells) == len(header):
                 yield reader.line_num, dict(zip(header, cells, strict=True))
             elif cells:
-                raise DataError(
-                    f"{file}, line {reader.line_num}: {len(cells)} cells where the header has {len(header)}."
-                )
+                told = f"{len(cells)} cells where the header has {len(header)}; quote cells that hold commas."
+                on_bad(DataError(f"{file}, line {reader.line_num}: {told}"))
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.line_num}: not CSV ({error}).") from error
 
@@ -146,26 +145,41 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
             raise DataError(f"{file} is not a parquet file ({str(error).splitlines()[0]}).") from error
 
 
-def _hub_rows(name: str) -> Iterable[Any]:
+def _hub_rows(name: str) -> Iterator[Any]:
     found = HUB.fullmatch(name)
     if found is None:
         raise DataError(f"{name} is not of the form hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT.")
     datasets = _datasets(name)
-    return cast(
-        "Iterable[Any]", datasets.load_dataset(found["name"], found["config"], split=found["split"], streaming=True)
-    )
+    try:
+        yield from datasets.load_dataset(found["name"], found["config"], split=found["split"], streaming=True)
+    except _faults(datasets) as error:
+        raise DataError(f"{name} cannot be read ({_first_sentence(error)}); check name, config and split.") from error
 
 
-def _saved_rows(folder: Path) -> Iterable[Any]:
-    saved = _datasets(str(folder)).load_from_disk(str(folder))
+def _saved_rows(folder: Path) -> Iterator[Any]:
+    datasets = _datasets(str(folder))
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except _faults(datasets) as error:
+        raise DataError(f"{folder} is not a whole saved dataset ({_first_sentence(error)}); save it again.") from error
     if hasattr(saved, "keys"):
         raise DataError(f"{folder} holds several splits; give the folder of one of {', '.join(saved.keys())}.")
-    return cast("Iterable[Any]", saved)
+    yield from saved
+
+
+def _faults(datasets: Any) -> tuple[type[Exception], ...]:
+    """Not found, no network, no such split, a bad row, a dataset of scripts."""
+    return OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError
+
+
+def _first_sentence(error: Exception) -> str:
+    """The library's own words, without its examples of usage."""
+    return " ".join(line.strip() for line in str(error).splitlines()[:2]).rstrip(".") or type(error).__name__
 
 
 def _datasets(name: str) -> Any:
     try:
-        import datasets  # type: ignore[import-not-found,unused-ignore]
+        import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise ConfigError(f"{name} needs the datasets library to be read; pip install datasets.") from error
     return datasets

@@ -32,6 +32,7 @@ def verify(
     text: Text = "text",
     gold: Gold = "gold",
     expected: Expected = None,
+    tolerance: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with absolute tolerances.")] = None,
     strict: Strict = False,
     search: Annotated[str, typer.Option(help="Look for answers in running text: latex or all.")] = "",
     graders: Graders = None,
@@ -42,8 +43,11 @@ def verify(
 
     Example: rocstar verify --cases answers.jsonl --text response --gold answer"""
     from rocstar.answers.cases import as_row, load_cases, summary
+    from rocstar.errors import DataError
 
-    loaded = load_cases(cases, text=text, gold=gold, expected=expected)
+    loaded = load_cases(cases, text=text, gold=gold, expected=expected, tolerance=tolerance)
+    if tolerance and not any(case.tolerance for case in loaded):
+        raise DataError(f"{cases}: no row has a tolerance in a column {tolerance!r}; check the name or leave it out.")
     found = _decide(loaded, strict=strict, search=search, graders=graders, deadline=deadline)
     rows, figures = [as_row(one) for one in found], summary(found)
     if as_json:

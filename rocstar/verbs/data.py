@@ -150,6 +150,9 @@ def _print_funnel(sheet: Datasheet) -> None:
     if sheet.asked.total():
         print(f"{'  of them rewritten':20}{sheet.asked.total():>10,}", end="")
         print("".join(f"{sheet.asked[source]:>16,}" for source in sheet.sources))
+    if sheet.reworded.total():
+        print(f"{'  of them reworded':20}{sheet.reworded.total():>10,}", end="")
+        print("".join(f"{sheet.reworded[source]:>16,}" for source in sheet.sources))
     if sheet.unasked:
         print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
     print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json, datasheet.md")

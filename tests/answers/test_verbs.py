@@ -43,7 +43,13 @@ def test_verify_prints_one_json_object(cases: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("extra", "told"),
-    [(["--graders", "magic"], "no grader"), (["--gold", "nothing"], "line 1"), (["--search", "web"], "latex or all")],
+    [
+        (["--graders", "magic"], "no grader"),
+        (["--gold", "nothing"], "line 1"),
+        (["--search", "web"], "latex or all"),
+        (["--tolerance", "nothing"], "no row has a tolerance"),
+        (["--cases", "no_such_file.jsonl"], "no_such_file.jsonl cannot be read"),
+    ],
 )
 def test_what_a_person_got_wrong_is_told_in_a_sentence(
     cases: str, extra: list[str], told: str, capsys: pytest.CaptureFixture[str]

@@ -1,16 +1,17 @@
 import pytest
 
 from rocstar.answers.grade import Grader
+from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier, ToolOutputVerifier
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import Problem, Status, Stop, Trajectory, Verdict
-from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn
+from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn, verified
 
 RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
 
 
 async def boxed(trajectory: Trajectory, answer: str = "5", *, strict: bool = False) -> tuple[Verdict, str | None, str]:
-    outcome = await BoxedVerifier(Letters(), Grader(), strict).verify(problem(answer), trajectory)
+    outcome = await verified(BoxedVerifier(Letters(), Grader(), strict), problem(answer), trajectory)
     return outcome.verdict, outcome.extracted, outcome.method
 
 
@@ -33,7 +34,7 @@ async def test_a_whole_step_is_verified_in_one_call_in_order() -> None:
     verifier = BoxedVerifier(Letters(), Grader())
     outcomes = await verifier.verify_all(attempts)
     assert [getattr(outcome, "verdict", None) for outcome in outcomes] == [RIGHT, RIGHT, WRONG, WRONG]
-    assert outcomes[3] == await verifier.verify(*attempts[3])
+    assert outcomes[3] == await verified(verifier, *attempts[3])
 
 
 async def test_strict_takes_the_box_inside_the_answer_of_the_last_turn() -> None:
@@ -53,7 +54,7 @@ async def test_a_cut_attempt_without_an_answer_is_wrong(stop: Stop) -> None:
 
 async def test_format_facts_come_from_what_the_assistant_wrote() -> None:
     trajectory = attempt(turn("x", printed("<answer>1</answer>")), turn(r"<answer>\boxed{5}</answer><reason>"))
-    facts = (await BoxedVerifier(Letters(), Grader()).verify(problem("5"), trajectory)).format_facts
+    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), trajectory)).format_facts
     assert (facts.answer_tags, facts.reason_after_answer, facts.boxed) == (1, True, True)
 
 
@@ -72,23 +73,38 @@ async def test_format_facts_come_from_what_the_assistant_wrote() -> None:
     ],
 )
 async def test_tool_output_is_compared_with_a_relative_tolerance(answer: str, output: str, verdict: Verdict) -> None:
-    outcome = await ToolOutputVerifier(Letters()).verify(problem(answer), attempt(turn("c", printed(output)), turn("")))
+    trajectory = attempt(turn("c", printed(output)), turn(""))
+    outcome = await verified(ToolOutputVerifier(Letters()), problem(answer), trajectory)
     assert outcome.verdict is verdict
 
 
 async def test_the_last_tool_result_counts_and_a_failed_one_is_no_answer() -> None:
     verifier = ToolOutputVerifier(Letters())
     failed = turn("c", printed("5", Status.CODE_ERROR))
-    right = await verifier.verify(problem("5"), attempt(failed, turn("c", printed("5"))))
-    wrong = await verifier.verify(problem("5"), attempt(turn("c", printed("5")), failed))
-    none = await verifier.verify(problem("5"), attempt(turn(r"\boxed{5}")))
+    right = await verified(verifier, problem("5"), attempt(failed, turn("c", printed("5"))))
+    wrong = await verified(verifier, problem("5"), attempt(turn("c", printed("5")), failed))
+    none = await verified(verifier, problem("5"), attempt(turn(r"\boxed{5}")))
     assert (right.verdict, right.extracted, right.method) == (RIGHT, "5", "tool_output")
     assert (wrong.verdict, wrong.method) == (none.verdict, none.method) == (WRONG, "no_answer")
 
 
-async def test_a_scripted_verifier_can_be_unavailable() -> None:
-    def out_of_order(problem: Problem, trajectory: Trajectory) -> Verdict:
-        raise VerifierUnavailable("scripted outage.")
+async def test_a_scripted_verifier_can_be_unavailable_for_one_attempt() -> None:
+    def decide(problem: Problem, trajectory: Trajectory) -> Verdict:
+        if problem.answer == "lost":
+            raise VerifierUnavailable("scripted outage.")
+        return RIGHT
 
-    with pytest.raises(VerifierUnavailable):
-        await ScriptedVerifier(out_of_order).verify(problem("5"), attempt(turn("")))
+    attempts = [(problem(answer), attempt(turn(""))) for answer in ("5", "lost", "7")]
+    right, lost, also_right = await ScriptedVerifier(decide).verify_all(attempts)
+    assert isinstance(lost, VerifierUnavailable)
+    assert [getattr(outcome, "verdict", None) for outcome in (right, also_right)] == [RIGHT, RIGHT]
+
+
+async def test_a_worker_that_dies_on_one_answer_costs_no_other_attempt_its_verdict() -> None:
+    checker = SymbolicChecker(target="tests.answers.targets:scripted", prepare="", workers=1)
+    grader = Grader(checker, graders=("prime",))
+    said = [r"\boxed{fine}", r"\boxed{die}", r"\boxed{well}"]
+    outcomes = await BoxedVerifier(Letters(), grader).verify_all([(problem("x"), attempt(turn(text))) for text in said])
+    await grader.close()
+    assert [isinstance(outcome, VerifierUnavailable) for outcome in outcomes] == [False, True, False]
+    assert [getattr(outcome, "verdict", None) for outcome in outcomes] == [RIGHT, None, RIGHT]

@@ -50,6 +50,24 @@ def test_xlam_takes_json_schema_as_well() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written_as", "value", "kind"),
+    [
+        ("List[int]", [1, 2], "array"),
+        ("Tuple[float, float], optional", [1.5, 2], "array"),
+        ("Dict[str, Any], optional", {"a": 1}, "object"),
+        ("Union[int, float]", "anything", None),
+        ("Callable[[float], float]", "lambda x: x", None),
+        ("bool", True, "boolean"),
+    ],
+)
+def test_xlams_python_types_become_kinds_or_stay_open(written_as: str, value: Any, kind: str | None) -> None:
+    row = xlam_row({"name": "get_weather", "arguments": {"x": value}}, parameters={"x": {"type": written_as}})
+    (tool,) = read("xlam", row).tools or ()
+    assert tool.parameters["properties"]["x"].get("type") == kind
+    assert ("x" in tool.parameters["required"]) is ("optional" not in written_as)
+
+
+@pytest.mark.parametrize(
     ("row", "expected"),
     [
         (xlam_row(), Reason.NO_ANSWER),

@@ -61,6 +61,22 @@ def test_several_calls_of_one_turn_are_paired_with_their_results(middle: list[tu
     ]  # fmt: skip
 
 
+def test_apigen_mt_dialogues_of_many_calls_and_turns_are_read() -> None:
+    think = {"name": "think", "parameters": {"type": "object", "properties": {"thought": {"type": "string"}}}}
+    thought = json.dumps({"name": "think", "arguments": {"thought": "Rome is next."}})
+    row = turns(
+        ("human", "Both?"), ("function_call", CALL_PARIS), ("observation", '{"sky": "rain"}'),
+        ("function_call", thought), ("observation", ""), ("function_call", PLAIN_ROME), ("observation", "no city"),
+        ("gpt", "Rain, and no Rome."), ("human", "Bye."), ("gpt", "Bye."),
+        system="# Policy\nBe brief.", tools=json.dumps([WEATHER, think]),
+    )  # fmt: skip
+    assert shown(read("sharegpt", row)) == [
+        ("system", "# Policy\nBe brief."), ("user", "Both?"), ("assistant", PARIS), ("tool", '{"sky": "rain"}'),
+        ("assistant", [("think", {"thought": "Rome is next."})]), ("tool", ""), ("assistant", ROME),
+        ("tool", "no city"), ("assistant", "Rain, and no Rome."), ("user", "Bye."), ("assistant", "Bye."),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [

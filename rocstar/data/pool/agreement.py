@@ -22,6 +22,8 @@ class AnswerBook:
     """Answers by problem, in an SQLite file, so that memory does not grow with them."""
 
     def __init__(self, file: Path) -> None:
+        self.rows = 0
+        """Rows that were read."""
         self._database = sqlite3.connect(file, isolation_level=None)
         self._database.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; CREATE TABLE said (id TEXT, answer TEXT);"
@@ -34,6 +36,7 @@ class AnswerBook:
         self._database.execute("BEGIN")
         for line, row in read_rows(answers):
             where = f"{answers}, line {line}"
+            self.rows += 1
             name = row.get("id") or (problem_id(row["question"].strip()) if row.get("question") else None)
             if name is None:
                 raise DataError(f'{where}: no field "id" or "question"; each row says which problem it answers.')

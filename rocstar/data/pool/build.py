@@ -22,7 +22,7 @@ from rocstar.data.pool.config import InputSection, PoolConfig
 from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
 from rocstar.data.pool.duplicates import QuestionIndex
-from rocstar.data.pool.judges import RULE_NAMES, Check, Drop, Judges
+from rocstar.data.pool.judges import OVERLAP, RULE_NAMES, Check, Drop, Judges
 from rocstar.data.pool.recipe import nearest
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import ConfigError, DataError
@@ -49,14 +49,14 @@ def build_pool(config: PoolConfig, check: Check, note: Note) -> Datasheet:
     with tempfile.TemporaryDirectory(dir=out, prefix=".building-") as folder:
         work = Path(folder)
         with (work / DROPPED_FILE).open("wb") as dropped:
-            conflicts = _read_sources(sheet, check, work, dropped.write, note)
-            _finish(sheet, check, work, dropped.write, conflicts, note)
+            judges = _read_sources(sheet, check, work, dropped.write, note)
+            _finish(sheet, judges, work, dropped.write, note)
         _publish(sheet, work, out)
     return sheet
 
 
-def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note: Note) -> dict[str, str]:
-    """First pass: every row is dropped or kept for now. Returns what later rows said against kept ones, by name."""
+def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note: Note) -> Judges:
+    """First pass: every row is dropped or kept for now. The judges know what later rows say about earlier ones."""
     config = sheet.config
     benchmarks = BenchmarkIndex(benchmark_questions(sheet))
     note(f"{len(benchmarks)} benchmark questions read from {len(config.benchmark)} files")
@@ -67,27 +67,25 @@ def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note:
             for problem in read_problems(sheet, source, "source", drop):
                 judged, reason = judges.judge(problem, _name(problem))
                 if reason is None:
-                    kept.write(_pool_row(judged, config.keep))
+                    kept.write(_pool_row(judged, (*config.keep, OVERLAP)))
                 else:
                     _drop(sheet, drop, problem, reason)
             note(f"{source.name}: {sheet.counts[source.name, READ]} rows judged")
-    return judges.conflicts
+    return judges
 
 
-def _finish(sheet: Datasheet, check: Check, work: Path, drop: Write, conflicts: dict[str, str], note: Note) -> None:
+def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Note) -> None:
     """Second pass: what could be known only after the first."""
-    agreement = sheet.config.agreement
-    book = _answers(sheet, work, note) if "disagreement" in sheet.rules else None
+    config = sheet.config
+    book = _answers(sheet, judges, work, note) if "disagreement" in sheet.rules else None
     with (work / POOL_FILE).open("wb") as pool:
-        for problem, row in _rows_so_far(work):
-            reason = None
+        for problem, reason in _judged_again(judges, work):
             said = book.answers(problem.id) if book else []
-            if _name(problem) in conflicts:
-                reason = Drop("conflicting_labels", conflicts[_name(problem)])
-            elif said and (evidence := disagreement(problem.answer, said, agreement.least, check)):
-                reason = Drop("disagreement", evidence)
+            if reason is None and said:
+                evidence = disagreement(problem.answer, said, config.agreement.least, judges.check)
+                reason = Drop("disagreement", evidence) if evidence else None
             if reason is None:
-                pool.write(row)
+                pool.write(_pool_row(problem, config.keep))
                 sheet.count_kept(problem, answered=bool(said))
             else:
                 _drop(sheet, drop, problem, reason)
@@ -95,7 +93,7 @@ def _finish(sheet: Datasheet, check: Check, work: Path, drop: Write, conflicts: 
         book.close()
 
 
-def _answers(sheet: Datasheet, work: Path, note: Note) -> AnswerBook | None:
+def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> AnswerBook | None:
     """What was answered to the rows kept so far, those added that a model was asked for now."""
     agreement = sheet.config.agreement
     if agreement.answers is None:
@@ -106,11 +104,18 @@ def _answers(sheet: Datasheet, work: Path, note: Note) -> AnswerBook | None:
         file.touch()
         known = AnswerBook(work / "known.sqlite")
         known.read(file)
-        ask_missing(agreement, known, (problem for problem, _ in _rows_so_far(work)), note)
+        ask_missing(agreement, known, (problem for problem, reason in _judged_again(judges, work) if not reason), note)
         known.close()
     book = AnswerBook(work / "answers.sqlite")
     book.read(file)
+    sheet.inputs.append(_answers_read(agreement.answers, book))
     return book
+
+
+def _answers_read(path: str, book: AnswerBook) -> InputFile:
+    digest, size = fingerprint(path) or (None, None)
+    file = {"name": "answers", "path": path, "role": "answers", "sha256": digest, "size_bytes": size}
+    return InputFile(rows=book.rows, layout="answers", question="id or question", answer="answers", **file)  # type: ignore[arg-type]
 
 
 def benchmark_questions(sheet: Datasheet) -> Iterator[BenchmarkQuestion]:
@@ -193,16 +198,18 @@ def _described(problem: Problem) -> dict[str, Any]:
 
 
 def _pool_row(problem: Problem, keep: Sequence[str]) -> bytes:
-    further = [name for name in ("asked_from", *keep) if name in problem.metadata]
+    further = [name for name in ("asked_from", "reworded", *keep) if name in problem.metadata]
     return row_of({**_described(problem), **{name: problem.metadata[name] for name in further}})
 
 
-def _rows_so_far(work: Path) -> Iterator[tuple[Problem, bytes]]:
+def _judged_again(judges: Judges, work: Path) -> Iterator[tuple[Problem, Drop | None]]:
+    """Each row that the first pass kept, and why it is dropped after all, if so."""
     with (work / _KEPT_SO_FAR).open("rb") as kept:
         for row in kept:
             value = json.loads(row)
             named = {name: value.pop(name) for name in ("id", "question", "answer", "source")}
-            yield Problem(**named, metadata=value), row
+            problem = Problem(**named, metadata=value)
+            yield problem, judges.late(problem, _name(problem))
 
 
 def _name(problem: Problem) -> str:

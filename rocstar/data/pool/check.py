@@ -18,7 +18,7 @@ from rocstar.data.pool.build import columns_of
 from rocstar.data.pool.config import InputSection
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
 from rocstar.data.pool.duplicates import QuestionIndex
-from rocstar.data.pool.integers import same_form
+from rocstar.data.pool.integers import before_asking, same_form
 from rocstar.data.pool.judges import Check
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import DataError
@@ -171,12 +171,13 @@ def _verify(report: Report, problem: Problem, check: Check) -> None:
 
 def _compare(report: Report, problem: Problem, check: Check, seen: QuestionIndex, index: BenchmarkIndex) -> None:
     name = f"line {problem.metadata['line']}"
-    match = seen.add(problem.question, problem.answer, name, form=same_form(problem.answer))
+    question, answer = before_asking(problem)
+    match = seen.add(question, answer, name, form=same_form(answer))
     if match is not None and not match.exact:
         report.near.add(f"{name}: {match.evidence}")
     elif match is not None:
-        same = match.same_answer or check(match.answer, f"\\boxed{{{problem.answer}}}")[0]
-        told = "" if same else f" and the answer {match.answer}, not {problem.answer}"
+        same = match.same_answer or check(match.answer, f"\\boxed{{{answer}}}")[0]
+        told = "" if same else f" and the answer {match.answer}, not {answer}"
         (report.duplicates if same else report.conflicts).add(f"{name}: {match.evidence}{told}")
     if overlap := index.find(problem.question):
         report.overlaps.add(f"{name}: {overlap.evidence}")

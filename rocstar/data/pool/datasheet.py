@@ -28,7 +28,7 @@ class InputFile:
     path: str
     """As the config names it."""
     role: str
-    """`source` or `benchmark`."""
+    """`source`, `benchmark`, or `answers` of the agreement check."""
     sha256: str | None
     """None for what is not one file."""
     size_bytes: int | None
@@ -52,6 +52,8 @@ class Datasheet:
     """(source, READ, KEPT or a rule) -> rows."""
     asked: Counter[str] = field(default_factory=Counter)
     """Source -> kept rows whose question was extended so that the answer is an integer."""
+    reworded: Counter[str] = field(default_factory=Counter)
+    """Source -> kept rows whose standing instructions were put into other words."""
     digits: Counter[int] = field(default_factory=Counter)
     """Digits of the answer -> kept rows; 0 for an answer that is no integer."""
     unasked: int = 0
@@ -67,6 +69,7 @@ class Datasheet:
         """Take note of a row of the pool; answered: the agreement check had answers to it."""
         self.counts[problem.source, KEPT] += 1
         self.asked[problem.source] += "asked_from" in problem.metadata
+        self.reworded[problem.source] += "reworded" in problem.metadata
         value = integer_of(problem.answer)
         self.digits[0 if value is None else len(str(abs(value)))] += 1
         self.unasked += self.config.agreement.answers is not None and not answered
@@ -87,6 +90,7 @@ class Datasheet:
             "kept": self.total(KEPT),
             "funnel": {fate: {"all": rows, **by_source} for fate, rows, by_source in self.funnel()},
             "asked_for_integer": {source: self.asked[source] for source in self.sources},
+            "reworded": {source: self.reworded[source] for source in self.sources},
             "agreement_unasked": self.unasked,
             "answer_digits": {str(digits): self.digits[digits] for digits in sorted(self.digits)},
             "inputs": [asdict(file) for file in self.inputs],
@@ -102,6 +106,8 @@ class Datasheet:
         head = ["row", "all", *self.sources]
         rows = [[fate, str(rows), *(str(by[s]) for s in self.sources)] for fate, rows, by in self.funnel()]
         asked = ["kept, asked for an integer", str(self.asked.total()), *(str(self.asked[s]) for s in self.sources)]
+        worded = ["kept, instructions reworded", str(self.reworded.total())]
+        worded += [str(self.reworded[s]) for s in self.sources]
         files = [
             [f.role, f.name, f.path, str(f.rows), f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"]
             for f in self.inputs
@@ -113,7 +119,7 @@ class Datasheet:
                 "",
                 "Rows by what became of them; a row is dropped by the first rule that finds something.",
                 "",
-                *table(head, [*rows, asked]),
+                *table(head, [*rows, asked, worded]),
                 "",
                 *([f"{self.unasked} kept rows had no answers to compare.", ""] if self.unasked else []),
                 "## Digits of the answer",

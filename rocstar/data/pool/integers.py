@@ -71,6 +71,17 @@ def asked_for_integer(problem: Problem) -> Problem | None:
     return None
 
 
+def before_asking(problem: Problem) -> tuple[str, str]:
+    """(question, answer) without the sentence that `asked_for_integer` added; of any other problem as they are.
+
+    The sentence is the same in many questions and must not make them alike."""
+    former = problem.metadata.get("asked_from")
+    for request in (ASK_FRACTION, ASK_ROOT):
+        if problem.question.endswith(f" {request}"):
+            return problem.question.removesuffix(f" {request}"), former or problem.answer
+    return problem.question, problem.answer
+
+
 def same_form(answer: str) -> str:
     """A text that is the same for equal integers, fractions and simple roots; any other answer as it is."""
     value = integer_of(answer)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rocstar.data.pool.config import PoolConfig
-from rocstar.data.pool.decontamination import BenchmarkIndex
+from rocstar.data.pool.decontamination import STOCK_QUESTIONS, BenchmarkIndex
 from rocstar.data.pool.duplicates import QuestionIndex
+from rocstar.data.pool.instructions import in_other_words
 from rocstar.data.pool.integers import asked_for_integer, integer_of, same_form
 from rocstar.data.pool.rules import RULES, Bounds
 from rocstar.types import Problem
@@ -18,11 +19,15 @@ LATER_RULES = (
     "duplicate",
     "near_duplicate",
     "benchmark_question",
+    "benchmark_phrase",
     "benchmark_overlap",
     "disagreement",
 )
 RULE_NAMES = ("bad_row", *RULES, *LATER_RULES)
 """All reasons to drop a row, in the order in which they are looked for."""
+OVERLAP = "rocstar overlap"
+"""In the metadata of a problem: evidence that it shares 8-grams with a benchmark. Which rule that is, whether a stock
+phrase or more, is known only when all sources were read: see `Judges.late`."""
 
 Check = Callable[[str, str], tuple[bool, str]]
 """(reference, a full response) -> (whether the verifier calls it right, how it decided)."""
@@ -59,7 +64,23 @@ class Judges:
                 return problem, Drop(rule, evidence)
         # The sentence that asks for an integer is the same in many questions and must not make them alike.
         repeated = self._repeated(published, name)
-        return problem, self._refused(problem) or repeated or self._known(problem)
+        if reason := self._refused(problem) or repeated:
+            return problem, reason
+        return self._cleared(problem)
+
+    def late(self, problem: Problem, name: str) -> Drop | None:
+        """Why a row that was kept so far is dropped after all; to be asked when all rows were judged."""
+        if name in self.conflicts and (reason := self._drop("conflicting_labels", self.conflicts[name])):
+            return reason
+        if OVERLAP not in problem.metadata:
+            return None
+        rarest = self.benchmarks.rarest(problem.question)
+        if rarest >= STOCK_QUESTIONS:
+            told = (
+                f"a stock phrase: all 8-grams shared with benchmarks stand in {rarest} questions of the sources or more"
+            )
+            return self._drop("benchmark_phrase", f"{problem.metadata[OVERLAP]}; {told}")
+        return self._drop("benchmark_overlap", problem.metadata[OVERLAP])
 
     def _holds(self, rule: str) -> bool:
         return rule not in self.config.rules.skip
@@ -103,8 +124,15 @@ class Judges:
         """Whether two answers of different form are equal; where only integers, fractions and roots are left, never."""
         return not self._holds("not_integer") and self.check(gold, f"\\boxed{{{other}}}")[0]
 
-    def _known(self, problem: Problem) -> Drop | None:
+    def _cleared(self, problem: Problem) -> tuple[Problem, Drop | None]:
+        """The problem without what it shares with a benchmark, where that is an instruction; else with the evidence."""
         overlap = self.benchmarks.find(problem.question)
         if overlap is None:
-            return None
-        return self._drop("benchmark_question" if overlap.exact else "benchmark_overlap", overlap.evidence)
+            return problem, None
+        if overlap.exact:
+            return problem, self._drop("benchmark_question", overlap.evidence)
+        self.benchmarks.count(problem.question)
+        other = in_other_words(problem) if self.config.rewrite.instructions else None
+        if other is not None and self.benchmarks.find(other.question) is None:
+            return other, None
+        return replace(problem, metadata={**problem.metadata, OVERLAP: overlap.evidence}), None

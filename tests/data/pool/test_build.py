@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import json
 import random
 import tracemalloc
@@ -11,6 +12,7 @@ from rocstar.data.files import load_problems
 from rocstar.data.pool.build import build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
+from rocstar.data.pool.decontamination import STOCK_QUESTIONS
 from rocstar.errors import ConfigError, DataError
 
 BENCHMARK = "Alice has nine red apples and Bob takes away four of them before lunch today."
@@ -109,6 +111,48 @@ def test_the_datasheet_counts_what_the_files_hold_and_hashes_what_was_read(tmp_p
     assert str(tmp_path) not in (Path(config.out) / "datasheet.md").read_text()
 
 
+COPRIME = "where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
+
+
+def instructed(folder: Path, rows: list[str], **changes: Any) -> PoolConfig:
+    config = pool(folder, source=[{"name": "s", "path": "told.jsonl"}], **changes)
+    write(folder / "told.jsonl", *({"question": text, "answer": "5"} for text in rows))
+    write(folder / "bench.jsonl", {"problem": f"A coin shows heads with chance $\\frac{{m}}{{n}}$, {COPRIME}"})
+    return config
+
+
+def test_a_question_that_shares_an_instruction_alone_is_reworded_and_kept(tmp_path: Path) -> None:
+    rows = [f"A bug walks on a cube. It comes home with chance $m/n$, {COPRIME}"]
+    config = instructed(tmp_path, rows, rewrite={"instructions": True})
+    sheet = build(config)
+    (row,) = rows_of(config, "problems.jsonl")
+    assert row["question"].endswith("chance $m/n$, for coprime positive integers $m$ and $n$. Find $m+n$.")
+    assert (row["reworded"], sheet.reworded.total()) == (["coprime"], 1)
+    assert build(instructed(tmp_path, rows)).total("benchmark_overlap") == 1
+
+
+def test_rewording_saves_no_question_that_shares_more_than_the_instruction(tmp_path: Path) -> None:
+    rows = [f"A coin shows heads with chance $\\frac{{m}}{{n}}$ exactly, {COPRIME}"]
+    config = instructed(tmp_path, rows, rewrite={"instructions": True})
+    assert build(config).total("benchmark_overlap") == 1
+    (dropped,) = rows_of(config, "dropped.jsonl")
+    assert dropped["question"] == rows[0]
+
+
+def test_a_phrase_that_many_questions_share_is_told_from_a_shared_problem_wherever_it_stands(tmp_path: Path) -> None:
+    words = ["ants", "bees", "cats", "dogs", "eels", "fish", "gnus", "hens", "imps", "jays"]
+    rows = [f"Some {one} meet {number} {one}, odds {COPRIME}" for number, one in enumerate(words)]
+    config = instructed(tmp_path, rows)
+    assert build(config).total("benchmark_phrase") == STOCK_QUESTIONS == len(words)
+    assert "a stock phrase" in rows_of(config, "dropped.jsonl")[0]["evidence"]
+    assert build(instructed(tmp_path, rows[1:])).total("benchmark_overlap") == len(words) - 1
+    forgiving = instructed(tmp_path, rows, rules={"skip": ["benchmark_phrase"]})
+    assert build(forgiving).total("kept") == len(words)
+    assert all(
+        set(row) == {"id", "question", "answer", "source", "line"} for row in rows_of(forgiving, "problems.jsonl")
+    )
+
+
 def test_a_rule_that_is_skipped_drops_nothing(tmp_path: Path) -> None:
     config = pool(tmp_path, rules={"skip": ["benchmark_overlap", "duplicate"]})
     build(config)
@@ -142,6 +186,9 @@ def test_a_bad_row_stops_the_build_with_its_place_and_leaves_nothing(tmp_path: P
 def test_bad_rows_are_dropped_as_far_as_the_config_allows(tmp_path: Path) -> None:
     config = pool(tmp_path, limits={"max_bad_rows": 2}, source=[{"name": "s", "path": "bad.jsonl"}])
     good = {"question": "What is it?", "answer": "5"}
+    (tmp_path / "bad.csv").write_text("question,answer\nWhat is it?,5\nWhat, then,6\n")
+    cells = build(config.model_copy(update={"source": [config.source[0].model_copy(update={"path": "bad.csv"})]}))
+    assert (cells.total("bad_row"), cells.total("kept")) == (1, 1)
     write(tmp_path / "bad.jsonl", good, "{broken\n", {**good, "answer": ["5"]}, {**good, "answer": ""})
     sheet = build(config)
     assert (sheet.total("bad_row"), sheet.total("empty"), sheet.total("kept")) == (2, 1, 1)
@@ -169,6 +216,8 @@ def test_labels_that_too_few_answers_share_are_dropped(tmp_path: Path) -> None:
     assert dropped["line"] == 9
     assert "1 of 3 answers equal the label 1013" in dropped["evidence"] and "2 x '\\\\boxed{24}'" in dropped["evidence"]
     assert sheet.unasked == 1
+    (listed,) = [file for file in sheet.inputs if file.role == "answers"]
+    assert (listed.rows, listed.sha256) == (2, hashlib.sha256(answers.read_bytes()).hexdigest())
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from rocstar.data.pool.check import Wording, check_file
 from rocstar.data.pool.config import InputSection
 from rocstar.data.pool.decontamination import BenchmarkQuestion
+from rocstar.data.pool.integers import ASK_FRACTION
 
 WORDING = Wording(render=lambda question: f"<s>{question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
 ROWS = [
@@ -17,6 +18,23 @@ ROWS = [
 
 def accept(gold: str, said: str) -> tuple[bool, str]:
     return gold != "bad" and said == f"\\boxed{{{gold}}}", "scripted"
+
+
+def test_questions_asked_for_an_integer_are_compared_without_the_sentence_that_asks(tmp_path: Path) -> None:
+    path = tmp_path / "pool.jsonl"
+    asked = [
+        ("Halve three.", "3/2", 5),
+        ("Third of two.", "2/3", 5),
+        ("Halve three.", "3/2", 5),
+        ("Halve three.", "1/4", 5),
+    ]
+    rows = [
+        {"question": f"{text} {ASK_FRACTION}", "answer": str(sum_), "asked_from": former}
+        for text, former, sum_ in asked
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = check_file(InputSection(name="a", path=str(path)), accept, WORDING, [])
+    assert (report.near.rows, report.duplicates.rows, report.conflicts.rows) == (0, 1, 1)
 
 
 def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Path) -> None:

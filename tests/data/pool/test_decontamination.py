@@ -21,7 +21,7 @@ def test_eight_words_in_a_row_are_an_overlap_and_seven_are_not() -> None:
     words = LONG.split()
     eight = index().find(f"So {' '.join(words[2:10])} indeed, yes")
     assert eight is not None and not eight.exact
-    assert eight.gram == " ".join(words[2:10]).lower()
+    assert eight.passage == " ".join(words[2:10]).lower()
     assert (eight.found.line, eight.shared) == (1, 1)
     assert index().find(f"So {' '.join(words[2:9])} indeed, yes") is None
 
@@ -44,4 +44,24 @@ def test_of_several_benchmark_questions_the_one_that_shares_most_is_named() -> N
     )
     found = known.find(f"{LONG} and then some")
     assert found is not None and found.found.line == 2
-    assert "is in b line 2 too" in found.evidence
+    assert f'15 words in a row, "{LONG.lower()}", are in b line 2 too; 8 of 11 8-grams' in found.evidence
+
+
+def test_the_longest_of_several_shared_passages_is_shown_and_a_very_long_one_is_cut() -> None:
+    words = LONG.split()
+    found = index().find(f"{' '.join(words[:8])} pears {' '.join(words[3:13])} figs {' '.join(words[5:14])}")
+    assert found is not None and found.passage == " ".join(words[3:13]).lower()
+    long = " ".join(f"w{number}" for number in range(40))
+    told = BenchmarkIndex([BenchmarkQuestion(benchmark="b", line=1, question=long)]).find(f"{long} more")
+    assert told is not None and '40 words in a row, "w0 ' in told.evidence and 'w15 …"' in told.evidence
+
+
+def test_a_question_is_as_rare_as_the_rarest_8_gram_that_it_shares() -> None:
+    words = LONG.split()
+    known = index()
+    for other in range(3):
+        known.count(f"{' '.join(words[:8])} {other}")
+    known.count(f"{' '.join(words[:9])} x")
+    assert known.rarest(f"{' '.join(words[:8])} and so on") == 4
+    assert known.rarest(f"{' '.join(words[:9])} and so on") == 1
+    assert known.rarest("nothing is shared here") == 0
