@@ -16,7 +16,7 @@ import typer
 
 import rocstar
 from rocstar.errors import ConfigError
-from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results
+from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results, need
 from rocstar.verbs import answers, data, sandbox
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
@@ -41,7 +41,10 @@ app.add_typer(answers.app, name="reward")
 app.command()(answers.verify)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
-Settings = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
@@ -178,7 +181,12 @@ def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     from rocstar.screen import Screen
 
     rows = [show_run(folder) for folder in list_runs(runs)]
-    print_json({"runs": rows}) if as_json else Screen().runs(rows)
+    if as_json:
+        print_json({"runs": rows})
+    elif rows:
+        Screen().runs(rows)
+    else:
+        Screen().note(f"there are no runs in {runs}")
 
 
 @runs_app.command()
@@ -209,6 +217,7 @@ def _start(path: str | None, settings: list[str], *, kinds: tuple[str, ...], dry
     if dry_run:
         print_json(dump_resolved(recipe))
         return
+    need("train")  # a run that cannot start leaves no folder
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
     _carry_out(recipe, folder, resume=False, as_json=as_json)

@@ -144,6 +144,9 @@ class RolloutSection(Section):
 
 
 class SandboxSection(Section):
+    tool: Literal["program", "notebook"] = "program"
+    """program: each call is a program of its own (paper); notebook: the calls of an attempt are cells that share their
+    names and files."""
     preload: list[str] = ["numpy", "sympy"]
     """Modules imported once before forking."""
     slots: int = Field(default=2, ge=1)
@@ -151,9 +154,9 @@ class SandboxSection(Section):
     timeout_seconds: float = Field(default=5.0, gt=0)
     cpu_seconds: float = Field(default=5.0, gt=0)
     memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20)
-    output_bytes: int = Field(default=64 * 1024, ge=16)
+    output_bytes: int = Field(default=64 * 1024, ge=16, le=4 * 2**20)
     processes: int = Field(default=16, ge=1)
-    min_isolation: Literal["L1", "L2", "L3"] = "L1"
+    min_isolation: Literal["L1", "L2", "L3", "L4"] = "L1"
     """Refuse to start below this level."""
 
 

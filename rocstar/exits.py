@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import rocstar
@@ -21,6 +22,17 @@ NOT_READY = 3
 """Something this machine lacks."""
 INTERRUPTED = 130
 """Ctrl-C, after a clean save."""
+
+EXTRA_OF = {
+    **dict.fromkeys(("typer", "rich", "pydantic", "math_verify"), ""),
+    **dict.fromkeys(("torch", "transformers", "safetensors"), "train"),
+    **dict.fromkeys(("numpy", "sympy", "msgspec", "starlette", "uvicorn", "uvloop", "httptools"), "sandbox"),
+    **dict.fromkeys(("pyarrow", "tokenizers", "httpx", "datasets"), "data"),
+    "mcp": "mcp",
+    "ray": "cluster",
+    "matplotlib": "plot",
+}
+"""Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -36,7 +48,7 @@ def failure(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, RocstarError):
         return FAILED, str(error)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] != "rocstar":
-        return NOT_READY, f"{error.name} is not installed; install what is missing with: {install_command()}"
+        return NOT_READY, f"{error.name} is not installed; {_remedy(error.name)}"
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         return FAILED, f"the disk is full ({error.filename or 'while writing'}); free some space and try again"
     if isinstance(error, OSError) and error.filename:
@@ -44,12 +56,20 @@ def failure(error: Exception) -> tuple[int, str] | None:
     return None
 
 
-def install_command() -> str:
-    """The pip command that brings every extra a verb may need; from a checkout, the one that pins the tested set."""
+def need(extra: str) -> None:
+    """Raises ModuleNotFoundError for the first module of an extra that is not there: to be told before work begins."""
+    for module in (name for name, bringing in EXTRA_OF.items() if bringing == extra):
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+def install_command(extra: str) -> str:
+    """The pip command that brings an extra, or with "" the base; from a checkout, the one that pins the tested set."""
+    chosen = f"[{extra}]" if extra else ""
     checkout = Path(rocstar.__file__).parent.parent
     if (checkout / "constraints" / "cpu.txt").is_file():
-        return f"cd {checkout} && pip install -c constraints/cpu.txt -e '.[train]'"
-    return "pip install 'rocstar[train]'"
+        return f"cd {checkout} && pip install -c constraints/cpu.txt -e '.{chosen}'"
+    return f"pip install 'rocstar{chosen}'"
 
 
 def flush_results() -> None:
@@ -59,6 +79,13 @@ def flush_results() -> None:
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has seen enough; without this the shutdown would try once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _remedy(module: str) -> str:
+    extra = EXTRA_OF.get(module.split(".")[0])
+    if extra is None:
+        return "rocstar does not bring it: install it, or put its folder on PYTHONPATH"
+    return f"install what is missing with: {install_command(extra)}"
 
 
 def _is_sandbox_down(error: Exception) -> bool:

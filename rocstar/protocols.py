@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rocstar.errors import VerifierUnavailable
 from rocstar.types import (
     Batch,
     BatchRow,
@@ -80,6 +81,12 @@ class Tool(Protocol):
         ...
 
 
+class AttemptTool(Tool, Protocol):
+    """A tool of one attempt, which keeps something between its calls. Who made it closes it, whatever happens."""
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What an environment says to a completion."""
@@ -104,11 +111,22 @@ class Environment(Protocol):
 
     async def reply(self, completion: Completion) -> Reply: ...
 
+    async def close(self) -> None:
+        """Give back what the attempt held; nothing of it runs any more."""
+        ...
+
 
 class Verifier(Protocol):
-    """Total and bounded in time: every trajectory gets an Outcome, or VerifierUnavailable is raised."""
+    """Compares what attempts came to with what is known.
 
-    async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome: ...
+    Promise: total and bounded in time, and an attempt's Outcome does not depend on who stands beside it."""
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """One entry per attempt, in order: a group, a step or a benchmark in one call.
+
+        VerifierUnavailable stands in the place of an attempt on which our workers failed, and is raised where none can
+        be asked at all. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory: it says nothing about the model."""
+        ...
 
 
 class Resampler(Protocol):

@@ -12,15 +12,12 @@ What a step does follows from (run.seed, step) and the weights alone, so a resum
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from rocstar.answers.grade import Grader
-from rocstar.config import DataSection, Recipe, Stage
+from rocstar.config import Recipe, Stage
 from rocstar.errors import RunHalted
-from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.launch import Stopper
 from rocstar.learning.batches import rows_of, split
 from rocstar.learning.learner import GrpoLearner
@@ -29,10 +26,8 @@ from rocstar.learning.sft import SftLearner
 from rocstar.learning.threads import use_threads
 from rocstar.protocols import Resampler
 from rocstar.rollout.collect import Roller
-from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import read_journal
-from rocstar.runs.show import summary_of
 from rocstar.runs.tracker import RunTracker
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
@@ -44,13 +39,14 @@ from rocstar.training.assemble import (
     sft_settings,
     weights_folder,
 )
-from rocstar.training.checkpoints import Progress, latest, prune, save
+from rocstar.training.checkpoints import Progress, latest
 from rocstar.training.coldstart import load_sft_rows, opened_policy, opening, rows_of_step
 from rocstar.training.meter import Meter
 from rocstar.training.pools import problems_of_step, stage_pool
-from rocstar.training.report import attempt_records, fault_share, remarks, step_metrics
-from rocstar.training.tasks import Task, make_task
-from rocstar.types import BatchRow, Problem, Resampled, SftRow, Weights, seed_for
+from rocstar.training.report import attempt_records, fault_share, mean_of_updates, remarks, step_metrics
+from rocstar.training.run import Run
+from rocstar.training.tasks import task_of
+from rocstar.types import BatchRow, Problem, Resampled, Weights, seed_for
 
 
 async def train(
@@ -94,198 +90,103 @@ async def train(
             checkpoint=checkpoint,
         )
         try:
-            await run.all_stages()
+            await all_stages(run)
         finally:
             await workshop.close()
 
 
-def task_of(recipe: Recipe, data: DataSection) -> Task:
-    """The task of a `[data]` section; held-out problems depend on the run only, so stages share them."""
-    return make_task(data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems)
+async def all_stages(run: Run) -> None:
+    """Every stage that is not done, between an evaluation before the first RL stage and one at the end."""
+    done = run.stages_done
+    for number, stage in enumerate(run.recipe.stage):
+        if number < done:
+            continue
+        if stage.kind == "rl" and not run.rl_before(number):
+            await run.evaluate("before", stage)
+        run.enter(number, stage)
+        await (sft_stage(run, stage) if stage.kind == "sft" else rl_stage(run, stage))
+    await run.evaluate("after", run.recipe.stage[-1])
+    run.finish()
 
 
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """A run under way: what all stages share."""
+async def sft_stage(run: Run, stage: Stage) -> None:
+    run.screen.stage(stage.name, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
+    rows, seed = load_sft_rows(run.folder.path), run.recipe.run.seed
+    learner = SftLearner(run.workshop.policy, sft_settings(stage.sft, stage.steps))
+    if run.progress.stage_step and run.checkpoint:
+        learner.restore(run.checkpoint)
 
-    recipe: Recipe
-    folder: RunFolder
-    screen: Screen
-    stopper: Stopper
-    meter: Meter
-    task: Task
-    workshop: Workshop
-    tracker: RunTracker
-    progress: Progress
-    checkpoint: Path | None
-    """Where learner state is restored from: the newest checkpoint."""
-    saved_at: float = 0.0
+    async def step(index: int) -> Mapping[str, float]:
+        with run.meter.phase("sft"):
+            batch = rows_of_step(rows, index, stage.sft.batch_rows, seed)
+            return learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
 
-    async def all_stages(self) -> None:
-        complete = self.progress.stage + self.progress.stage_complete
-        for number, stage in enumerate(self.recipe.stage):
-            if number < complete:
-                continue
-            if stage.kind == "rl" and not self._rl_before(number):
-                await self.evaluate("before", stage)
-            self._enter(number, stage)
-            await (self._sft(stage) if stage.kind == "sft" else self._rl(stage))
-        await self.evaluate("after", self.recipe.stage[-1])
-        self._finish()
+    await run.repeat(stage, learner, step)
 
-    # -- stages ---------------------------------------------------------------------------------------------------
 
-    def _rl_before(self, number: int) -> bool:
-        under_way = self.progress.stage == number and self.progress.stage_step > 0
-        return under_way or any(stage.kind == "rl" for stage in self.recipe.stage[:number])
+async def rl_stage(run: Run, stage: Stage) -> None:
+    workshop, seed = run.workshop, run.recipe.run.seed
+    roller = make_roller(workshop, stage.rollout, stage.sandbox, stage.evaluate)
+    learner = GrpoLearner(
+        workshop.policy,
+        learner_settings(stage.learning, stage.rollout.temperature),
+        weights_folder(run.folder.path),
+    )
+    _carry_optimizer(run, stage, learner)
+    await workshop.engine.load_weights(learner.publish())
+    with run.meter.phase("pool"):
+        problems = task_of(run.recipe, stage.data).problems()
+        pool = await stage_pool(stage, problems, roller, seed=seed, run=run.folder.path)
+    if not pool:
+        _skip(run, stage, learner)
+        return
+    run.screen.stage(
+        stage.name,
+        f"{stage.steps} steps of {stage.rollout.problems_per_step} problems x "
+        f"{stage.rollout.attempts_per_problem} attempts from {len(pool)} problems, "
+        f"at most {stage.rollout.max_response_tokens} tokens",
+    )
+    rl = RlStage(
+        stage=stage,
+        roller=roller,
+        resample=resampler_named(
+            stage.resample.method, stage.resample.keep, stage.resample.min_positive, stage.resample.min_negative
+        ),
+        learner=learner,
+        load_weights=workshop.engine.load_weights,
+        tracker=run.tracker,
+        meter=run.meter,
+        fault_budget=run.recipe.run.fault_budget,
+        save_rollouts=run.recipe.run.save_rollouts,
+    )
 
-    def _enter(self, number: int, stage: Stage) -> None:
-        if self.progress.stage != number:
-            self.progress = Progress(stage=number, step=self.progress.step, policy_version=self.workshop.policy.version)
-        self.tracker.start_stage(stage.name, stage.kind, stage.steps)
-        self.saved_at = time.monotonic()
+    async def step(index: int) -> Mapping[str, float]:
+        problems = problems_of_step(pool, index, stage.rollout.problems_per_step, seed_for(seed, stage.name))
+        return await rl.step(run.progress.step + 1, problems, seed_for(seed, "step", run.progress.step + 1))
 
-    async def _sft(self, stage: Stage) -> None:
-        self.screen.stage(stage.name, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
-        rows = load_sft_rows(self.folder.path)
-        learner = SftLearner(self.workshop.policy, sft_settings(stage.sft, stage.steps))
-        if self.progress.stage_step and self.checkpoint:
-            learner.restore(self.checkpoint)
+    await run.repeat(stage, learner, step)
+    for remark in remarks(stage.name, [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]):
+        run.screen.note(remark)
 
-        async def step(index: int) -> Mapping[str, float]:
-            with self.meter.phase("sft"):
-                return self._sft_step(stage, learner, rows, index)
 
-        await self._loop(stage, learner, step)
+def _carry_optimizer(run: Run, stage: Stage, learner: GrpoLearner) -> None:
+    """Optimizer state goes on from the newest checkpoint, within a stage and from one RL stage to the next."""
+    inside = run.progress.stage_step > 0
+    follows = run.progress.stage > 0 and run.recipe.stage[run.progress.stage - 1].kind == "rl"
+    if run.checkpoint and (inside or (follows and not stage.learning.reset_optimizer)):
+        learner.restore(run.checkpoint)
+        if not inside:
+            learner.refresh_reference()
 
-    def _sft_step(self, stage: Stage, learner: SftLearner, rows: list[SftRow], index: int) -> dict[str, float]:
-        seed = self.recipe.run.seed
-        batch = rows_of_step(rows, index, stage.sft.batch_rows, seed)
-        return learner.update(batch, seed=seed_for(seed, "dropout", self.progress.step + 1))
 
-    async def _rl(self, stage: Stage) -> None:
-        workshop, seed = self.workshop, self.recipe.run.seed
-        roller = make_roller(workshop, stage.rollout, stage.sandbox, stage.evaluate)
-        learner = GrpoLearner(
-            workshop.policy,
-            learner_settings(stage.learning, stage.rollout.temperature),
-            weights_folder(self.folder.path),
-        )
-        self._carry_optimizer(stage, learner)
-        await workshop.engine.load_weights(learner.publish())
-        with self.meter.phase("pool"):
-            problems = task_of(self.recipe, stage.data).problems()
-            pool = await stage_pool(stage, problems, roller, seed=seed, run=self.folder.path)
-        if not pool:
-            self._nothing_left(stage, learner)
-            return
-        self.screen.stage(
-            stage.name,
-            f"{stage.steps} steps of {stage.rollout.problems_per_step} problems x "
-            f"{stage.rollout.attempts_per_problem} attempts from {len(pool)} problems, "
-            f"at most {stage.rollout.max_response_tokens} tokens",
-        )
-        rl = RlStage(
-            stage=stage,
-            roller=roller,
-            resample=resampler_named(
-                stage.resample.method, stage.resample.keep, stage.resample.min_positive, stage.resample.min_negative
-            ),
-            learner=learner,
-            load_weights=workshop.engine.load_weights,
-            tracker=self.tracker,
-            meter=self.meter,
-            fault_budget=self.recipe.run.fault_budget,
-            save_rollouts=self.recipe.run.save_rollouts,
-        )
-
-        async def step(index: int) -> Mapping[str, float]:
-            problems = problems_of_step(pool, index, stage.rollout.problems_per_step, seed_for(seed, stage.name))
-            return await rl.step(self.progress.step + 1, problems, seed_for(seed, "step", self.progress.step + 1))
-
-        await self._loop(stage, learner, step)
-        for remark in remarks(stage.name, [r for r in read_journal(self.folder.metrics) if r["stage"] == stage.name]):
-            self.screen.note(remark)
-
-    def _carry_optimizer(self, stage: Stage, learner: GrpoLearner) -> None:
-        """Optimizer state goes on from the newest checkpoint, within a stage and from one RL stage to the next."""
-        inside = self.progress.stage_step > 0
-        follows = self.progress.stage > 0 and self.recipe.stage[self.progress.stage - 1].kind == "rl"
-        if self.checkpoint and (inside or (follows and not stage.learning.reset_optimizer)):
-            learner.restore(self.checkpoint)
-            if not inside:
-                learner.refresh_reference()
-
-    def _nothing_left(self, stage: Stage, learner: GrpoLearner) -> None:
-        self.screen.note(
-            f"{stage.name}: every problem is solved by all {stage.data.drop_solved_attempts} attempts; nothing is left "
-            "to learn, so the stage is skipped"
-        )
-        self.tracker.event("stage_skipped", name=stage.name)
-        self.progress.stage_step = stage.steps
-        self._save(learner, complete=True)
-
-    async def _loop(
-        self,
-        stage: Stage,
-        learner: SftLearner | GrpoLearner,
-        step: Callable[[int], Awaitable[Mapping[str, float]]],
-    ) -> None:
-        """Run a stage's steps from where it stands; save now and then, at its end and when asked to stop."""
-        while self.progress.stage_step < stage.steps:
-            metrics = {**await step(self.progress.stage_step), **self.meter.take()}
-            metrics["step/trainer_cpu_seconds"] = sum(
-                metrics.get(f"cpu/{phase}", 0.0) for phase in ("rollout", "learning", "record", "sft")
-            )
-            self.progress.stage_step += 1
-            self.progress.step += 1
-            self.progress.policy_version = self.workshop.policy.version
-            self.tracker.log(self.progress.step, {"stage_step": self.progress.stage_step, **metrics})
-            self.screen.step(stage.name, self.progress.stage_step, stage.steps, metrics)
-            done = self.progress.stage_step == stage.steps
-            due = time.monotonic() - self.saved_at >= self.recipe.run.checkpoint_seconds
-            if done or due or self.stopper.asked:
-                self._save(learner, complete=done)
-            if self.stopper.asked:
-                raise KeyboardInterrupt
-
-    # -- keeping ----------------------------------------------------------------------------------------------------
-
-    def _save(self, learner: SftLearner | GrpoLearner, *, complete: bool) -> None:
-        """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
-        self.tracker.flush()
-        if self.tracker.failure:
-            raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
-        self.progress.stage_complete = complete
-        save(self.folder, self.progress, self.workshop.policy, learner)
-        prune(self.folder, self.recipe.run.keep_checkpoints)
-        self.checkpoint = self.folder.checkpoint(self.progress.step)
-        self.saved_at = time.monotonic()
-
-    async def evaluate(self, name: str, stage: Stage) -> None:
-        """Evaluate on the held-out problems with the settings of `stage`, once."""
-        problems = self.task.heldout()
-        folder = self.folder.evaluation(name, self.progress.step)
-        if not problems or (folder / "result.json").exists():
-            return
-        self.screen.stage(name, f"evaluation on {len(problems)} held-out problems")
-        with self.meter.phase("evaluation"):
-            weights = self.workshop.policy.publish(weights_folder(self.folder.path))
-            await self.workshop.engine.load_weights(weights)
-            roller = make_roller(self.workshop, stage.rollout, stage.sandbox, stage.evaluate)
-            protocol = Protocol(
-                attempts=stage.evaluate.attempts,
-                temperature=stage.evaluate.temperature,
-                greedy=stage.evaluate.greedy,
-                seed=self.recipe.run.seed,
-            )
-            await evaluate_policy(roller, problems, protocol, folder=folder, step=self.progress.step)
-
-    def _finish(self) -> None:
-        self.tracker.flush()
-        results = {name: result for name, _, result in self.folder.evaluations()}
-        summary = summary_of(results, [*read_journal(self.folder.metrics), self.meter.take()])
-        write_json(self.folder.summary, summary)
+def _skip(run: Run, stage: Stage, learner: GrpoLearner) -> None:
+    run.screen.note(
+        f"{stage.name}: every problem is solved by all {stage.data.drop_solved_attempts} attempts; nothing is left "
+        "to learn, so the stage is skipped"
+    )
+    run.tracker.event("stage_skipped", name=stage.name)
+    run.progress.stage_step = stage.steps
+    run.save(learner, complete=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -304,7 +205,7 @@ class RlStage:
 
     async def step(self, step: int, problems: list[Problem], seed: int) -> dict[str, float]:
         """One step. Returns its metrics. Raises RunHalted when too many attempts ended by faults of ours."""
-        settings = self.stage
+        settings, written_by = self.stage, self.learner.version
         with self.meter.phase("rollout"):
             groups = await self.roller.roll(
                 problems,
@@ -317,14 +218,15 @@ class RlStage:
         with self.meter.phase("learning"):
             chosen = [self.resample(g, random.Random(seed_for(seed, "resample", g.problem.id))) for g in groups]
             rows = self.learner.score(rows_of(chosen, settings.learning.normalize_by_std))
-            learnt = _mean_of([self.learner.update(b) for b in split(rows, settings.learning.updates_per_step, seed)])
+            batches = split(rows, settings.learning.updates_per_step, seed)
+            learnt = mean_of_updates([self.learner.update(batch) for batch in batches])
             await self.load_weights(self.learner.publish())
             metrics = step_metrics(chosen, rows)
-        self._record(step, chosen, rows)
+        self._record(step, chosen, rows, written_by)
         self._check_faults(step, chosen)
         return {**metrics, **learnt}
 
-    def _record(self, step: int, chosen: list[Resampled], rows: tuple[BatchRow, ...]) -> None:
+    def _record(self, step: int, chosen: list[Resampled], rows: tuple[BatchRow, ...], policy_version: int) -> None:
         if not self.save_rollouts:
             return
         with self.meter.phase("record"):
@@ -334,7 +236,7 @@ class RlStage:
                     chosen,
                     rows,
                     normalize_by_std=self.stage.learning.normalize_by_std,
-                    policy_version=self.learner.version,
+                    policy_version=policy_version,
                 ),
             )
 
@@ -348,13 +250,3 @@ class RlStage:
                 f"step {step}: {share:.0%} of the attempts ended by faults of ours, run.fault_budget allows "
                 f"{self.fault_budget:.0%}; the first says: {faults[0]}"
             )
-
-
-def _mean_of(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step's updates, averaged; nothing when there was nothing to learn from."""
-    if not updates:
-        return {"learn/updates": 0.0}
-    names = updates[0].keys()
-    return {"learn/updates": float(len(updates))} | {
-        f"learn/{name}": sum(update[name] for update in updates) / len(updates) for name in names
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -54,6 +53,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> N
 
 
 def train_with(monkeypatch: pytest.MonkeyPatch, carry_out: CarryOut) -> None:
+    monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
     install(monkeypatch, "rocstar.launch", run=carry_out)
 
 
@@ -175,7 +175,8 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), exits.FAILED, "/x: Permission denied"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), exits.NOT_READY, "torch is not installed"),
-        (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "pip install"),
+        (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "pip install -c constraints/cpu.txt"),
+        (ModuleNotFoundError("", name="their_rewards"), exits.NOT_READY, "put its folder on PYTHONPATH"),
     ],
 )
 def test_a_failure_is_one_sentence_with_its_exit_code(
@@ -188,6 +189,24 @@ def test_a_failure_is_one_sentence_with_its_exit_code(
     assert cli.run(["train", "tiny.toml"]) == code
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("rocstar: ") and sentence in last
+
+
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_a_run_that_cannot_start_for_want_of_torch_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    monkeypatch.setattr(exits, "find_spec", lambda module: None if module == "torch" else module)
+    assert cli.run([verb, "tiny.toml"]) == exits.NOT_READY
+    told = capsys.readouterr().err
+    assert told.startswith("rocstar: torch is not installed; ") and told.count("\n") == 1
+    assert not Path("runs").exists()
+    assert cli.run([verb, "tiny.toml", "--dry-run"]) == exits.OK
+
+
+def test_a_folder_without_runs_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["runs", "list", "--runs", "nowhere"]) == exits.OK
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.strip() == "there are no runs in nowhere"
 
 
 @pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
@@ -264,18 +283,11 @@ def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [["--version"], ["runs", "list"], ["train", "tiny.toml", "--dry-run"]])
-def test_a_full_disk_under_stdout_ends_in_one_sentence(arguments: list[str]) -> None:
+def test_a_full_disk_under_stdout_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    train_with(monkeypatch, finish)
+    assert cli.run(["train", "tiny.toml"]) == exits.OK  # so that there is something to list
     command = [sys.executable, "-c", "from rocstar.cli import main; main()", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == exits.FAILED
     assert done.stderr == "rocstar: the disk is full (while writing); free some space and try again\n"
-
-
-def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about() -> None:
-    code = "from rocstar.cli import main; main()"
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as pipe:
-        done = subprocess.run([sys.executable, "-c", code, "--version"], stdout=pipe, stderr=subprocess.PIPE, text=True)
-    assert done.stderr == ""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +136,12 @@ def test_a_run_without_any_evaluation_still_has_a_table() -> None:
 def test_long_transcripts_are_cut_in_the_middle() -> None:
     text = transcript("\n".join(str(number) for number in range(100)))
     assert text.startswith("0\n1\n") and text.endswith("\n99") and "... 86 lines ..." in text
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about() -> None:
+    code = "from rocstar.cli import main; main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run([sys.executable, "-c", code, "--version"], stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from rocstar.engines.torch_cache import SlotCache
-from rocstar.engines.torch_rows import Columns, Row, Work
+from rocstar.engines.torch_rows import Work
 from rocstar.engines.torch_sampling import draw, uniforms
+from rocstar.engines.torch_table import RowTable
 from rocstar.types import Completion, Finish
 
 PREFILL_FROM = 16  # tokens to feed; below it, riding along in decode steps is cheaper than a pass of its own
@@ -37,34 +38,26 @@ class SlotDecoder:
     def __init__(self, model: Any, *, rows: int, positions: int) -> None:
         self._model = model
         self._cache = SlotCache(model, max(rows, MIN_BATCH), positions)
-        self._columns = Columns(max(rows, MIN_BATCH), positions)
-        self._rows: list[Row | None] = [None] * max(rows, MIN_BATCH)
-        self._active = 0
+        self._table = RowTable(self._cache, max(rows, MIN_BATCH), positions)
+        self._columns = self._table.columns
         self._clock = 0
-        self._sessions: dict[str, Row] = {}
-        self._openings: dict[tuple[int, ...], Row] = {}
         self.positions = positions
         self.version = 0
         self.fed_tokens = 0
 
-    # -- what is inside ---------------------------------------------------------------------------------------
-
     @property
     def active(self) -> int:
         """Rows decoding now."""
-        return self._active
+        return self._table.active
 
     @property
     def used_tokens(self) -> int:
         """Positions held by rows, decoding or paused."""
-        return int(sum(self._columns.cached[i] for i, row in enumerate(self._rows) if row is not None))
+        return self._table.used_tokens
 
     def forget_all(self) -> None:
         """Drop every cached key and value (new weights); active rows feed their tokens again."""
-        self._columns.cached[:] = 0
-        for row in self._openings.values():
-            row.opening = ()
-        self._openings.clear()
+        self._table.forget_all()
 
     # -- entering and leaving -----------------------------------------------------------------------------------
 
@@ -72,7 +65,7 @@ class SlotDecoder:
         """Start as many of `waiting` as fit, in order; returns how many that were."""
         started = 0
         for work in waiting:
-            if not self._place(work):
+            if not self._table.place(work, clock=self._clock, version=self.version):
                 break
             started += 1
         self._prefill()
@@ -80,132 +73,41 @@ class SlotDecoder:
 
     def close_session(self, session_id: str) -> Work | None:
         """Free a session's row; returns its request if one was still running."""
-        row = self._sessions.pop(session_id, None)
-        if row is None:
-            return None
-        work, row.work = row.work, None
-        self._pause_finished()
-        self._free(row)
-        return work
+        return self._table.close(session_id)
 
     def abort(self, request_id: str) -> tuple[Work, Completion] | None:
         """End one request early with what it has."""
-        for index in range(self._active):
-            row = self._rows[index]
-            if row is not None and row.work is not None and row.work.request_id == request_id:
-                work, completion = row.work, self._completion(index, row, Finish.ABORTED)
-                row.work = None
-                self._pause_finished()
-                return work, completion
-        return None
+        index = self._table.running(request_id)
+        if index is None:
+            return None
+        completion = self._completion(index, Finish.ABORTED)
+        work = self._table.pause(index, clock=self._clock)
+        self._table.pause_finished()
+        return work, completion
 
     def drop_everything(self) -> list[Work]:
         """Free all rows (after a failure); returns the requests that were running."""
-        works = [row.work for row in self._rows if row is not None and row.work is not None]
-        self._rows = [None] * len(self._rows)
-        self._active = 0
-        self._sessions.clear()
-        self._openings.clear()
-        return works
-
-    def _place(self, work: Work) -> bool:
-        row = self._sessions.get(work.session_id)
-        if row is None:
-            index = self._vacant()
-            if index is None:
-                return False
-            row = Row(session_id=work.session_id)
-            self._rows[index] = row
-            self._sessions[work.session_id] = row
-            self._columns.known[index] = self._columns.cached[index] = 0
-        index = self._rows.index(row)
-        if not self._columns_for(index, work):
-            self._forget_opening(row)
-        row.work, row.last_used, row.first_version = work, self._clock, self.version
-        self._swap(index, self._active)
-        self._active += 1
-        return True
-
-    def _vacant(self) -> int | None:
-        """A free row, else the longest paused one; None when all are decoding."""
-        paused = range(self._active, len(self._rows))
-        for index in paused:
-            if self._rows[index] is None:
-                return index
-        oldest = min(paused, key=lambda i: self._rows[i].last_used, default=None)  # type: ignore[union-attr]
-        if oldest is not None:
-            evicted = self._rows[oldest]
-            assert evicted is not None
-            del self._sessions[evicted.session_id]
-            self._free(evicted)
-        return oldest
-
-    def _columns_for(self, index: int, work: Work) -> bool:
-        """Fill in the row's numbers; whether the request extends what the row already holds."""
-        columns, sampling, count = self._columns, work.sampling, len(work.token_ids)
-        known = int(columns.known[index])
-        extends = known <= count and tuple(columns.ids[index, :known]) == work.token_ids[:known]
-        if not extends:
-            columns.cached[index] = 0
-        columns.ids[index, :count] = work.token_ids
-        columns.cached[index] = min(columns.cached[index], count - 1)
-        columns.known[index] = columns.start[index] = count
-        columns.limit[index] = min(count + sampling.max_new_tokens, self.positions)
-        columns.seeds[index] = sampling.seed
-        columns.temperatures[index], columns.top_ps[index] = sampling.temperature, sampling.top_p
-        columns.top_ks[index] = sampling.top_k
-        columns.stops[index] = -1
-        columns.stops[index, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
-        return extends
-
-    def _free(self, row: Row) -> None:
-        index = self._rows.index(row)
-        self._rows[index] = None
-        self._forget_opening(row)
-
-    def _forget_opening(self, row: Row) -> None:
-        if row.opening:
-            del self._openings[row.opening]
-            row.opening = ()
-
-    def _swap(self, a: int, b: int) -> None:
-        if a == b:
-            return
-        self._rows[a], self._rows[b] = self._rows[b], self._rows[a]
-        targets = [i for i in (a, b) if self._rows[i] is not None]
-        sources = [b if i == a else a for i in targets]
-        length = int(max((self._columns.cached[i] for i in sources), default=0))
-        self._cache.move(sources, targets, length)
-        self._columns.move(sources, targets)
-
-    def _pause_finished(self) -> None:
-        """Move rows without work out of the active region."""
-        for index in range(self._active - 1, -1, -1):
-            row = self._rows[index]
-            if row is None or row.work is None:
-                self._active -= 1
-                self._swap(index, self._active)
+        return self._table.clear()
 
     # -- feeding ------------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
         """Feed long stretches of known tokens, all but the last; siblings copy from the first of them."""
-        columns, fresh = self._columns, []
+        columns, table, fresh = self._columns, self._table, []
         copies: dict[int, list[int]] = {}
-        for index in range(self._active):
+        for index in range(table.active):
             if columns.known[index] - columns.cached[index] <= PREFILL_FROM:
                 continue
-            row = self._rows[index]
-            assert row is not None
+            row, _ = table.at_work(index)
             opening = tuple(columns.ids[index, : columns.known[index] - 1].tolist())
-            donor = self._openings.get(opening)
+            donor = table.openings.get(opening)
             if donor is not None:
-                copies.setdefault(self._rows.index(donor), []).append(index)
+                copies.setdefault(table.rows.index(donor), []).append(index)
                 continue
             fresh.append(index)
             if not row.opening:
                 row.opening = opening
-                self._openings[opening] = row
+                table.openings[opening] = row
         for indices in self._prefill_batches(fresh):
             self._prefill_rows(indices)
         for source, targets in copies.items():
@@ -266,10 +168,10 @@ class SlotDecoder:
     @torch.inference_mode()
     def step(self) -> list[tuple[Work, Completion]]:
         """Feed one token per active row, sample where due; returns what finished."""
-        if not self._active:
+        if not self.active:
             return []
         self._clock += 1
-        columns, count = self._columns, self._active
+        columns, count = self._columns, self.active
         batch = max(count, MIN_BATCH)
         at = columns.cached[:batch].copy()
         at[count:] = self.positions  # filler rows write to scratch
@@ -296,16 +198,14 @@ class SlotDecoder:
         finished = []
         for place in ended:
             index = int(due[place])
-            row = self._rows[index]
-            assert row is not None and row.work is not None
-            reason = Finish.STOP if stopped[place] else Finish.LENGTH
-            finished.append((row.work, self._completion(index, row, reason)))
-            row.work, row.last_used = None, self._clock
+            completion = self._completion(index, Finish.STOP if stopped[place] else Finish.LENGTH)
+            finished.append((self._table.pause(index, clock=self._clock), completion))
         if finished:
-            self._pause_finished()
+            self._table.pause_finished()
         return finished
 
-    def _completion(self, index: int, row: Row, finish: Finish) -> Completion:
+    def _completion(self, index: int, finish: Finish) -> Completion:
+        row, _ = self._table.at_work(index)
         begin, end = int(self._columns.start[index]), int(self._columns.known[index])
         return Completion(
             token_ids=tuple(self._columns.ids[index, begin:end].tolist()),

@@ -1,17 +1,23 @@
 """All attempts at all problems of a step, verified. Nothing is left out here: attempts that ended by a fault of ours
-or without a verdict stay in their group, and the resampler drops them with their reason."""
+or without a verdict stay in their group, and the resampler drops them with their reason.
+
+A group is verified in one call as its last sibling ends. Other groups go on meanwhile, so nobody waits for a verdict
+but the step itself, and an answer that takes the checker seconds takes them while the engine is busy."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.rollout.episode import run_episode
-from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, seed_for
+from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,45 +39,57 @@ class Roller:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
-        done: Callable[[Trajectory], None] | None = None,
     ) -> list[Group]:
         """`attempts` trajectories per problem, all at once; an attempt's randomness follows from
-        (seed, problem.id, index). `done` is told of each as it ends."""
+        (seed, problem.id, index)."""
         sampling = Sampling(
             max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k, stop_token_ids=self.stop_token_ids
         )
+        return await _all_or_none(self._group(problem, attempts, seed, sampling) for problem in problems)
 
-        async def one(problem: Problem, index: int) -> Trajectory:
-            trajectory = await self._attempt(problem, index, replace(sampling, seed=seed_for(seed, problem.id, index)))
-            if done:
-                done(trajectory)
-            return trajectory
-
-        tasks = [asyncio.create_task(one(p, index)) for p in problems for index in range(attempts)]
-        try:
-            drawn = await asyncio.gather(*tasks)  # not a TaskGroup: the caller wants the plain exception
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return [
-            Group(problem=problem, trajectories=tuple(drawn[place * attempts : (place + 1) * attempts]))
-            for place, problem in enumerate(problems)
-        ]
+    async def _group(self, problem: Problem, attempts: int, seed: int, sampling: Sampling) -> Group:
+        drawn = await _all_or_none(
+            self._attempt(problem, index, replace(sampling, seed=seed_for(seed, problem.id, index)))
+            for index in range(attempts)
+        )
+        return Group(problem=problem, trajectories=await self._verified(problem, drawn))
 
     async def _attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        environment = ToolEnvironment(problem, self.conversation, self.limits, sampling.seed)
-        trajectory = await run_episode(
+        return await run_episode(
             self.engine,
-            environment,
+            ToolEnvironment(problem, self.conversation, self.limits, sampling.seed),
             problem,
             index=index,
             sampling=sampling,
             session_id=f"{sampling.seed:x}/{problem.id}/{index}",
         )
-        if trajectory.stop is Stop.ENVIRONMENT_FAILED:
-            return trajectory
+
+    async def _verified(self, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """The same attempts with their outcomes, all from one call."""
+        whole = [trajectory for trajectory in drawn if trajectory.stop is not Stop.ENVIRONMENT_FAILED]
+        found: Sequence[Outcome | VerifierUnavailable]
         try:
-            return replace(trajectory, outcome=await self.verifier.verify(problem, trajectory))
+            found = await self.verifier.verify_all([(problem, trajectory) for trajectory in whole])
         except VerifierUnavailable as error:
-            return replace(trajectory, stop=Stop.ENVIRONMENT_FAILED, fault=f"VerifierUnavailable: {error}")
+            found = [error] * len(whole)
+        outcomes = {trajectory.index: outcome for trajectory, outcome in zip(whole, found, strict=True)}
+        return tuple(_with(trajectory, outcomes.get(trajectory.index)) for trajectory in drawn)
+
+
+def _with(trajectory: Trajectory, outcome: Outcome | VerifierUnavailable | None) -> Trajectory:
+    """An outage is a fault of ours and never an outcome."""
+    if isinstance(outcome, VerifierUnavailable):
+        return replace(trajectory, stop=Stop.ENVIRONMENT_FAILED, fault=f"VerifierUnavailable: {outcome}")
+    return replace(trajectory, outcome=outcome)
+
+
+async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, in order. Where one fails, or the caller is cancelled, the others are cancelled and seen out. Not a
+    TaskGroup: the caller wants the plain exception."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,13 +6,14 @@ service leaves this file as an exception."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from rocstar.dialogue.calls import parse_calls
 from rocstar.dialogue.template import Template
 from rocstar.errors import SandboxUnavailable
-from rocstar.protocols import Reply, TextCodec, Tool
+from rocstar.protocols import AttemptTool, Reply, TextCodec, Tool
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
 TRIES = 3  # a call is run at most so often when the sandbox itself fails
@@ -38,16 +39,18 @@ class Conversation:
     codec: TextCodec
     template: Template
     tools: Sequence[Tool]
+    """Those that keep nothing between calls: one of each serves all attempts."""
     feedback: Callable[[ToolResult], str]
     """Words a tool result for the model."""
-
-    def tool_index(self) -> Mapping[str, Tool]:
-        """Tools by every name they answer to."""
-        return {name: tool for tool in self.tools for name in (*tool.spec.aliases, tool.spec.name)}
+    own_tools: Callable[[], Sequence[AttemptTool]] = lambda: ()
+    """Makes those that each attempt has of its own."""
 
 
 class ToolEnvironment:
     """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs.
+
+    The attempt's own tools are made here and closed by `close`. Their calls run in the order they were written, a call
+    that is tried again before the next one; those of shared tools run at once.
 
     A problem may come with lines of Python that are taken as given (metadata `given`, such as `n0=18;n1=4`). They are
     put in front of each program that is run; the call that is recorded stays what the model wrote."""
@@ -57,13 +60,16 @@ class ToolEnvironment:
         self._conversation = conversation
         self._limits = limits
         self._seed = seed
-        self._tools = conversation.tool_index()
+        self._own = conversation.own_tools()
+        self._tools: tuple[Tool, ...] = (*conversation.tools, *self._own)
+        self._named = {name: tool for tool in self._tools for name in (*tool.spec.aliases, tool.spec.name)}
+        self._turn_of_own = asyncio.Lock()
         self._turns = 0
         self._calls = 0
         self._used_tokens = 0
 
     def opening(self) -> tuple[int, ...]:
-        specs = [tool.spec for tool in self._conversation.tools]
+        specs = [tool.spec for tool in self._tools]
         text = self._conversation.template.opening(self._problem.question, specs)
         return tuple(self._conversation.codec.encode(text))
 
@@ -90,24 +96,33 @@ class ToolEnvironment:
         self._used_tokens += len(ids)
         return Reply(calls=tuple(calls), results=results, reply_ids=ids)
 
+    async def close(self) -> None:
+        """May be called twice."""
+        await asyncio.gather(*(tool.close() for tool in self._own))
+
     async def _run_all(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         most = self._limits.max_parallel_calls
         running = [asyncio.ensure_future(self._run(call)) for call in calls[:most]]
         try:
             ran = await asyncio.gather(*running)
-        finally:  # when one of them raised, the others have nobody left to answer
+        finally:  # when one of them raised, the others have nobody left to answer; they end before `close`
             for task in running:
                 task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         excess = (_refuse(call, f"only {most} tool calls are run in one turn") for call in calls[most:])
         return (*ran, *excess)
 
     async def _run(self, call: ToolCall) -> ToolResult:
         if call.parse_error is not None:
             return _refuse(call, call.parse_error)
-        tool = self._tools.get(call.tool)
+        tool = self._named.get(call.tool)
         if tool is None:
-            names = ", ".join(tool.spec.name for tool in self._conversation.tools)
+            names = ", ".join(tool.spec.name for tool in self._tools)
             return _refuse(call, f"there is no tool named {call.tool!r}; the tools are: {names}")
+        async with self._turn_of_own if tool in self._own else nullcontext():
+            return await self._tried(tool, call)
+
+    async def _tried(self, tool: Tool, call: ToolCall) -> ToolResult:
         for attempt in range(TRIES):
             try:
                 return await tool.run(self._with_given(call), seed=seed_for(self._seed, call.id))

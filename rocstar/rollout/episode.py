@@ -21,7 +21,8 @@ async def run_episode(
     engine: Engine, environment: Environment, problem: Problem, *, index: int, sampling: Sampling, session_id: str
 ) -> Trajectory:
     """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by what the environment still allows;
-    turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call."""
+    turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call.
+    However it ends, the environment and the engine's session are closed."""
     started = time.monotonic()
     prompt_ids = environment.opening()
     ids = list(prompt_ids)
@@ -41,7 +42,7 @@ async def run_episode(
     except Unavailable as error:
         stop, fault = Stop.ENVIRONMENT_FAILED, f"{type(error).__name__}: {error}"
     finally:
-        await asyncio.shield(engine.close_session(session_id))
+        await asyncio.shield(_close(engine, environment, session_id))
     return Trajectory(
         problem_id=problem.id,
         index=index,
@@ -52,6 +53,13 @@ async def run_episode(
         seconds=time.monotonic() - started,
         tool_seconds=tool_seconds,
     )
+
+
+async def _close(engine: Engine, environment: Environment, session_id: str) -> None:
+    try:
+        await environment.close()
+    finally:
+        await engine.close_session(session_id)
 
 
 async def _complete(engine: Engine, ids: list[int], sampling: Sampling, session_id: str, turn: int) -> Completion:

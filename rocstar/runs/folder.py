@@ -39,7 +39,7 @@ class RunFolder:
 
         `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. Raises OSError."""
         folder = cls(_claim(Path(base), recipe.run.name))
-        for part in (folder.rollouts, folder.evals, folder.checkpoints, folder.logs):
+        for part in (folder.rollouts, folder.evals, folder.checkpoints):
             part.mkdir()
         if recipe_text is not None:
             write_atomic(folder.path / "config.toml", recipe_text.encode())
@@ -106,10 +106,6 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"

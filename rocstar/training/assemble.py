@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.learning.learner import LearnerSettings
 from rocstar.learning.policy import Policy, Shape
 from rocstar.learning.sft import SftSettings
-from rocstar.protocols import Verifier
+from rocstar.protocols import ToolSpec, Verifier
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Limits as ProgramLimits
+from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
 from rocstar.types import ToolResult
 
@@ -47,16 +48,28 @@ def make_engine(policy: Policy, rollout: RolloutSection, positions: int) -> Torc
 
 
 def make_tool(sandbox: SandboxClient, limits: SandboxSection, name: str) -> PythonTool:
-    return PythonTool(
-        sandbox,
-        ProgramLimits(
-            wall_seconds=limits.timeout_seconds,
-            cpu_seconds=limits.cpu_seconds,
-            memory_bytes=limits.memory_bytes,
-            output_bytes=limits.output_bytes,
-            processes=limits.processes,
-        ),
-        name=name,
+    """For programs that stand alone, whatever `sandbox.tool` says."""
+    return PythonTool(sandbox, program_limits(limits), name=name)
+
+
+def make_notebook(sandbox: SandboxClient, limits: SandboxSection, name: str) -> NotebookTool:
+    """For one attempt, and closed with it."""
+    return NotebookTool(sandbox, program_limits(limits), name=name)
+
+
+def tool_spec(sandbox: SandboxClient, limits: SandboxSection, name: str) -> ToolSpec:
+    """Of the tool that the model is told about."""
+    made = make_notebook if limits.tool == "notebook" else make_tool
+    return made(sandbox, limits, name).spec
+
+
+def program_limits(limits: SandboxSection) -> ProgramLimits:
+    return ProgramLimits(
+        wall_seconds=limits.timeout_seconds,
+        cpu_seconds=limits.cpu_seconds,
+        memory_bytes=limits.memory_bytes,
+        output_bytes=limits.output_bytes,
+        processes=limits.processes,
     )
 
 
@@ -70,13 +83,17 @@ def make_feedback(rollout: RolloutSection) -> Callable[[ToolResult], str]:
     )
 
 
-def make_conversation(codec: Codec, tool: PythonTool, rollout: RolloutSection) -> Conversation:
-    return Conversation(
-        codec=codec,
-        template=template_named(rollout.template),
-        tools=() if rollout.max_turns == 1 else (tool,),
-        feedback=make_feedback(rollout),
+def make_conversation(
+    codec: Codec, sandbox: SandboxClient, rollout: RolloutSection, limits: SandboxSection
+) -> Conversation:
+    without_tools = Conversation(
+        codec=codec, template=template_named(rollout.template), tools=(), feedback=make_feedback(rollout)
     )
+    if rollout.max_turns == 1:
+        return without_tools
+    if limits.tool == "notebook":
+        return replace(without_tools, own_tools=lambda: (make_notebook(sandbox, limits, rollout.tool_name),))
+    return replace(without_tools, tools=(make_tool(sandbox, limits, rollout.tool_name),))
 
 
 def make_verifier(codec: Codec, grader: Grader, settings: EvaluateSection) -> Verifier:
@@ -89,7 +106,7 @@ def make_roller(
     workshop: Workshop, rollout: RolloutSection, limits: SandboxSection, evaluate: EvaluateSection
 ) -> Roller:
     codec = workshop.policy.codec
-    conversation = make_conversation(codec, make_tool(workshop.sandbox, limits, rollout.tool_name), rollout)
+    conversation = make_conversation(codec, workshop.sandbox, rollout, limits)
     return Roller(
         engine=workshop.engine,
         conversation=conversation,

@@ -23,7 +23,7 @@ from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy, load_model, random_model
 from rocstar.runs.sftrows import read_rows, write_rows
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.assemble import make_feedback, make_tool, shape_of
+from rocstar.training.assemble import make_feedback, make_tool, shape_of, tool_spec
 from rocstar.training.tasks import Task
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
@@ -95,7 +95,7 @@ def _pieces(recipe: Recipe, conversation: Conversation, sandbox: SandboxClient) 
     and preamble speak of problems and boxes, which would be wrong there."""
     if conversation.tools is not None:
         return list(pieces(conversation, CHAT, conversation.tools))
-    own = make_tool(sandbox, recipe.sandbox, recipe.rollout.tool_name).spec
+    own = tool_spec(sandbox, recipe.sandbox, recipe.rollout.tool_name)
     return list(pieces(conversation, template_named(recipe.rollout.template), [own]))
 
 

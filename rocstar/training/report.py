@@ -64,6 +64,16 @@ def remarks(stage: str, rows: Sequence[Mapping[str, float | None]]) -> list[str]
     return told
 
 
+def mean_of_updates(updates: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of a step's updates, averaged; nothing when there was nothing to learn from."""
+    if not updates:
+        return {"learn/updates": 0.0}
+    names = updates[0].keys()
+    return {"learn/updates": float(len(updates))} | {
+        f"learn/{name}": sum(update[name] for update in updates) / len(updates) for name in names
+    }
+
+
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
     """Mean total penalty of right attempts, drawn and kept: what RoC's choice changes."""
     right = [

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from rocstar.config import DataSection
+from rocstar.config import DataSection, Recipe
 from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import perform, plan_demonstrations
 from rocstar.data.files import load_problems
@@ -104,3 +104,8 @@ def make_task(settings: DataSection, *, tool_name: str, seed: int, heldout: int)
     if settings.source == "word_problems":
         return WordProblemTask(settings, tool_name=tool_name, seed=seed, heldout=heldout)
     return ArithmeticTask(settings, tool_name=tool_name, seed=seed, heldout=heldout)
+
+
+def task_of(recipe: Recipe, data: DataSection) -> Task:
+    """The task of a `[data]` section; held-out problems depend on the run only, so stages share them."""
+    return make_task(data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems)

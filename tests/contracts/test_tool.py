@@ -12,6 +12,7 @@ from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import Tool
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Limits
+from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Status, ToolCall, ToolResult
@@ -32,22 +33,26 @@ def sandbox() -> Any:
         yield client
 
 
-@pytest.fixture(params=["python", "scripted"])
-def tool(request: pytest.FixtureRequest, sandbox: SandboxClient) -> Tool:
+@pytest.fixture(params=["python", "notebook", "scripted"])
+async def tool(request: pytest.FixtureRequest, sandbox: SandboxClient) -> AsyncIterator[Tool]:
     if request.param == "python":
-        return PythonTool(sandbox, Limits(wall_seconds=0.3))
-    return ScriptedTool(SCRIPT, aliases=("jupyter_code",))
+        yield PythonTool(sandbox, Limits(wall_seconds=0.3))
+    elif request.param == "notebook":
+        async with NotebookTool(sandbox, Limits(wall_seconds=0.3)) as notebook:
+            yield notebook
+    else:
+        yield ScriptedTool(SCRIPT, aliases=("jupyter_code",))
 
 
-@pytest.fixture(params=["python", "scripted"])
+@pytest.fixture(params=["python", "notebook", "scripted"])
 async def broken(request: pytest.FixtureRequest) -> AsyncIterator[Tool]:
     """The same tools when what they stand on is gone."""
-    if request.param == "python":
-        client = SandboxClient.start(slots=1, preload=())
-        client.close()
-        yield PythonTool(client, Limits())
-    else:
+    if request.param == "scripted":
         yield ScriptedTool([])
+        return
+    client = SandboxClient.start(slots=1, preload=())
+    client.close()
+    yield PythonTool(client, Limits()) if request.param == "python" else NotebookTool(client, Limits())
 
 
 def call(arguments: Mapping[str, Any], *, parse_error: str | None = None) -> ToolCall:
@@ -82,7 +87,7 @@ async def test_program_that_fails_is_data(tool: Tool, code: str, status: Status)
         ({"code": None}, "string"),
         ({"code": 5}, "string"),
         ({"code": ["print(1)"]}, "string"),
-        ({"code": GOOD, "input": 5}, "string"),
+        ({"code": GOOD, "input": 5}, "argument 'input'"),
         ({"code": GOOD, "language": "python"}, "unknown argument"),
     ],
 )
@@ -99,7 +104,8 @@ async def test_call_that_did_not_parse_is_a_bad_call_with_the_parse_error(tool: 
 
 
 async def test_optional_argument_may_be_null(tool: Tool) -> None:
-    assert (await tool.run(call({"code": GOOD, "input": None}))).status is Status.OK
+    optional = set(tool.spec.parameters["properties"]) - set(tool.spec.parameters["required"])
+    assert (await tool.run(call({"code": GOOD, **dict.fromkeys(optional)}))).status is Status.OK
 
 
 async def test_a_fault_of_ours_is_raised(broken: Tool) -> None:

@@ -1,4 +1,5 @@
-"""What every Verifier promises: an Outcome for any attempt, whatever the model wrote, and reward for RIGHT only."""
+"""What every Verifier promises: an Outcome for any attempt, whatever the model wrote and whoever stands beside it, in
+order, and reward for RIGHT only."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from rocstar.protocols import Verifier
 from rocstar.types import (
     Completion,
     Finish,
+    Outcome,
     Problem,
     Status,
     Stop,
@@ -95,12 +97,22 @@ def problem(answer: str) -> Problem:
     return Problem(id=problem_id("q"), question="q", answer=answer)
 
 
+async def verified(verifier: Verifier, problem: Problem, trajectory: Trajectory) -> Outcome:
+    """The outcome of one attempt on its own."""
+    (outcome,) = await verifier.verify_all([(problem, trajectory)])
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
+def hostile_attempt(text: str) -> Trajectory:
+    return attempt(turn(text, printed(text)), turn(f"<answer>{text}</answer>"))
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_text_gets_an_outcome_and_the_same_one_again(verifier: Verifier, name: str) -> None:
-    text = HOSTILE[name]
-    trajectory = attempt(turn(text, printed(text)), turn(f"<answer>{text}</answer>"))
-    first = await verifier.verify(problem(r"\sqrt{2}"), trajectory)
-    assert await verifier.verify(problem(r"\sqrt{2}"), trajectory) == first
+    trajectory = hostile_attempt(HOSTILE[name])
+    first = await verified(verifier, problem(r"\sqrt{2}"), trajectory)
+    assert await verified(verifier, problem(r"\sqrt{2}"), trajectory) == first
     assert first.reward == (1.0 if first.verdict is Verdict.RIGHT else 0.0)
     assert first.method
     assert first.verdict is not Verdict.RIGHT or isinstance(verifier, ScriptedVerifier)
@@ -109,10 +121,27 @@ async def test_hostile_text_gets_an_outcome_and_the_same_one_again(verifier: Ver
 @pytest.mark.parametrize("stop", [Stop.ANSWERED, Stop.MAX_TURNS, Stop.MAX_TOKENS])
 @pytest.mark.parametrize("turns", [(), (turn(""),), (turn("call", printed("")),)])
 async def test_any_shape_of_attempt_gets_an_outcome(verifier: Verifier, stop: Stop, turns: tuple[Turn, ...]) -> None:
-    outcome = await verifier.verify(problem("5"), attempt(*turns, stop=stop))
+    outcome = await verified(verifier, problem("5"), attempt(*turns, stop=stop))
     assert outcome.reward == (1.0 if outcome.verdict is Verdict.RIGHT else 0.0)
 
 
 async def test_an_environment_failure_is_never_verified(verifier: Verifier) -> None:
     with pytest.raises(ContractBroken):
-        await verifier.verify(problem("5"), attempt(turn("\\boxed{5}"), stop=Stop.ENVIRONMENT_FAILED))
+        await verifier.verify_all(
+            [
+                (problem("5"), attempt(turn("\\boxed{5}"))),
+                (problem("5"), attempt(turn("\\boxed{5}"), stop=Stop.ENVIRONMENT_FAILED)),
+            ]
+        )
+
+
+async def test_company_changes_nothing(verifier: Verifier) -> None:
+    """A step in one call: one outcome each, in order, and each the one that the attempt gets on its own."""
+    texts = [HOSTILE["tower of powers"], "\\boxed{5}", HOSTILE["megabyte"], "\\boxed{6}", HOSTILE["braces"]]
+    attempts = [(problem("5"), hostile_attempt(text)) for text in texts]
+    together = await verifier.verify_all(attempts)
+    assert together == [await verified(verifier, *one) for one in attempts]
+
+
+async def test_no_attempts_have_no_outcomes(verifier: Verifier) -> None:
+    assert await verifier.verify_all([]) == []

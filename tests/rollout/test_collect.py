@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 
 from rocstar.answers.verifier import ScriptedVerifier
 from rocstar.engines.scripted import ScriptedEngine
-from rocstar.errors import ConfigError, VerifierUnavailable
+from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.collect import Roller
 from rocstar.tools.scripted import ScriptedTool
-from rocstar.types import Completion, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
+from rocstar.types import Completion, Finish, Outcome, Problem, Sampling, Stop, Trajectory, Verdict
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Endless, conversation, limits, program
 
 OTHER = replace(PROBLEM, id="other", question="And 3 + 3?")
@@ -43,13 +44,11 @@ def roller(engine: Engine, verifier: Verifier | None = None) -> Roller:
 
 
 async def test_every_problem_gets_its_attempts_in_order() -> None:
-    told: list[Trajectory] = []
-    groups = await roller(Listening()).roll([PROBLEM, OTHER], attempts=3, seed=1, done=told.append)
+    groups = await roller(Listening()).roll([PROBLEM, OTHER], attempts=3, seed=1)
     assert [group.problem for group in groups] == [PROBLEM, OTHER]
     assert [[t.index for t in group.trajectories] for group in groups] == [[0, 1, 2]] * 2
     assert {t.problem_id for t in groups[1].trajectories} == {"other"}
     assert all(t.outcome and t.outcome.reward == 1 for group in groups for t in group.trajectories)
-    assert len(told) == 6
 
 
 async def test_seeds_follow_from_identity_not_from_order() -> None:
@@ -63,9 +62,84 @@ async def test_seeds_follow_from_identity_not_from_order() -> None:
     assert not set(again.seeds) & set(both.seeds)
 
 
+class Counting(ScriptedVerifier):
+    """Remembers what it was asked in each call."""
+
+    def __init__(self, decide: Callable[[Problem, Trajectory], Verdict]) -> None:
+        super().__init__(decide)
+        self.calls: list[list[tuple[str, int]]] = []
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        self.calls.append([(problem.id, trajectory.index) for problem, trajectory in attempts])
+        return await super().verify_all(attempts)
+
+
+async def test_a_group_is_verified_in_one_call() -> None:
+    verifier = Counting(lambda problem, trajectory: Verdict.RIGHT)
+    await roller(Listening(), verifier).roll([PROBLEM, OTHER], attempts=3, seed=1)
+    assert sorted(verifier.calls) == sorted([[(problem.id, n) for n in range(3)] for problem in (PROBLEM, OTHER)])
+
+
+async def test_a_group_is_verified_while_another_still_runs() -> None:
+    """The other problem's attempts never end; the verdicts of the first are there all the same."""
+
+    class OneNeverEnds(Endless):
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Completion:
+            if OTHER.id in names["session_id"]:
+                return await super().generate(token_ids, sampling, **names)
+            ids = tuple(CODEC.encode(ANSWER))
+            return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
+
+    asked = asyncio.Event()
+
+    def decide(problem: Problem, trajectory: Trajectory) -> Verdict:
+        asked.set()
+        return Verdict.RIGHT
+
+    verifier = Counting(decide)
+    task = asyncio.create_task(roller(OneNeverEnds(), verifier).roll([OTHER, PROBLEM], attempts=2, seed=1))
+    await asyncio.wait_for(asked.wait(), 30)
+    assert verifier.calls == [[(PROBLEM.id, 0), (PROBLEM.id, 1)]] and not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_one_verdict_that_could_not_be_had_costs_the_others_nothing() -> None:
+    def decide(problem: Problem, trajectory: Trajectory) -> Verdict:
+        if trajectory.index == 1:
+            raise VerifierUnavailable("worker lost")
+        return Verdict.UNDECIDED if trajectory.index == 2 else Verdict.RIGHT
+
+    (group,) = await roller(Listening(), ScriptedVerifier(decide)).roll([PROBLEM], attempts=4, seed=1)
+    lost = group.trajectories[1]
+    assert (lost.stop, lost.outcome, lost.fault) == (
+        Stop.ENVIRONMENT_FAILED,
+        None,
+        "VerifierUnavailable: worker lost",
+    )
+    verdicts = [t.outcome.verdict if t.outcome else None for t in group.trajectories]
+    assert verdicts == [Verdict.RIGHT, None, Verdict.UNDECIDED, Verdict.RIGHT]
+
+
+async def test_an_attempt_that_failed_by_our_fault_is_not_verified() -> None:
+    class Failing(Listening):
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Completion:
+            if names["session_id"].endswith("/0"):
+                raise EngineUnavailable("gone")
+            return await super().generate(token_ids, sampling, **names)
+
+    verifier = Counting(lambda problem, trajectory: Verdict.RIGHT)
+    (group,) = await roller(Failing(), verifier).roll([PROBLEM], attempts=2, seed=1)
+    assert verifier.calls == [[(PROBLEM.id, 1)]]
+    assert [t.stop for t in group.trajectories] == [Stop.ENVIRONMENT_FAILED, Stop.ANSWERED]
+
+
 async def test_a_verifier_that_is_gone_is_our_fault_and_no_reward() -> None:
     class Gone:
-        async def verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
+        async def verify_all(
+            self, attempts: Sequence[tuple[Problem, Trajectory]]
+        ) -> list[Outcome | VerifierUnavailable]:
             raise VerifierUnavailable("worker lost")
 
     (group,) = await roller(Listening(), Gone()).roll([PROBLEM], attempts=2, seed=1)

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rocstar.learning.batches import rows_of
-from rocstar.training.report import attempt_records, fault_share, remarks, step_metrics
+from rocstar.training.report import attempt_records, fault_share, mean_of_updates, remarks, step_metrics
 from rocstar.types import Group, Reason, Resampled, Verdict
 from tests.runs.examples import PROBLEM, choice, resampled, trajectory
 
@@ -32,6 +32,15 @@ def scored(groups: list[Resampled]) -> tuple:  # type: ignore[type-arg]
         replace(row, old_logprobs=row.sampled_logprobs, entropies=[0.5] * len(row.token_ids))
         for row in rows_of(groups, True)
     )
+
+
+def test_a_step_tells_the_mean_of_its_updates_and_how_many_there_were() -> None:
+    assert mean_of_updates([{"loss": 1.0, "grad_norm": 4.0}, {"loss": 3.0, "grad_norm": 2.0}]) == {
+        "learn/updates": 2.0,
+        "learn/loss": 2.0,
+        "learn/grad_norm": 3.0,
+    }
+    assert mean_of_updates([]) == {"learn/updates": 0.0}
 
 
 def test_every_drop_has_its_own_counter() -> None:

@@ -1,0 +1,100 @@
+"""The stateful Python tool: cells of one attempt's notebook. Runs nothing itself; a session of `rocstar.sandbox` does.
+
+The release imitates it by running all earlier cells again with their output muted (`jupyter_code`); here the notebook
+is a stopped process, and its history is run again only when that is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from rocstar.errors import SandboxUnavailable
+from rocstar.protocols import ToolSpec
+from rocstar.sandbox.wire import Limits, Response, SandboxDown
+from rocstar.tools.arguments import bad_call, text_arguments
+from rocstar.tools.python import NAMES, result_of
+from rocstar.types import Status, ToolCall, ToolResult
+
+DESCRIPTION = (
+    "Runs a cell of a Python notebook and returns what it printed and the value of its last expression. Names and "
+    "files of earlier cells are there."
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "The cell."}},
+    "required": ["code"],
+}
+UNDONE = "the cell was undone: later cells do not see what it did\n"
+
+
+class Cells(Protocol):
+    """The part of `rocstar.sandbox.session.Session` used here."""
+
+    async def run(self, code: str) -> Response: ...
+
+    async def close(self) -> None: ...
+
+
+class Opener(Protocol):
+    """The part of `SandboxClient`, and of routers with its face, used here."""
+
+    def open_session(self, *, limits: Limits, seed: int) -> Cells: ...
+
+
+class NotebookTool:
+    """Implements `Tool` for one attempt, and only one: calls share their names and run in the order they are made.
+
+    The session opens with the first call, whose seed is the notebook's; `close` ends it, also as an async context
+    manager. Until then it holds memory in the sandbox, so whoever makes one closes it whatever happens."""
+
+    def __init__(self, opener: Opener, limits: Limits, name: str = "jupyter_code") -> None:
+        """limits: of each cell."""
+        self._opener = opener
+        self._limits = limits
+        self._session: Cells | None = None
+        self._closed = False
+        aliases = tuple(other for other in NAMES if other != name)
+        self._spec = ToolSpec(name=name, description=DESCRIPTION, parameters=PARAMETERS, aliases=aliases)
+
+    @property
+    def spec(self) -> ToolSpec:
+        return self._spec
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        """Raises SandboxUnavailable when the sandbox failed, which says nothing about the cell: it may be run again."""
+        complaint = text_arguments(call, PARAMETERS)
+        if complaint is not None:
+            return bad_call(call, complaint)
+        if self._closed:
+            raise SandboxUnavailable("this notebook is closed; each attempt opens its own")
+        if self._session is None:
+            self._session = self._opener.open_session(limits=self._limits, seed=seed)
+        try:
+            response = await self._session.run(call.arguments["code"])
+        except SandboxDown as error:
+            raise SandboxUnavailable(str(error)) from error
+        return told(result_of(call, response), response)
+
+    async def close(self) -> None:
+        """End the session. May be called twice."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def told(result: ToolResult, response: Response) -> ToolResult:
+    """With a last line that tells the model when its cell changed nothing."""
+    if response.committed or result.status is Status.BAD_CALL:
+        return result
+    gap = "\n" if result.stderr and not result.stderr.endswith("\n") else ""
+    return replace(result, stderr=f"{result.stderr}{gap}{UNDONE}")

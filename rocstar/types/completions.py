@@ -1,0 +1,64 @@
+"""What passes between an engine and those who ask it to continue token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Finish(StrEnum):
+    """Why one *completion* ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn for one completion."""
+
+    max_new_tokens: int
+    """Hard cap on sampled tokens, the stop token included."""
+    temperature: float = 1.0
+    """0 means greedy; logprobs are then those of temperature 1."""
+    top_p: float = 1.0
+    """Nucleus mass kept, 1 for all."""
+    top_k: int = 0
+    """Tokens kept, 0 for all."""
+    seed: int = 0
+    """Seed by identity; token t of the completion uses (seed, t) and nothing else."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Sampling one of these ends the completion; it is part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    token_ids: tuple[int, ...]
+    """[n] exactly what was sampled, stop token included."""
+    logprobs: tuple[float, ...]
+    """[n] natural log, of the distribution sampled from."""
+    finish: Finish
+    """Why it ended."""
+    policy_versions: tuple[int, int] = (0, 0)
+    """First and last policy version that wrote a token of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A handle on published weights."""
+
+    version: int
+    """Policy version, counts optimizer steps."""
+    folder: str
+    """Hugging Face model folder that holds them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine holds right now, in tokens of KV cache and in requests."""
+
+    capacity_tokens: int
+    used_tokens: int
+    running: int
+    waiting: int

@@ -1,0 +1,202 @@
+"""Attempts with a notebook of their own, over real sessions: what they share, what faults become, that they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocstar.answers.verifier import ScriptedVerifier
+from rocstar.engines.scripted import ScriptedEngine
+from rocstar.errors import SandboxUnavailable
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import Conversation, ToolEnvironment
+from rocstar.rollout.episode import run_episode
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.session import Session
+from rocstar.sandbox.wire import Limits as ProgramLimits
+from rocstar.tools.notebook import NotebookTool
+from rocstar.types import Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program, replies_in
+from tests.sandbox.support import eventually
+
+LIMITS = ProgramLimits(wall_seconds=20.0, cpu_seconds=20.0)
+OTHER = replace(PROBLEM, id="other", question="And 3 + 3?")
+TWO_CELLS = [program("x = 41"), program("print(x + 1)"), ANSWER]
+
+
+class Notebooks:
+    """Makes notebooks over a sandbox; remembers their sessions and the most that were open at once."""
+
+    def __init__(self, client: SandboxClient) -> None:
+        self.client = client
+        self.sessions: list[Session] = []
+        self.most_open = 0
+
+    def open_session(self, *, limits: ProgramLimits, seed: int) -> Session:
+        self.sessions.append(self.client.open_session(limits=limits, seed=seed))
+        self.most_open = max(self.most_open, self.open)
+        return self.sessions[-1]
+
+    @property
+    def open(self) -> int:
+        return sum(not session.closed for session in self.sessions)
+
+    def committed(self) -> list[int]:
+        """Cells of each session that came to their end."""
+        return [len(session.history) for session in self.sessions]
+
+    def conversation(self, kind: type[NotebookTool] = NotebookTool) -> Conversation:
+        return replace(conversation(), own_tools=lambda: (kind(self, LIMITS, name="python"),))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[SandboxClient]:
+    with SandboxClient.start(slots=2, preload=()) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def notebooks(client: SandboxClient) -> Notebooks:
+    return Notebooks(client)
+
+
+async def attempt(talk: Conversation, texts: list[str], **changes: int) -> Trajectory:
+    return await run_episode(
+        ScriptedEngine(CODEC, texts),
+        ToolEnvironment(PROBLEM, talk, limits(**changes), seed=1),
+        PROBLEM,
+        index=0,
+        sampling=Sampling(max_new_tokens=1, seed=3, stop_token_ids=(STOP,)),
+        session_id="s",
+    )
+
+
+def roller(talk: Conversation, texts: list[str]) -> Roller:
+    return Roller(
+        engine=ScriptedEngine(CODEC, texts),
+        conversation=talk,
+        verifier=ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
+        limits=limits(),
+        stop_token_ids=(STOP,),
+    )
+
+
+async def test_the_second_call_of_an_attempt_sees_a_name_of_the_first(notebooks: Notebooks) -> None:
+    trajectory = await attempt(notebooks.conversation(), TWO_CELLS)
+    assert trajectory.stop is Stop.ANSWERED
+    assert [turn.results[0].status for turn in trajectory.turns[:2]] == [Status.OK, Status.OK]
+    assert "42" in replies_in(trajectory)[1]
+    assert (len(notebooks.sessions), notebooks.open) == (1, 0)
+
+
+async def test_no_attempt_sees_a_name_of_another(notebooks: Notebooks) -> None:
+    """All at once: each finds its list empty, and what it put there itself."""
+    grow = program("try: seen.append(1)\nexcept NameError: seen = []\nprint(len(seen))")
+    groups = await roller(notebooks.conversation(), [grow, grow, ANSWER]).roll([PROBLEM, OTHER], attempts=4, seed=1)
+    for trajectory in (t for group in groups for t in group.trajectories):
+        assert [turn.results[0].stdout for turn in trajectory.turns[:2]] == ["0\n", "1\n"]
+
+
+async def test_every_session_of_a_step_is_closed_at_its_end(notebooks: Notebooks) -> None:
+    await roller(notebooks.conversation(), TWO_CELLS).roll([PROBLEM, OTHER], attempts=8, seed=1)
+    assert (len(notebooks.sessions), notebooks.open) == (16, 0)
+    assert notebooks.most_open > 1
+
+
+async def test_an_attempt_that_calls_nothing_opens_no_session(notebooks: Notebooks) -> None:
+    assert (await attempt(notebooks.conversation(), [ANSWER])).stop is Stop.ANSWERED
+    assert notebooks.sessions == []
+
+
+async def test_the_same_seed_draws_the_same_numbers(notebooks: Notebooks) -> None:
+    draw = [program("import random"), program("print(random.random())"), ANSWER]
+    drawn = [await attempt(notebooks.conversation(), draw) for _ in range(2)]
+    assert replies_in(drawn[0]) == replies_in(drawn[1])
+
+
+@pytest.mark.parametrize(
+    ("cell", "done"), [("import time; time.sleep(15)", 1), ("x", 2)], ids=["in a cell", "between cells"]
+)
+async def test_cancelling_a_step_closes_its_sessions(notebooks: Notebooks, cell: str, done: int) -> None:
+    class Stuck(ScriptedEngine):
+        """Never comes to the third completion."""
+
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+            if "/turn2/" in names["request_id"]:
+                await asyncio.Event().wait()
+            return await super().generate(token_ids, sampling, **names)
+
+    made = replace(roller(notebooks.conversation(), []), engine=Stuck(CODEC, [program("x = 1"), program(cell), ANSWER]))
+    task = asyncio.create_task(made.roll([PROBLEM], attempts=3, seed=1))
+    assert await asyncio.to_thread(eventually, lambda: notebooks.committed() == [done] * 3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert (len(notebooks.sessions), notebooks.open) == (3, 0)
+
+
+class Failing(NotebookTool):
+    """Fails by our fault whenever the code says so; `fails` tells how often."""
+
+    fails = 1
+    _failed = 0
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        if "fault" in call.arguments["code"] and self._failed < self.fails:
+            self._failed += 1
+            raise SandboxUnavailable("gone")
+        return await super().run(call, seed=seed)
+
+
+class Lost(Failing):
+    fails = 100
+
+
+async def test_a_call_tried_again_still_runs_before_the_next_one_of_its_turn(notebooks: Notebooks) -> None:
+    both = program("order = [1]  # fault") + program("order.append(2); print(order)")
+    trajectory = await attempt(notebooks.conversation(Failing), [both, ANSWER])
+    assert [result.status for result in trajectory.turns[0].results] == [Status.OK, Status.OK]
+    assert trajectory.turns[0].results[1].stdout == "[1, 2]\n"
+
+
+async def test_a_sandbox_that_stays_away_ends_the_attempt_as_ours_and_its_session_is_closed(
+    notebooks: Notebooks,
+) -> None:
+    texts = [program("x = 1"), program("fault"), ANSWER]
+    (group,) = await roller(notebooks.conversation(Lost), texts).roll([PROBLEM], attempts=2, seed=1)
+    for trajectory in group.trajectories:
+        assert (trajectory.stop, trajectory.outcome) == (Stop.ENVIRONMENT_FAILED, None)
+        assert trajectory.fault == "SandboxUnavailable: gone"
+        assert trajectory.turns[1].results == ()
+    assert (len(notebooks.sessions), notebooks.open) == (2, 0)
+
+
+@pytest.fixture
+async def dying() -> AsyncIterator[SandboxClient]:
+    """A sandbox that a test may kill."""
+    with SandboxClient.start(slots=1, preload=()) as sandbox:
+        yield sandbox
+
+
+async def test_a_host_that_dies_between_two_cells_costs_the_attempt_nothing(dying: SandboxClient) -> None:
+    class Killing(ScriptedEngine):
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
+            if "/turn1/" in names["request_id"]:
+                dying.process.kill()
+            return await super().generate(token_ids, sampling, **names)
+
+    made = replace(roller(Notebooks(dying).conversation(), []), engine=Killing(CODEC, TWO_CELLS))
+    (group,) = await made.roll([PROBLEM], attempts=1, seed=1)
+    assert group.trajectories[0].turns[1].results[0].stdout == "42\n"
+
+
+async def test_a_closed_sandbox_is_no_result_and_no_reward(dying: SandboxClient) -> None:
+    talk = Notebooks(dying).conversation()
+    dying.close()
+    (group,) = await roller(talk, TWO_CELLS).roll([PROBLEM], attempts=2, seed=1)
+    assert {(t.stop, t.outcome) for t in group.trajectories} == {(Stop.ENVIRONMENT_FAILED, None)}

@@ -1,0 +1,59 @@
+"""What to install where a module is missing: the lightest extra that brings it, as pyproject.toml declares them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rocstar.exits import EXTRA_OF, NOT_READY, failure
+
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+
+
+def modules_of(requirements: list[str]) -> list[str]:
+    """Distributions are called as their modules are, but for the dash."""
+    names = [re.split(r"[\\[<>=~ ]", requirement)[0].replace("-", "_") for requirement in requirements]
+    return [name for name in names if name != "rocstar"]
+
+
+EXTRAS = {"": modules_of(PROJECT["dependencies"])} | {
+    name: modules_of(listed) for name, listed in PROJECT["optional-dependencies"].items()
+}
+
+
+@pytest.mark.parametrize("module", sorted({m for name, modules in EXTRAS.items() if name != "dev" for m in modules}))
+def test_every_dependency_names_an_extra_that_brings_it(module: str) -> None:
+    bringing = {extra for extra, modules in EXTRAS.items() if module in modules}
+    assert EXTRA_OF[module] in bringing
+
+
+def test_no_module_is_promised_that_no_extra_brings() -> None:
+    assert set(EXTRA_OF) <= {module for modules in EXTRAS.values() for module in modules}
+
+
+@pytest.mark.parametrize(
+    ("module", "chosen"),
+    [
+        ("torch", ".[train]"),
+        ("ray.util", ".[cluster]"),
+        ("mcp", ".[mcp]"),
+        ("typer", "-e '.'"),
+        ("pyarrow.parquet", ".[data]"),
+        ("datasets", ".[data]"),
+    ],
+)
+def test_the_extra_that_is_missing_is_the_one_suggested(module: str, chosen: str) -> None:
+    told = failure(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    assert told is not None and told[0] == NOT_READY
+    assert told[1].startswith(f"{module} is not installed; ") and chosen in told[1]
+
+
+def test_what_rocstar_never_brings_is_not_promised() -> None:
+    told = failure(ModuleNotFoundError("No module named 'their_rewards'", name="their_rewards"))
+    assert told == (
+        NOT_READY,
+        "their_rewards is not installed; rocstar does not bring it: install it, or put its folder on PYTHONPATH",
+    )

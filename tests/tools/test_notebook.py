@@ -1,0 +1,106 @@
+"""The notebook tool over real sessions: what stays within an attempt, what is never shared, and that it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from rocstar.errors import SandboxUnavailable
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.router.local import LocalCluster
+from rocstar.sandbox.session import Session
+from rocstar.sandbox.wire import Limits
+from rocstar.tools.notebook import UNDONE, NotebookTool
+from rocstar.types import Status, ToolCall
+
+LIMITS = Limits(wall_seconds=20.0, cpu_seconds=20.0)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[SandboxClient]:
+    with SandboxClient.start(slots=2, preload=()) as sandbox:
+        yield sandbox
+
+
+def call(code: str, number: int = 0) -> ToolCall:
+    return ToolCall(id=f"call-{number}", tool="jupyter_code", arguments={"code": code}, raw="")
+
+
+class Remembering:
+    """Opens sessions of a client and keeps them in sight."""
+
+    def __init__(self, client: SandboxClient) -> None:
+        self.client = client
+        self.sessions: list[Session] = []
+
+    def open_session(self, *, limits: Limits, seed: int) -> Session:
+        self.sessions.append(self.client.open_session(limits=limits, seed=seed))
+        return self.sessions[-1]
+
+
+async def test_names_stay_within_an_attempt_and_are_never_shared_with_another(client: SandboxClient) -> None:
+    async with NotebookTool(client, LIMITS) as one, NotebookTool(client, LIMITS) as other:
+        await one.run(call("x = 20"))
+        result = await one.run(call("print('seen'); x + 1", 7))
+        assert (result.status, result.stdout, result.value, result.call_id) == (Status.OK, "seen\n", "21", "call-7")
+        assert (await other.run(call("x"))).status is Status.CODE_ERROR
+
+
+async def test_calls_made_together_run_in_their_order(client: SandboxClient) -> None:
+    async with NotebookTool(client, LIMITS) as tool:
+        await tool.run(call("seen = []"))
+        cells = [call(f"import time; time.sleep({0.1 if n == 0 else 0}); seen.append({n}); seen", n) for n in range(4)]
+        results = await asyncio.gather(*map(tool.run, cells))
+    assert [result.value for result in results] == ["[0]", "[0, 1]", "[0, 1, 2]", "[0, 1, 2, 3]"]
+
+
+async def test_an_error_keeps_what_was_done_and_a_timeout_says_that_it_does_not(client: SandboxClient) -> None:
+    async with NotebookTool(client, Limits(wall_seconds=0.5)) as tool:
+        failed = await tool.run(call("x = 1\n1 / 0"))
+        assert failed.status is Status.CODE_ERROR and failed.stderr.endswith("division by zero\n")
+        late = await tool.run(call("x = 2\nwhile True: pass"))
+        assert late.status is Status.TIMEOUT and late.stderr.endswith(UNDONE)
+        assert (await tool.run(call("x"))).value == "1"
+
+
+async def test_the_first_calls_seed_is_the_notebooks(client: SandboxClient) -> None:
+    drawn = []
+    for first, second in ((5, 1), (5, 2), (6, 1)):
+        async with NotebookTool(client, LIMITS) as tool:
+            await tool.run(call("import random"), seed=first)
+            drawn.append((await tool.run(call("random.random()"), seed=second)).value)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+async def test_its_session_is_closed_however_the_attempt_ended(client: SandboxClient) -> None:
+    opener = Remembering(client)
+
+    async def attempt(code: str) -> None:
+        async with NotebookTool(opener, LIMITS) as tool:
+            await tool.run(call("x = 1"))
+            await tool.run(call(code))
+            raise RuntimeError("the attempt fails")
+
+    attempts = [asyncio.create_task(attempt(code)) for code in ("import time; time.sleep(15)", "x")]
+    await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+    attempts[0].cancel()
+    await asyncio.gather(*attempts, return_exceptions=True)
+    assert [session.closed for session in opener.sessions] == [True, True]
+
+
+async def test_a_closed_notebook_runs_nothing(client: SandboxClient) -> None:
+    tool = NotebookTool(client, LIMITS)
+    await tool.close()
+    with pytest.raises(SandboxUnavailable, match="closed"):
+        await tool.run(call("1"))
+    await tool.run(ToolCall(id="0", tool="", arguments={}, raw="", parse_error="no JSON"))
+    await tool.close()
+
+
+async def test_a_router_serves_it_like_one_sandbox() -> None:
+    with LocalCluster.start(nodes=1, slots=1, preload=()) as cluster:
+        async with NotebookTool(cluster, LIMITS) as tool:
+            await tool.run(call("x = 6"))
+            assert (await tool.run(call("x * 7"))).value == "42"
