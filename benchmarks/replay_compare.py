@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-TIME_LIMITS = ("CellTimeout", "TimeoutError", "Timeout waiting for reply")
+TIME_LIMITS = ("CellTimeout", "TimeoutError", "Timeout waiting for reply")  # ours first
 COLOURS = re.compile(r"\x1b?\[[0-9;]*m")
 ERROR_LINE = re.compile(r"^ ?(?:[a-z_]\w*\.)*([A-Z]\w+)(?::|$)", re.MULTILINE)
 SHORT_ERROR = re.compile(r"[\w.]*(?:Error|Exception)(?:: [^\n]*)?\n?")  # ToRA's way to tell of one
@@ -84,9 +84,9 @@ def cause(recorded: str, shown: Shown, code: str, *, follows: bool) -> str:
         "follows a cell that differs": follows,
         "recorded: a complaint of IPython itself": "The history saving thread" in recorded,
         "randomness or an address in memory": bool(RANDOM.search(code) or ADDRESS.search(recorded)),
+        "other numpy: its scalars show their type": "np." in shown.text,
         "written to stderr": bool(shown.warnings),
         "recorded output was cut": is_cut(recorded, shown),
-        "other numpy: its scalars show their type": "np." in shown.text,
         "other sympy": "sympy" in code,
     }
     return next((name for name, holds in reasons.items() if holds), "other")

@@ -1,9 +1,9 @@
 """Published programs of real models, replayed: all code blocks of the MathCoder and ToRA traces, outputs compared with
 the recorded ones. Prints the agreement, the rest by cause, speed and CPU over this mix, and last one JSON line.
 
-The traces lie in traces/ of ../shared/data or of $ROCSTAR_DATA. The cells of a trace share one namespace, and one
-program of the sandbox, as in Jupyter, where MathCoder's were recorded (Python 3.9 and the sympy of 2023). Each cell has
-a time limit of its own. What counts as equal: see `replay_compare.agreement`.
+The traces lie in traces/ of ../shared/data or of $ROCSTAR_DATA. Each trace is one session of the sandbox, each code
+block one cell of it; MathCoder's were recorded in Jupyter (Python 3.9 and the sympy of 2023). What counts as equal: see
+`replay_compare.agreement`.
 
     nice -n 10 python benchmarks/sandbox_replay.py [--every 1] [--slots 2] [--show 3]
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
-import inspect
 import itertools
 import json
 import os
@@ -28,41 +27,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from replay_compare import Shown, agreement, as_class, cause, error_of
+from replay_compare import TIME_LIMITS, Shown, agreement, as_class, cause, error_of
 
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.service import notebook, notebook_driver
-from rocstar.sandbox.wire import Limits, Request, Response
+from rocstar.sandbox.wire import Limits, ProgramOutcome, Response
 
 PRELOAD = ("numpy", "sympy")
-CELL_SECONDS = 5.0  # Jupyter's own is not recorded; what passed it was an endless loop, or sympy at work
-LIMITS = Limits(wall_seconds=300.0, cpu_seconds=300.0, output_bytes=2**20)  # of a whole trace
-IN_FLIGHT = 8  # more than slots, so that none of them waits for us
+# For each cell. Jupyter's own time limit is not recorded; what passes this was an endless loop, or sympy at work.
+LIMITS = Limits(wall_seconds=5.0, cpu_seconds=10.0, output_bytes=2**20)
+IN_FLIGHT = 8  # sessions; more than slots, so that none of those waits for us
 
-# Appended to the notebook driver: a cell that takes too long is interrupted, the next one starts as usual.
-CELL_LIMIT = """
-import signal
-
-
-class CellTimeout(BaseException):
-    pass
-
-
-def expired(number, frame):
-    raise CellTimeout
-
-
-def limited(source, name, module, unlimited=execute):
-    signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, {seconds})
-    try:
-        return unlimited(source, name, module)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-execute = limited
-"""
 TORA_BLOCK = re.compile(r"```python\n(.*?)```\s*```output\n(.*?)```", re.DOTALL)
 
 
@@ -79,7 +53,7 @@ class Trace:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     trace: Trace
-    response: Response
+    responses: tuple[Response, ...]
     shown: tuple[Shown, ...]
     """By each cell here."""
     how: tuple[str, ...]
@@ -112,38 +86,31 @@ def tora_cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [found for text in row["code"] for found in TORA_BLOCK.findall(text)]
 
 
-def program_of(trace: Trace) -> tuple[str, str]:
-    """The cells as one program, and the mark their results carry."""
-    program, mark = notebook.program_of(list(trace.cells))
-    driver = inspect.getsource(notebook_driver)
-    assert program.startswith(driver), "the notebook driver no longer comes first in its program"
-    return driver + CELL_LIMIT.format(seconds=CELL_SECONDS) + program.removeprefix(driver), mark
+def shown_by(response: Response) -> Shown:
+    """What a notebook would show of this cell. Values are laid out by `repr`: IPython's printer differs from it in
+    white space and in the order of sets only, which the comparison allows for."""
+    stderr = response.stderr.partition("Traceback (most recent call last):")[0]
+    return Shown(text=response.stdout + (response.value or ""), warnings=stderr, error=error_by(response))
 
 
-def shown_by(response: Response, mark: str, trace: Trace) -> list[Shown]:
-    """One for each cell; those that never ended show what ended the program."""
-    cells = [
-        Shown(
-            text=cell["stdout"] + "\n".join(value["text/plain"] for value in cell["display"]),
-            warnings=cell["stderr"],
-            error=cell["error"][0]["ename"] if cell["error"] else "",
-        )
-        for cell in notebook.results_of(response, mark)[0]
-    ]
-    missing = len(trace.cells) - len(cells)
-    return cells + [Shown(text="", error=f"program: {response.outcome}")] * missing
+def error_by(response: Response) -> str:
+    """Class of what the cell raised, or what ended it; empty when nothing did."""
+    if response.outcome is ProgramOutcome.OK:
+        return ""
+    if response.outcome in (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT):
+        return TIME_LIMITS[0]
+    return response.exception.type if response.exception else f"program: {response.outcome}"
 
 
 async def replay(client: SandboxClient, chosen: Sequence[Trace]) -> list[Run]:
     turns = asyncio.Semaphore(IN_FLIGHT)
 
     async def one(number: int, trace: Trace) -> Run:
-        async with turns:
-            code, mark = program_of(trace)
-            response = await client.run(Request(id=str(number), code=code, limits=LIMITS, seed=number))
-        shown = shown_by(response, mark, trace)
+        async with turns, client.open_session(limits=LIMITS, seed=number) as session:
+            responses = [await session.run(code) for code in trace.cells]
+        shown = tuple(map(shown_by, responses))
         how = tuple(map(agreement, trace.recorded, shown))
-        return Run(trace=trace, response=response, shown=tuple(shown), how=how)
+        return Run(trace=trace, responses=tuple(responses), shown=shown, how=how)
 
     return await asyncio.gather(*(one(number, trace) for number, trace in enumerate(chosen)))
 
@@ -160,8 +127,8 @@ def figures(runs: Sequence[Run], cpu_seconds: float, wall_seconds: float) -> dic
     cells, agreed = hows.total(), hows.total() - hows[""]
     # Endless loops cost what their limit is, which tells nothing about the sandbox.
     loops = [run for run in runs if any(as_class(shown.error) == "time limit" for shown in run.shown)]
-    rest_cpu = cpu_seconds - sum(run.response.cpu_seconds for run in loops)
-    rest = len(runs) - len(loops)
+    rest_cpu = cpu_seconds - sum(response.cpu_seconds for run in loops for response in run.responses)
+    rest = cells - sum(len(run.how) for run in loops)
     return {
         "traces": len(runs),
         "cells": cells,
@@ -170,11 +137,12 @@ def figures(runs: Sequence[Run], cpu_seconds: float, wall_seconds: float) -> dic
         "agreed_by": {how: count for how, count in hows.most_common() if how},
         "differ_by_cause": dict(causes.most_common()),
         "cells_per_second": round(cells / wall_seconds, 1),
-        "programs_per_second": round(len(runs) / wall_seconds, 1),
+        "sessions_per_second": round(len(runs) / wall_seconds, 1),
+        "cells_replayed": sum(response.replayed_cells for run in runs for response in run.responses),
         "cpu_ms_per_cell": round(1000 * cpu_seconds / cells, 2),
-        "cpu_ms_per_program": round(1000 * cpu_seconds / len(runs), 2),
-        "programs_with_endless_loops": len(loops),
-        "cpu_ms_per_other_program": round(1000 * rest_cpu / rest, 2) if rest else 0.0,
+        "cpu_ms_per_session": round(1000 * cpu_seconds / len(runs), 2),
+        "sessions_with_endless_loops": len(loops),
+        "cpu_ms_per_cell_of_others": round(1000 * rest_cpu / rest, 2) if rest else 0.0,
     }
 
 

@@ -56,6 +56,10 @@ class NodeActor:
             shutil.rmtree(self.folder, ignore_errors=True)
             os._exit(1)
 
+    def label(self) -> str:
+        """What the router calls the node."""
+        return self.node.label
+
     def pid(self) -> int:
         """Of the node process."""
         return self.node.process.pid

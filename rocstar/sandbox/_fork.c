@@ -52,9 +52,11 @@
 #define MAX_SETTINGS 4096       /* what the slot tells each of its programs' processes */
 #define REPORT_BYTES (256 * 1024)
 #define SCRATCH_BYTES 65536
+#define MAX_FILES_BYTES (24u << 20) /* of files read back, as JSON: 16 MiB of content and their names */
 #define QUIET_SECONDS 0.01      /* short programs end within it: one wake-up instead of many */
 #define UNWATCHED_SECONDS 0.005 /* between looks at a child where there is no pidfd (before Linux 5.3) */
 #define AGE_SECONDS 0.1         /* a program that runs longer makes way for those that may be short */
+#define FIRST_TO_KILL 1000      /* oom_score_adj of programs: the highest there is */
 #define AGED_NICE 10            /* a tenth of a young one's share; 19 would be a seventieth, and starve honest work */
 
 enum ended { ITSELF, WALL, OUTPUT, CANCELLED };
@@ -64,7 +66,7 @@ enum ended { ITSELF, WALL, OUTPUT, CANCELLED };
 struct __attribute__((packed)) request {
     uint32_t size;
     double wall_seconds;
-    uint32_t output_bytes;
+    uint32_t output_bytes, fetch_size;
 };
 
 struct __attribute__((packed)) answer {
@@ -74,7 +76,8 @@ struct __attribute__((packed)) answer {
     double run_seconds, cpu_seconds;
     uint64_t peak_memory, dropped_out, dropped_err;
     double slot_cpu_seconds;
-    uint32_t out_bytes, err_bytes, report_bytes;
+    uint8_t committed;
+    uint32_t out_bytes, err_bytes, report_bytes, files_bytes;
 };
 
 /* ---- memory: snapshot and return to it ---- */
@@ -373,11 +376,12 @@ struct slot {
     int channel, report_fd, children;
     int private_processes; /* in a pid namespace of its own, of which this is the first process */
     int may_age;
+    int oom, ordinary_oom;  /* descriptor of our own oom_score_adj, or -1; what stands there */
     long long clean_inodes; /* in use on the empty working directory's own file system; -1 where it has none */
     unsigned int mode;      /* of the working directory */
     char *report;
     size_t settings_size;
-    struct stream out, err;
+    struct stream out, err, files;
     struct buffer payload, scratch;
     char settings[MAX_SETTINGS];
 };
@@ -685,34 +689,70 @@ static void close_from(int first)
         close(fd);
 }
 
+/* What a fork of the slot is for: to run a program, or to read files back and wipe the working directory. */
+struct job {
+    bool program;
+    const char *payload;
+    size_t size;
+    int out, err; /* its stdout and stderr; -1 for where the slot's lead, to nowhere */
+};
+
 /* In a fresh fork: nothing of the slot but its report, and Python as it was. None on failure, with an exception. */
-static PyObject *become_child(struct slot *slot, size_t payload)
+static PyObject *become_child(struct slot *slot, const struct job *job)
 {
     setpgid(0, 0);
     if (!slot->private_processes && prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
         _exit(1);
-    if (payload && (dup2(slot->out.write_end, 1) < 0 || dup2(slot->err.write_end, 2) < 0))
+    if ((job->out >= 0 && dup2(job->out, 1) < 0) || (job->err >= 0 && dup2(job->err, 2) < 0))
         _exit(1);
     close_from(3);
     PyOS_AfterFork_Child();
-    PyObject *result = Py_BuildValue("(y#y#N)", payload ? slot->payload.data : "", (Py_ssize_t)payload, slot->settings,
-                                     (Py_ssize_t)slot->settings_size,
+    PyObject *result = Py_BuildValue("(Oy#y#N)", job->program ? Py_True : Py_False, job->payload,
+                                     (Py_ssize_t)job->size, slot->settings, (Py_ssize_t)slot->settings_size,
                                      PyMemoryView_FromMemory(slot->report, REPORT_BYTES, PyBUF_WRITE));
-    struct buffer *own[] = {&slot->payload, &slot->scratch, &slot->out.kept, &slot->err.kept};
+    struct buffer *own[] = {&slot->payload, &slot->scratch, &slot->out.kept, &slot->err.kept, &slot->files.kept};
     for (size_t n = 0; n < sizeof own / sizeof *own; n++)
         if (own[n]->data)
             munmap(own[n]->data, own[n]->size);
     return result;
 }
 
-/* Wipe the working directory, by Python in a fork. True in that fork; *clean: whether it may be used again. */
-static bool wipe(struct slot *slot, int *clean)
+/* All that comes through the pipe, as far as there is room for it. */
+static void read_to_end(struct stream *stream)
 {
-    int status = 0;
+    struct buffer *kept = &stream->kept;
+    while (kept->used < kept->size) {
+        ssize_t got = read(stream->read_end, kept->data + kept->used, kept->size - kept->used);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            break;
+        kept->used += (size_t)got;
+    }
+}
+
+/* Read files back where the job's payload names some, then wipe the working directory: by Python, in a fork. True in
+   that fork; *clean: whether the folder may be used again. */
+static bool tidy(struct slot *slot, struct job *job, int *clean)
+{
+    int status = 0, ends[2];
+    struct stream *files = &slot->files;
+    *clean = 0;
+    job->out = job->err = -1;
+    if (job->size) {
+        if (pipe2(ends, O_CLOEXEC) < 0 || reserve(&files->kept, MAX_FILES_BYTES) < 0)
+            return false;
+        files->read_end = ends[0];
+        job->out = ends[1];
+    }
     pid_t pid = _Fork();
     if (pid == 0)
         return true;
-    *clean = 0;
+    close_if_open(job->out);
+    if (pid > 0 && job->size)
+        read_to_end(files);
+    if (job->size)
+        close(files->read_end);
     if (pid < 0)
         return false;
     while (waitpid(pid, &status, 0) < 0)
@@ -758,24 +798,35 @@ static int send_answer(struct slot *slot, const struct call *call, bool reusable
         .out_bytes = (uint32_t)slot->out.kept.used,
         .err_bytes = (uint32_t)slot->err.kept.used,
         .report_bytes = report_size(slot),
+        .files_bytes = (uint32_t)slot->files.kept.used,
     };
     struct iovec parts[] = {
         {&answer, sizeof answer},
         {slot->out.kept.data, slot->out.kept.used},
         {slot->err.kept.data, slot->err.kept.used},
         {slot->report + sizeof(uint32_t), answer.report_bytes},
+        {slot->files.kept.data, slot->files.kept.used},
     };
-    if (send_all(slot->channel, parts, 4) < 0)
+    if (send_all(slot->channel, parts, 5) < 0)
         return -1;
     if (answer.report_bytes && madvise(slot->report, REPORT_BYTES, MADV_REMOVE) < 0)
         return -1;
-    if (forget(&slot->out.kept) < 0 || forget(&slot->err.kept) < 0)
+    if (forget(&slot->out.kept) < 0 || forget(&slot->err.kept) < 0 || forget(&slot->files.kept) < 0)
         return -1;
     return forget(&slot->scratch);
 }
 
-/* Answer calls for ever. Returns in a fork only: payload size of the program to run, or 0 to wipe the folder. */
-static size_t answer_calls(struct slot *slot)
+/* For forks of ours to be killed first where memory runs out: they inherit what stands there. */
+static void expose(const struct slot *slot, int score)
+{
+    char text[16];
+    int size = snprintf(text, sizeof text, "%d", score);
+    if (slot->oom >= 0 && pwrite(slot->oom, text, (size_t)size, 0) < 0)
+        return; /* nothing is lost but the order */
+}
+
+/* Answer calls for ever. Returns in a fork only: what that is to do. */
+static struct job answer_calls(struct slot *slot)
 {
     for (;;) {
         char word;
@@ -784,18 +835,24 @@ static size_t answer_calls(struct slot *slot)
             _exit(0);
         if (word != 'R')
             continue; /* a cancellation that came too late */
-        if (receive(slot->channel, &request, sizeof request) < 0 || reserve(&slot->payload, request.size) < 0 ||
+        if (receive(slot->channel, &request, sizeof request) < 0 || request.fetch_size > request.size ||
+            reserve(&slot->payload, request.size) < 0 ||
             receive(slot->channel, slot->payload.data, request.size) < 0)
             _exit(0);
         slot->payload.used = request.size;
         if (open_stream(&slot->out, request.output_bytes) < 0 || open_stream(&slot->err, request.output_bytes) < 0)
             _exit(1);
+        size_t task = request.size - request.fetch_size;
+        struct job program = {true, slot->payload.data, task, slot->out.write_end, slot->err.write_end};
+        struct job tidying = {false, slot->payload.data + task, request.fetch_size, -1, -1};
         struct call call = {.started = now(), .output_left = request.output_bytes};
         call.deadline = call.started + request.wall_seconds;
+        expose(slot, FIRST_TO_KILL);
         call.pid = _Fork();
         if (call.pid == 0)
-            return request.size;
-        if (call.pid < 0 || forget(&slot->payload) < 0)
+            return program;
+        expose(slot, slot->ordinary_oom);
+        if (call.pid < 0)
             _exit(1);
         close(slot->out.write_end);
         close(slot->err.write_end);
@@ -804,9 +861,9 @@ static size_t answer_calls(struct slot *slot)
         close(slot->out.read_end);
         close(slot->err.read_end);
         int clean = is_clean(slot);
-        if (clean == 0 && wipe(slot, &clean))
-            return 0;
-        if (send_answer(slot, &call, clean == 1) < 0 || clean != 1)
+        if (clean == 0 && tidy(slot, &tidying, &clean))
+            return tidying;
+        if (forget(&slot->payload) < 0 || send_answer(slot, &call, clean == 1) < 0 || clean != 1)
             _exit(1);
     }
 }
@@ -817,8 +874,9 @@ static int parse_slot(PyObject *raised, struct slot *slot, int *maps)
     const char *settings;
     Py_ssize_t size;
     memset(slot, 0, sizeof *slot);
-    if (!PyArg_ParseTuple(raised, "iiiippLIy#", &slot->channel, maps, &slot->report_fd, &slot->children,
-                          &slot->private_processes, &slot->may_age, &slot->clean_inodes, &slot->mode, &settings, &size))
+    if (!PyArg_ParseTuple(raised, "iiiippLIiiy#", &slot->channel, maps, &slot->report_fd, &slot->children,
+                          &slot->private_processes, &slot->may_age, &slot->clean_inodes, &slot->mode,
+                          &slot->oom, &slot->ordinary_oom, &settings, &size))
         return -1;
     if (size > MAX_SETTINGS) {
         PyErr_SetString(PyExc_ValueError, "the settings of a slot are too long");
@@ -846,10 +904,12 @@ static void settle_heap(void)
 }
 
 PyDoc_STRVAR(serve_doc,
-"serve(raise_slot) -> (payload, settings, report) or None\n\n"
+"serve(raise_slot) -> (is_program, payload, settings, report) or None\n\n"
 "Snapshot memory, then call raise_slot(snapshot_fd). It forks slots; in a slot it returns\n"
-"(channel, maps, report_fd, children, private_processes, may_age, clean_inodes, mode, settings), elsewhere None.\n"
-"Returns in a process forked by a slot: `payload` is the program to run; empty, the working directory is to be wiped.\n"
+"(channel, maps, report_fd, children, private_processes, may_age, clean_inodes, mode, oom, ordinary_oom, settings),\n"
+"elsewhere None.\n"
+"Returns in a process forked by a slot: `payload` is the program to run, or names the files to be read back before\n"
+"the working directory is wiped.\n"
 "Raises OSError, before raise_slot is called, where memory cannot be exchanged.");
 
 static PyObject *serve(PyObject *module, PyObject *raise_slot)
@@ -878,11 +938,109 @@ static PyObject *serve(PyObject *module, PyObject *raise_slot)
     close_if_open(maps);
     if (close_book(book) < 0 || open_slot(&slot) < 0)
         _exit(1);
-    size_t payload = answer_calls(&slot);
-    return become_child(&slot, payload);
+    struct job job = answer_calls(&slot);
+    return become_child(&slot, &job);
 }
 
-static PyMethodDef methods[] = {{"serve", serve, METH_O, serve_doc}, {NULL, NULL, 0, NULL}};
+/* ---- a state of a session (session_state.py) ---- */
+
+#define STATE_FDS 3 /* a new state's channel, its stdout and stderr */
+
+/* What the slot says: a length, with descriptors, and so many bytes. Ends the process when the slot has gone. */
+static void receive_cell(int control, int fds[STATE_FDS], struct buffer *payload)
+{
+    uint32_t size;
+    char room[CMSG_SPACE(STATE_FDS * sizeof(int))];
+    struct iovec part = {&size, sizeof size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+    ssize_t got;
+    do
+        got = recvmsg(control, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+    while (got < 0 && errno == EINTR);
+    struct cmsghdr *extra = got == sizeof size ? CMSG_FIRSTHDR(&message) : NULL;
+    if (!extra || extra->cmsg_type != SCM_RIGHTS || extra->cmsg_len != CMSG_LEN(STATE_FDS * sizeof(int)))
+        _exit(0);
+    memcpy(fds, CMSG_DATA(extra), STATE_FDS * sizeof(int));
+    if (reserve(payload, size) < 0 || receive(control, payload->data, size) < 0)
+        _exit(0);
+    payload->used = size;
+}
+
+/* A fork whose parent is our parent (or who adopts in its stead), for one copy of our memory: what vfork makes shares
+   it, forks, and ends. 0 in the new process. Not clone with CLONE_PARENT: what the C library does in a fork would have
+   to be done here again. */
+static __attribute__((noinline)) pid_t fork_apart(void)
+{
+    pid_t middle = vfork();
+    if (middle == 0) {
+        pid_t pid = fork();
+        if (pid == 0)
+            return 0; /* on its own copy of this stack, which nobody has returned from */
+        _exit(pid < 0);
+    }
+    int status = 0;
+    while (middle > 0 && waitpid(middle, &status, 0) < 0 && errno == EINTR)
+        ;
+    return middle < 0 || status ? -1 : middle;
+}
+
+PyDoc_STRVAR(next_state_doc,
+"next_state(control) -> (payload, channel, stdout, stderr)\n\n"
+"Wait on the socket `control` for cells, and fork for each. Returns in the forks, which are children of this process's\n"
+"parent; ends the process when the socket closes.");
+
+/* In the state that stays nothing runs but this, so that it writes to next to none of the memory it shares. */
+static PyObject *next_state(PyObject *module, PyObject *number)
+{
+    (void)module;
+    int control = (int)PyLong_AsLong(number), fds[STATE_FDS];
+    struct buffer payload = {0};
+    if (PyErr_Occurred())
+        return NULL;
+    sigset_t all, before;
+    sigfillset(&all); /* a hostile cell may send some; they would wait here for the cells of another session */
+    sigprocmask(SIG_SETMASK, &all, &before);
+    PyOS_BeforeFork(); /* its counterpart runs in every fork */
+    for (;;) {
+        receive_cell(control, fds, &payload);
+        while (waitpid(-1, NULL, WNOHANG) > 0)
+            ; /* what the cell left was killed, and counts as a process until it is collected */
+        if (fork_apart() == 0)
+            break;
+        for (int n = 0; n < STATE_FDS; n++)
+            close(fds[n]);
+        if (forget(&payload) < 0)
+            _exit(1);
+    }
+    PyOS_AfterFork_Child();
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    PyObject *result = Py_BuildValue("(y#iii)", payload.data, (Py_ssize_t)payload.used, fds[0], fds[1], fds[2]);
+    munmap(payload.data, payload.size);
+    return result;
+}
+
+PyDoc_STRVAR(newest_pid_doc, "newest_pid() -> int\n\nStart a process that ends at once; its number. Raises OSError.");
+
+static PyObject *newest_pid(PyObject *module, PyObject *nothing)
+{
+    (void)module;
+    (void)nothing;
+    pid_t pid = vfork();
+    if (pid == 0)
+        _exit(0);
+    if (pid < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    return PyLong_FromLong(pid);
+}
+
+static PyMethodDef methods[] = {
+    {"serve", serve, METH_O, serve_doc},
+    {"next_state", next_state, METH_O, next_state_doc},
+    {"newest_pid", newest_pid, METH_NOARGS, newest_pid_doc},
+    {NULL, NULL, 0, NULL},
+};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_fork", .m_size = -1, .m_methods = methods};
 

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from rocstar.sandbox import launcher, wire
+from rocstar.sandbox import wire
+from rocstar.sandbox.host_process import START_SECONDS, UNREADABLE, HostProcess, complaint
 from rocstar.sandbox.session import Session, SessionLost
-from rocstar.sandbox.wire import HostInfo, Isolation, Limits, Request, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.watchdog import Watchdog
+from rocstar.sandbox.wire import HostInfo, Isolation, Limits, ProgramOutcome, Request, Response, SandboxDown
 
-START_SECONDS = 120.0  # preloading can be slow on a cold, shared file system
-CLOSE_SECONDS = 5.0
 GRACE_SECONDS = 5.0  # a slot that has not answered so long after the deadline is stuck itself
 MAX_ATTEMPTS = 2
 SESSION_SLOTS = 32  # some megabytes each
 SESSION_IDLE_SECONDS = 600.0
+SILENT_SECONDS = 30.0  # the host's loop never blocks for a second, so it is stopped or hung
 
 
 @dataclass(slots=True)
 class Pending:
-    message: Mapping[str, Any]
+    frame: bytes
     future: asyncio.Future[Response]
     attempt: int = 1
 
@@ -39,8 +36,9 @@ class Pending:
 class SandboxClient:
     """Runs untrusted programs in a host process apart from this one. Make it with `start`.
 
-    Every long-lived part hangs on `self.socket`: the loop's reader consumes frames from it and resolves the futures in
-    `self.pending`; when it closes, the host is replaced and what was pending is sent once more."""
+    Every long-lived part hangs on `self.host`: the loop's reader consumes its messages and resolves the futures in
+    `self.pending`; when it dies, or says nothing for `silent_seconds` while calls are pending, or what cannot be read,
+    it is replaced and what was pending is sent once more."""
 
     def __init__(
         self,
@@ -54,10 +52,12 @@ class SandboxClient:
         node: str = "",
         session_slots: int = SESSION_SLOTS,
         session_idle_seconds: float = SESSION_IDLE_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         """`skip_plans`: how many of the strongest ways to isolate (`jail.PLANS`) are not even tried; `compiled`: may
         slots run the compiled loop; `node`: what responses call this machine, its host name if empty;
-        `session_slots`: sessions kept alive at once, `session_idle_seconds`: for how long without a cell."""
+        `session_slots`: sessions kept alive at once, `session_idle_seconds`: for how long without a cell;
+        `silent_seconds`: a host that gives no sign of life for so long under a call is taken for frozen."""
         self.settings = {
             "slots": slots,
             "preload": list(preload),
@@ -76,8 +76,15 @@ class SandboxClient:
         self.host_info: HostInfo | None = None
         self.refusal = ""
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.has_host = False
+        self.host: HostProcess | None = None
         self.closed = False
+        self.silent_seconds = silent_seconds
+        self.watchdog = Watchdog(
+            seconds=silent_seconds,
+            waiting=lambda: bool(self.pending),
+            ask=lambda: self.tell({"kind": "ping"}),
+            on_frozen=self.host_frozen,
+        )
 
     @classmethod
     def start(
@@ -100,30 +107,25 @@ class SandboxClient:
         return client
 
     def launch(self) -> None:
-        """Start a host process; its first frame tells whether it serves. Raises SandboxDown."""
-        self.workdirs = f"{tempfile.gettempdir()}/rocstar-sandbox-{os.getpid()}-{os.urandom(6).hex()}"
-        try:
-            self.socket, self.process = launcher.start_host({**self.settings, "workdirs": self.workdirs})
-        except OSError as error:
-            raise SandboxDown(f"the sandbox host could not be started ({error})") from error
-        self.reader = wire.FrameReader()
-        self.unsent = bytearray()
+        """Start a host process; its first message tells whether it serves. Raises SandboxDown."""
         self.refusal = ""
-        self.has_host = True
+        self.host = HostProcess(self.settings)
+        self.process, self.workdirs = self.host.process, self.host.workdirs
+        self.watchdog.patience = START_SECONDS  # until it has said hello
 
     def await_hello(self) -> None:
-        self.socket.settimeout(START_SECONDS)
-        while self.host_info is None and not self.refusal:
-            try:
-                data = self.socket.recv(65536)
-            except TimeoutError:
-                raise SandboxDown(f"the sandbox host did not start within {START_SECONDS} seconds") from None
-            if not data:
-                raise SandboxDown(f"the sandbox host died while starting, exit code {self.process.wait()}")
-            self.take(data)
-        self.socket.setblocking(False)
+        try:
+            self.take(self.running_host().first_messages())
+        except UNREADABLE as error:
+            raise SandboxDown("the sandbox host started with what cannot be read") from error
         if self.refusal:
             raise SandboxDown(self.refusal)
+
+    def running_host(self) -> HostProcess:
+        """Raises SandboxDown where there is none."""
+        if self.host is None:
+            raise SandboxDown("the sandbox host has not started")
+        return self.host
 
     def info(self) -> HostInfo:
         """What the host said of itself when it started. Raises SandboxDown before that."""
@@ -146,16 +148,21 @@ class SandboxClient:
         return Session(self, limits or Limits(), wire.fresh_seed() if seed is None else seed)
 
     async def call(self, message: Mapping[str, Any]) -> Response:
-        """Send a call of any kind; its response. Raises like `run`, and SessionLost when the host says so."""
+        """Send a call of any kind; its response. Raises like `run`, and SessionLost when the host says so.
+
+        One that is too long for a frame would end the host for everybody: it is rejected here."""
         self.ready()
         key = f"{next(self.ids)}"
-        pending = Pending({**message, "id": key}, asyncio.get_running_loop().create_future())
+        frame = wire.encode_frame({**message, "id": key})
+        if why := complaint(frame):
+            return Response(id=message["id"], outcome=ProgramOutcome.REJECTED, message=why)
+        pending = Pending(frame, asyncio.get_running_loop().create_future())
         self.pending[key] = pending
-        self.send(pending.message)
+        self.running_host().send(frame)
         try:
             response = await pending.future
         except asyncio.CancelledError:
-            self.send({"kind": "cancel", "id": key})
+            self.tell({"kind": "cancel", "id": key})
             raise
         finally:
             self.pending.pop(key, None)
@@ -163,69 +170,48 @@ class SandboxClient:
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send what has no answer; to nobody where there is no host."""
-        if self.has_host and not self.closed:
-            self.send(message)
+        if self.host is not None:
+            self.host.send(wire.encode_frame(message))
 
     def ready(self) -> None:
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
-        if not self.has_host:
+        if self.host is None:
             self.launch()
         self.attach(asyncio.get_running_loop())
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read the socket from this loop. Calls of an earlier loop ended with it."""
+        """Read and write in this loop. Calls of an earlier loop ended with it."""
         if self.loop is loop:
             return
-        if self.loop is not None and not self.loop.is_closed():
-            self.detach()
-        self.loop = loop
-        loop.add_reader(self.socket.fileno(), self.on_readable)
-        if self.unsent:
-            loop.add_writer(self.socket.fileno(), self.on_writable)
+        self.detach()
+        host, self.loop = self.running_host(), loop
+        loop.add_reader(host.socket.fileno(), self.on_readable)
+        host.outbox.attach(loop)
+        self.watchdog.start(loop)
 
     def detach(self) -> None:
-        if self.loop is not None and not self.loop.is_closed():
-            self.loop.remove_reader(self.socket.fileno())
-            self.loop.remove_writer(self.socket.fileno())
-        self.loop = None
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        waiting = bool(self.unsent)
-        self.unsent += wire.encode_frame(message)
-        if not waiting:
-            self.on_writable()
-
-    def on_writable(self) -> None:
-        try:
-            sent = self.socket.send(self.unsent)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.unsent.clear()  # the reader sees the end as well and acts on it
-            return
-        del self.unsent[:sent]
-        if self.loop is None:
-            return
-        if self.unsent:
-            self.loop.add_writer(self.socket.fileno(), self.on_writable)
-        else:
-            self.loop.remove_writer(self.socket.fileno())
+        host, loop, self.loop = self.running_host(), self.loop, None
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(host.socket.fileno())
+        host.outbox.detach()
+        self.watchdog.stop()
 
     def on_readable(self) -> None:
         try:
-            data = self.socket.recv(262144)
-        except BlockingIOError:
+            messages = self.running_host().messages()
+            self.take(messages or ())
+        except UNREADABLE:
+            self.process.kill()
+            self.host_lost("the sandbox host sent what cannot be read and was killed")
             return
-        except OSError:
-            data = b""
-        if data:
-            self.take(data)
+        if messages is None:
+            self.host_lost("the sandbox host died under this call")
         else:
-            self.host_died()
+            self.watchdog.heard()
 
-    def take(self, data: bytes) -> None:
-        for message in self.reader.feed(data):
+    def take(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        for message in messages:
             self.host_cpu_seconds = message.get("total_cpu_seconds", self.host_cpu_seconds)
             if message["kind"] == "response":
                 self.resolve(wire.parse_response(message))
@@ -233,7 +219,8 @@ class SandboxClient:
                 self.lose(message["id"])
             elif message["kind"] == "hello":
                 self.host_info = wire.parse_info(message)
-            else:
+                self.watchdog.patience = self.silent_seconds
+            elif message["kind"] == "refused":
                 self.refusal = message["message"]
 
     def resolve(self, response: Response) -> None:
@@ -246,13 +233,17 @@ class SandboxClient:
         if pending is not None and not pending.future.done():
             pending.future.set_exception(SessionLost())
 
-    def host_died(self) -> None:
-        """Send again to a fresh host what has been tried once; the rest learns that the sandbox is down.
+    def host_frozen(self) -> None:
+        self.process.kill()
+        self.host_lost(f"the sandbox host gave no sign of life for {self.watchdog.patience:g} seconds and was killed")
+
+    def host_lost(self, reason: str) -> None:
+        """Send again to a fresh host what has been tried once; the rest learns that the sandbox is down, and why.
 
         A host that nobody waits for is not replaced before the next call: one that dies at once would be for ever."""
         loop = self.loop
         self.release()
-        reason = self.refusal or "the sandbox host died under this call"
+        reason = self.refusal or reason
         self.past_cpu_seconds += self.host_cpu_seconds
         self.host_cpu_seconds = 0.0
         waiting = [pending for pending in self.pending.values() if not pending.future.done()]
@@ -271,21 +262,14 @@ class SandboxClient:
         self.attach(loop)
         for pending in again:
             pending.attempt += 1
-            self.send(pending.message)
+            self.running_host().send(pending.frame)
 
     def release(self) -> None:
         """Let go of the host and see it out."""
-        if not self.has_host:
-            return
-        self.has_host = False
-        self.detach()
-        self.socket.close()
-        try:
-            self.process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        shutil.rmtree(self.workdirs, ignore_errors=True)  # there only where slots got no file system of their own
+        if self.host is not None:
+            self.detach()
+            host, self.host = self.host, None
+            host.end()
 
     def close(self) -> None:
         """End the host and all that runs in it. Calls still awaited raise SandboxDown. May be called twice."""
@@ -313,8 +297,3 @@ def run_once(
     request = Request(id="once", code=code, stdin=stdin, limits=limits or Limits(), seed=seed)
     with SandboxClient.start(slots=1, preload=preload) as client:
         return asyncio.run(client.run(request))
-
-
-def is_service_fault(response: Response) -> bool:
-    """The outcome says nothing about the program."""
-    return isinstance(response.outcome, ServiceOutcome)

@@ -1,5 +1,5 @@
-"""The host's view of one tier: its nursery, and one `Lane` per slot. A `Crew` starts slots when calls wait for them and
-replaces those that died when others do."""
+"""The host's view of one tier: its nursery, and one `Lane` per slot (`lane`). A `Crew` starts slots when calls wait for
+them and replaces those that died when others do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from rocstar.sandbox import jail, launcher, nursery, slotwire, verdict
+from rocstar.sandbox import jail, launcher, nursery, watch
+from rocstar.sandbox.groups import Group, Groups
 from rocstar.sandbox.jail import Plan
-from rocstar.sandbox.slotwire import Answer
+from rocstar.sandbox.lane import Lane
 from rocstar.sandbox.tiers import Tier
-from rocstar.sandbox.wire import Response
 
+NO_GROUPS: Mapping[str, tuple[str, ...]] = {"groups": (), "controllers": ()}
 HELLO_SECONDS = 20.0  # a slot starts in milliseconds; a machine may be very busy
 MAX_FAILED_STARTS = 5  # of slots in a row; then something is wrong with more than one slot
+RETRY_SECONDS = 0.5  # where the machine had no room for another process
 MAX_NURSERIES = 3  # in a row that brought no slot to life
-
-Callback = Callable[[Response | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,90 +37,8 @@ class Terms:
     """Folder in which slots without a file system of their own work; made when the first one needs it."""
     compiled: bool
     """Whether the compiled fork path may be used."""
-
-
-class Lane(asyncio.Protocol):
-    """One slot, seen from the host: idle, or busy with one call.
-
-    Consumes the slot's bytes; produces one callback per call, with None when the slot died under it."""
-
-    def __init__(self, number: int, crew: Crew) -> None:
-        self.number = number
-        self.crew = crew
-        self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.received = bytearray()
-        self.cpu_seconds = 0.0
-        self.callback: Callback | None = None
-        self.request_id = ""
-        self.cpu_limit = 0.0
-        self.watchdog: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.transport = transport
-
-    def run(self, message: Mapping[str, Any], payload: bytes, callback: Callback) -> None:
-        self.callback = callback
-        self.request_id = message["id"]
-        self.cpu_limit = message["cpu_seconds"]
-        wall = message["wall_seconds"]
-        head = slotwire.REQUEST.pack(len(payload), wall, message["output_bytes"])
-        self.transport.write(slotwire.RUN + head + payload)
-        self.watchdog = asyncio.get_running_loop().call_later(wall + self.crew.terms.grace_seconds, self.give_up)
-
-    def cancel(self) -> None:
-        """Ask the slot to end its call; its answer says CANCELLED unless the program was quicker."""
-        self.transport.write(slotwire.CANCEL)
-
-    def give_up(self) -> None:
-        self.crew.kill(self)
-        self.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        self.received += data
-        if not self.hello.done():
-            self.read_hello()
-        else:
-            self.read_answer()
-
-    def read_hello(self) -> None:
-        size = nursery.HELLO.size
-        if len(self.received) < size:
-            return
-        end = size + nursery.HELLO.unpack_from(self.received)[0]
-        if len(self.received) >= end:
-            self.hello.set_result(json.loads(self.received[size:end]))
-            del self.received[:end]
-
-    def read_answer(self) -> None:
-        size = slotwire.ANSWER.size
-        if len(self.received) < size:
-            return
-        answer = Answer(*slotwire.ANSWER.unpack_from(self.received))
-        end = size + answer.body_bytes
-        if len(self.received) < end:
-            return
-        body = bytes(self.received[size:end])
-        del self.received[:end]
-        self.cpu_seconds = answer.slot_cpu_seconds
-        response = verdict.response(self.request_id, answer, body, self.cpu_limit)
-        if answer.reusable:
-            self.crew.ready.append(self)
-        self.done(response)
-
-    def done(self, response: Response | None) -> None:
-        if self.watchdog:
-            self.watchdog.cancel()
-        callback, self.callback = self.callback, None
-        if callback:
-            callback(response)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.hello.done():
-            self.hello.set_result({"problem": "the slot died while starting"})
-            return
-        self.crew.lost(self)
-        self.done(None)
+    groups: Groups = field(default_factory=Groups)
+    """Where memory and processes of whole calls are counted."""
 
 
 class Crew:
@@ -143,6 +61,7 @@ class Crew:
         self.nursery: subprocess.Popen[bytes] | None = None
         self.nurseries = 0
         self.up = False
+        self.busy = False
         self.past_cpu_seconds = 0.0
 
     async def start(self) -> None:
@@ -196,7 +115,7 @@ class Crew:
     async def open_some(self, number: int) -> None:
         try:
             for pause in range(MAX_FAILED_STARTS):
-                problem = await self.open_lane(self.plan, number)
+                problem = await self.open_when_there_is_room(number)
                 if not problem or not self.up:
                     return
                 await asyncio.sleep(0.1 * (pause + 1))
@@ -205,10 +124,19 @@ class Crew:
             self.starting.discard(number)
             self.on_change()
 
+    async def open_when_there_is_room(self, number: int) -> str:
+        """As `open_lane`, but tried again for as long as the machine cannot start another process."""
+        while True:
+            problem = await self.open_lane(self.plan, number)
+            if not self.busy or not self.up:
+                return problem
+            await asyncio.sleep(RETRY_SECONDS)
+
     async def open_lane(self, plan: Plan, number: int) -> str:
-        """Start one slot; what went wrong, else nothing."""
+        """Start one slot; what went wrong, else nothing. `busy` tells whether it may go well later."""
         lane = Lane(number, self)
         hello = await self.raise_slot(lane, {"spawn": number, "plan": jail.PLANS.index(plan)})
+        self.busy = bool(hello.get("busy"))
         if hello["problem"]:
             return str(hello["problem"])
         self.nurseries = 0
@@ -220,9 +148,11 @@ class Crew:
     async def raise_slot(self, lane: Lane, command: Mapping[str, int]) -> dict[str, Any]:
         """Have the nursery start a slot for `lane`; what it says of itself, or its `problem`."""
         ours, theirs = socket.socketpair()
+        group = self.group(lane.number)
+        membership = {"groups": group.procs, "controllers": group.controllers} if group else NO_GROUPS
         with theirs:
             try:
-                socket.send_fds(self.commands, [json.dumps(command).encode()], [theirs.fileno()])
+                socket.send_fds(self.commands, [json.dumps({**command, **membership}).encode()], [theirs.fileno()])
             except OSError as error:
                 ours.close()
                 return {"problem": f"the sandbox nursery is gone ({error})"}
@@ -234,7 +164,25 @@ class Crew:
         if hello["problem"]:
             lane.transport.abort()
             self.kill(lane)
+        else:
+            self.introduce(lane, hello, group)
         return hello
+
+    def introduce(self, lane: Lane, hello: dict[str, Any], group: Group | None) -> None:
+        """What counts for this slot. Where the number of processes can be watched, it is not missing any more."""
+        lane.group = group if hello["groups"] else None
+        lane.passed()  # what was killed with the slot before it is not held against the next call
+        lane.unlimited = frozenset(hello["failed"]) & {"no_memory_cgroup", "no_process_limit"}
+        if lane.unlimited and watch.can_see(hello["process"]):
+            lane.process = hello["process"]
+            hello["failed"] = [name for name in hello["failed"] if name != "no_process_limit"]
+
+    def group(self, number: int) -> Group | None:
+        """That of a slot. None where groups cannot be made any more, which the slot then says of itself."""
+        try:
+            return self.terms.groups.open(f"{self.index}-{number}")
+        except OSError:
+            return None
 
     def lost(self, lane: Lane) -> None:
         """A slot died. Another is started when a call needs it, and one may be waiting already."""

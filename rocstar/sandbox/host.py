@@ -1,6 +1,7 @@
 """The sandbox host: a process apart from the trainer that owns the slots and a first-in, first-out queue of calls.
 
-Not here: anything that touches a program (`slot`, `program`), or the decision what its end means (`verdict`).
+Not here: how it starts and ends (`host_life`), anything that touches a program (`slot`, `program`), or the decision
+what its end means (`verdict`).
 
 Started by `client` through `host_main`, with its settings as JSON; speaks `wire` frames on descriptor `config["fd"]`;
 ends when that closes or the process that started it dies, and takes everything with it.
@@ -12,17 +13,16 @@ import asyncio
 import itertools
 import os
 import resource
-import socket
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rocstar.sandbox import jail, probe, slotwire, wire
-from rocstar.sandbox.crew import Crew, Lane, Terms
+from rocstar.sandbox import slotwire, wire
+from rocstar.sandbox.crew import Crew
+from rocstar.sandbox.lane import Lane
 from rocstar.sandbox.roster import Roster
 from rocstar.sandbox.session_desk import Desk, SessionTerms
 from rocstar.sandbox.tiers import BARE
@@ -30,6 +30,15 @@ from rocstar.sandbox.wire import HostInfo, ProgramOutcome, Response, ServiceOutc
 
 MAX_ATTEMPTS = 2  # a call lost with its slot is tried once more; lost twice, it is probably what kills slots
 MAX_CODE_BYTES = 16 * 2**20
+MAX_FETCH_CHARACTERS = 100_000  # of paths; their contents have a limit of their own
+KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("code", "stdin"), (str,)),
+    **dict.fromkeys(("seed", "memory_bytes", "output_bytes", "processes"), (int,)),
+    **dict.fromkeys(("wall_seconds", "cpu_seconds"), (int, float)),
+    "files": (dict,),
+    "fetch": (list,),
+}
+"""Of a request's fields: what is of another kind would end the host, or the slot, for somebody else."""
 MAX_QUEUE = 100_000  # beyond it a caller is told so at once
 
 
@@ -84,6 +93,8 @@ class Host(asyncio.Protocol):
                 self.desk.branch(message["session"], message["new"])
             elif kind == "close":
                 self.desk.close(message["session"])
+            elif kind == "ping":
+                self.send({"kind": "pong"})
             else:
                 self.accept(message)
         self.dispatch()
@@ -218,70 +229,31 @@ class Host(asyncio.Protocol):
 
 def complaint(message: Mapping[str, Any]) -> str:
     """Why a request cannot be run at all; empty when it can."""
+    for name, kinds in KINDS.items():
+        if not isinstance(message[name], kinds):
+            return f"{name} must be {' or '.join(kind.__name__ for kind in kinds)}, got {message[name]!r:.80}"
     if len(message["code"]) > MAX_CODE_BYTES:
         return f"the program is {len(message['code'])} characters long; at most {MAX_CODE_BYTES} are accepted"
-    for path in message["files"]:
+    for path, content in message["files"].items():
+        if not is_file(content):
+            return f"the file {path!r} must be text, or bytes in base64"
         if os.path.isabs(path) or ".." in path.split("/") or not os.path.basename(path) or "\0" in path:
             return f"{path!r} is not a relative path below the working directory"
+    if not all(isinstance(path, str) for path in message["fetch"]):
+        return "the paths in fetch must be text"
+    if sum(map(len, message["fetch"])) + len(message["fetch"]) > MAX_FETCH_CHARACTERS:
+        return f"the paths in fetch have more than {MAX_FETCH_CHARACTERS} characters together"
     for name in ("wall_seconds", "cpu_seconds", "memory_bytes", "output_bytes", "processes"):
         if not 0 < message[name] < 2**40:
             return f"limit {name} must be above 0 and below 2**40, got {message[name]}"
-    if message["output_bytes"] > wire.MAX_FRAME_BYTES // 8:
-        return f"limit output_bytes is at most {wire.MAX_FRAME_BYTES // 8}, got {message['output_bytes']}"
+    if message["output_bytes"] > wire.MAX_OUTPUT_BYTES:
+        return f"limit output_bytes is at most {wire.MAX_OUTPUT_BYTES}, got {message['output_bytes']}"
     return ""
 
 
-async def serve(connection: socket.socket, roster: Roster, config: Mapping[str, Any]) -> None:
-    """Bring the first slots up, then serve until the client closes or its process dies."""
-    loop = asyncio.get_running_loop()
+def is_file(content: object) -> bool:
+    """Whether `wire.unpacked_file` can read it."""
     try:
-        crew = await roster.start()
-        info = checked_info(roster, crew, await probe.failed(crew), config)
-    except wire.SandboxDown as error:
-        await loop.sock_sendall(connection, wire.encode_frame({"kind": "refused", "message": str(error)}))
-        return
-    sessions = SessionTerms(slots=config["session_slots"], idle_seconds=config["session_idle_seconds"])
-    host = Host(roster, info, sessions)
-    await loop.connect_accepted_socket(lambda: host, connection)
-    with suppress(OSError):  # before Linux 5.3 only the closed connection tells
-        loop.add_reader(os.pidfd_open(config["parent"]), host.gone.set)
-    lost = asyncio.create_task(roster.failed.wait())
-    gone = asyncio.create_task(host.gone.wait())
-    await asyncio.wait((lost, gone), return_when=asyncio.FIRST_COMPLETED)
-
-
-def checked_info(roster: Roster, crew: Crew, failed: tuple[str, ...], config: Mapping[str, Any]) -> HostInfo:
-    """Raises SandboxDown when the level in force is below the one asked for."""
-    level = wire.Isolation(crew.plan.level)
-    if level < wire.Isolation(config["min_isolation"]):
-        raise wire.SandboxDown(
-            f"the sandbox reaches isolation {level} here and min_isolation asks for {config['min_isolation']}; "
-            f"lower sandbox.min_isolation or permit namespaces ({'; '.join(roster.problems)})"
-        )
-    return HostInfo(
-        isolation=level,
-        failed_probes=failed,
-        slots=config["slots"],
-        preload=tuple(config["preload"]),
-        tiers=tuple(tier.name for tier in roster.order),
-        fork_path=crew.fork_path,
-        node=config["node"] or socket.gethostname(),
-    )
-
-
-def run(config: Mapping[str, Any]) -> None:
-    connection = socket.socket(fileno=config["fd"])
-    connection.setblocking(False)
-    terms = Terms(
-        size=config["slots"],
-        grace_seconds=config["grace_seconds"],
-        workdirs=config["workdirs"],
-        compiled=config["compiled"],
-    )
-    asyncio.run(main(connection, config, terms))
-
-
-async def main(connection: socket.socket, config: Mapping[str, Any], terms: Terms) -> None:
-    """The last plan has no walls: it is tried only where that was asked for by name."""
-    permitted = jail.PLANS if config["min_isolation"] == wire.Isolation.L0 else jail.PLANS[:-1]
-    await serve(connection, Roster(config["preload"], terms, permitted[config["skip_plans"] :]), config)
+        return isinstance(wire.unpacked_file(content), str | bytes)
+    except (KeyError, TypeError, ValueError):
+        return False

@@ -6,9 +6,9 @@ import json
 import signal
 import sys
 
-from rocstar.sandbox import host
+from rocstar.sandbox import host_life
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes us
-    host.run(json.loads(sys.argv[1]))
+    host_life.run(json.loads(sys.argv[1]))

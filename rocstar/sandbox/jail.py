@@ -1,7 +1,7 @@
 """The walls around a slot, built once when it starts and inherited by every program it forks.
 
 Covered, by plan: see `PLANS` and docs/sandbox.md. A plan either stands or raises OSError; nothing is assumed.
-Not covered: kernel exploits, side channels, memory of a whole call (limits are per process).
+Not covered: kernel exploits, side channels. Memory of a whole call is counted by its group (`groups`), if it has one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import signal
 import socket
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
 from rocstar.sandbox import landlock, linux, rootfs, seccomp
+from rocstar.sandbox.membership import Membership, Shield
 
 NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 FIRST_USER = 0x70000000  # far above what people and services use; two nurseries never share one (see `slot_user`)
@@ -96,8 +97,13 @@ class Jail:
     """Properties this plan should give and could not."""
     children: int = -1
     """See `open_children`."""
+    max_pid: int = 2**22
+    """The highest number a process can have."""
     maps: int = -1
     """Descriptor of the list of this process's mappings, opened while /proc can still be read; -1 without."""
+    shield: Shield = field(default_factory=Shield)
+    groups: tuple[str, ...] = ()
+    """What is counted for the slot and all its programs together: `memory`, `pids`."""
 
     def kill_all(self, pid: int) -> None:
         """Kill the program and everything it started."""
@@ -166,7 +172,7 @@ def slot_user(number: int) -> int:
     return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_NURSERY + number % SLOTS_PER_NURSERY
 
 
-def start(plan: Plan, number: int, workdir: str) -> Jail:
+def start(plan: Plan, number: int, workdir: str, membership: Membership) -> Jail:
     """In a fresh fork: become a slot behind this plan's walls. Returns in the slot only, with its standard streams and
     other descriptors as they were. Raises OSError where the walls cannot be built."""
     linux.die_with_parent(signal.SIGKILL)
@@ -174,34 +180,24 @@ def start(plan: Plan, number: int, workdir: str) -> Jail:
     if plan is OPEN:
         return enter_open(workdir)
     if not plan.namespaces:
-        return enter_process(plan, user, workdir)
+        return enter_process(plan, user, workdir, membership)
     outside = os.geteuid(), os.getegid()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
-        map_user(*outside)
+        linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
     pid = os.fork()  # the first process of the pid namespace; its end ends every other in there
     if pid:
         os.closerange(3, 256)
         os.waitpid(pid, 0)
         os._exit(0)
-    return enter_namespaces(plan, user, outside[0])
+    return enter_namespaces(plan, user, outside[0], membership)
 
 
-def map_user(user: int, group: int) -> None:
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{INSIDE_USER} {user} 1"),
-        ("gid_map", f"{INSIDE_USER} {group} 1"),
-    ):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-
-
-def enter_namespaces(plan: Plan, user: int, outside: int) -> Jail:
+def enter_namespaces(plan: Plan, user: int, outside: int, membership: Membership) -> Jail:
     """`outside`: the user id that started the sandbox."""
     os.setpgid(0, 0)
-    maps = open_maps()
+    maps, max_pid, shield, groups = open_maps(), linux.read_max_pid(), Shield.open(), membership.join()
     socket.sethostname("sandbox")
     rootfs.build()
     clean_inodes = rootfs.inodes_in_use(rootfs.WORKDIR)
@@ -213,8 +209,15 @@ def enter_namespaces(plan: Plan, user: int, outside: int) -> Jail:
     os.chdir(rootfs.WORKDIR)
     mode = os.stat(rootfs.WORKDIR).st_mode
     beside = processes_beside(plan, outside)
-    missing = ("no_memory_cgroup", *failed, *(() if beside else ("no_process_limit",)))
-    return Jail(Inside(beside, True, int(Signals.CONTAINED), ""), True, clean_inodes, mode, missing, maps=maps)
+    missing = (*uncounted(groups, limited=beside is not None), *failed)
+    inside = Inside(beside, True, int(Signals.CONTAINED), "")
+    return Jail(inside, True, clean_inodes, mode, missing, max_pid=max_pid, maps=maps, shield=shield, groups=groups)
+
+
+def uncounted(groups: tuple[str, ...], *, limited: bool) -> list[str]:
+    """`limited`: RLIMIT_NPROC counts the processes of programs, and no others but those known."""
+    missing = [] if "memory" in groups else ["no_memory_cgroup"]
+    return missing + ([] if limited or "pids" in groups else ["no_process_limit"])
 
 
 def processes_beside(plan: Plan, outside: int) -> int | None:
@@ -230,8 +233,9 @@ def counts_processes_by_namespace() -> bool:
     return (int(major), int(minor)) >= (5, 14)
 
 
-def enter_process(plan: Plan, user: int, workdir: str) -> Jail:
+def enter_process(plan: Plan, user: int, workdir: str, membership: Membership) -> Jail:
     os.setpgid(0, 0)
+    shield = Shield.open()
     os.makedirs(os.path.dirname(workdir), 0o711, exist_ok=True)  # slots may pass through it, not list it
     os.makedirs(workdir, 0o700, exist_ok=True)
     rootfs.empty(workdir)  # a predecessor that was killed may have left something
@@ -245,18 +249,20 @@ def enter_process(plan: Plan, user: int, workdir: str) -> Jail:
         become(user)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1, what="child subreaper")
     os.chdir(workdir)
-    children, maps = open_children(), open_maps()
+    children, maps, max_pid = open_children(), open_maps(), linux.read_max_pid()
+    groups = membership.join() if apart or plan is CONFINED else ()  # else a program could change its group's limits
     scoped = plan is CONFINED and landlock.confine(rootfs.sources(), workdir)
-    failed = confine(local_sockets=False, own_files=True, slot=os.getpid() if apart else None)
+    failed = confine(local_sockets=False, own_files=not apart, slot=os.getpid() if apart else None)
     signals = Signals.SCOPED if scoped else Signals.FREE if failed else Signals.DENIED
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
     linux.die_with_parent(signal.SIGKILL)
-    missing = ["no_memory_cgroup", "no_disk_quota", *failed]
-    missing += [] if apart else ["same_user", "no_process_limit"]
+    missing = [*uncounted(groups, limited=apart), "no_disk_quota", *failed]
+    missing += [] if apart else ["same_user"]
     missing += [] if children >= 0 else ["orphans_survive"]
     inside = Inside(1 if apart else None, False, int(signals), workdir)
-    return Jail(inside, apart, None, os.stat(workdir).st_mode, tuple(missing), children, maps)
+    mode = os.stat(workdir).st_mode
+    return Jail(inside, apart, None, mode, tuple(missing), children, max_pid, maps, shield, groups)
 
 
 def enter_open(workdir: str) -> Jail:
@@ -265,7 +271,7 @@ def enter_open(workdir: str) -> Jail:
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1, what="child subreaper")
     os.chdir(workdir)
     inside = Inside(None, False, int(Signals.FREE), "")
-    return Jail(inside, False, None, os.stat(workdir).st_mode, ("no_walls",), open_children(), open_maps())
+    return Jail(inside, False, None, os.stat(workdir).st_mode, ("no_walls",), open_children(), maps=open_maps())
 
 
 def become(user: int) -> None:

@@ -123,3 +123,19 @@ def drop_capabilities() -> None:
 def die_with_parent(signal_number: int) -> None:
     """To be called after the last change of user: that change clears it."""
     prctl(PR_SET_PDEATHSIG, signal_number, what="parent death signal")
+
+
+def map_user(inside: int, user: int, group: int) -> None:
+    """In a new user namespace: `inside` is the number there of the user and group outside. Raises OSError."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {user} 1"), ("gid_map", f"{inside} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def read_max_pid() -> int:
+    """To be read while /proc is there. Without it, the highest that any Linux has."""
+    try:
+        with open("/proc/sys/kernel/pid_max") as file:
+            return int(file.read())
+    except OSError:
+        return 2**22

@@ -7,6 +7,7 @@ Consumes commands from the host on one socket; ends with it, and takes all slots
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import json
@@ -26,11 +27,13 @@ from typing import Any
 from rocstar.sandbox import hooks, jail, linux, program, rehearsal, session_slot, slot, slotwire
 from rocstar.sandbox.hooks import Hooks
 from rocstar.sandbox.jail import Jail
+from rocstar.sandbox.membership import Membership
 
 CHANNEL = 3  # a slot's descriptor besides the standard three, before it opens its own
 LAST_DESCRIPTOR = 256  # a nursery holds far fewer
 MAX_COMMAND_BYTES = 4096
 MAX_SWEEPS = 100  # each takes what it sees; the next takes the orphans that made
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # it may be had later
 HELLO = struct.Struct("!I")
 # What programs import most, beside what Python loads anyway.
 COMMON = (
@@ -73,7 +76,8 @@ def main() -> None:
     """Preload, say so, then obey until the host goes away; in slots and in programs' processes, be that.
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. Never returns.
-    Commands: {"spawn": number, "plan": index}, and "session" for one of those, with the slot's channel attached;
+    Commands: {"spawn": number, "plan": index, "groups": [files], "controllers": [names]}, and "session" for one of
+    those, with the slot's channel attached;
     {"kill": number} for a slot that hangs; {"lost": number} for one that died."""
     settings = json.loads(sys.argv[1])
     try:
@@ -151,7 +155,9 @@ def serve_compiled(compiled: ModuleType, nursery: Nursery, memory: int, later: H
 
     served = compiled.serve(raise_slot)
     if served is not None:
-        payload, settings, report = served
+        is_program, payload, settings, report = served
+        if not is_program:
+            program.tidy(payload)
         program.main(payload, settings, report, later)
 
 
@@ -164,7 +170,8 @@ def compiled_slot(raised: Raised, memory: int) -> tuple[Any, ...]:
     settings = program.pack_settings(memory, walls.inside)
     private = walls.inside.private_processes
     descriptors = (raised.channel.detach(), walls.maps, raised.report, walls.children)
-    return (*descriptors, private, walls.may_age, clean_inodes, walls.mode, settings)
+    oom = (walls.shield.fd, walls.shield.ordinary)
+    return (*descriptors, private, walls.may_age, clean_inodes, walls.mode, *oom, settings)
 
 
 class Nursery:
@@ -212,33 +219,54 @@ class Nursery:
         if pid is not None:
             jail.kill_quietly(pid)
 
-    def spawn(self, command: dict[str, int], fd: int, snapshot: int) -> Raised | None:
+    def spawn(self, command: dict[str, Any], fd: int, snapshot: int) -> Raised | None:
         """Fork; the slot, in the slot."""
-        number, plan, session = command["spawn"], jail.PLANS[command["plan"]], "session" in command
-        pid = os.fork()
+        number, session = command["spawn"], "session" in command
+        try:
+            pid = os.fork()
+        except OSError as error:
+            refuse(fd, error)
+            return None
         if pid:
             os.close(fd)
             self.slots[number] = pid
             return None
         try:
-            return become_slot(plan, f"{self.workdirs}-{number}", number, fd, -1 if session else snapshot, session)
+            return become_slot(command, f"{self.workdirs}-{number}", fd, -1 if session else snapshot)
         except BaseException:
             os._exit(1)
 
 
-def become_slot(plan: jail.Plan, workdir: str, number: int, fd: int, snapshot: int, session: bool) -> Raised:
+def refuse(fd: int, error: OSError) -> None:
+    """Tell the host that the machine has no room for another process now; it asks again later."""
+    with socket.socket(fileno=fd) as channel, suppress(OSError):
+        say_hello(channel, {"problem": f"the sandbox nursery could not fork ({error})", "busy": True})
+
+
+def become_slot(command: dict[str, Any], workdir: str, fd: int, snapshot: int) -> Raised:
+    plan = jail.PLANS[command["plan"]]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keep_descriptors(fd, snapshot)
     channel = socket.socket(fileno=CHANNEL)
+    process = os.getpid()  # of the guardian, where there is one
     report = os.memfd_create("rocstar-report")
     os.truncate(report, slotwire.REPORT_BYTES)
     try:
-        walls = jail.start(plan, number, workdir)
+        walls = jail.start(plan, command["spawn"], workdir, membership(command))
     except OSError as error:
-        say_hello(channel, {"problem": f"{plan.name}: {error}"})
+        say_hello(channel, {"problem": f"{plan.name}: {error}", "busy": error.errno in NO_ROOM})
         raise
-    say_hello(channel, {"problem": "", "failed": walls.failed})
-    return Raised(channel, walls, report, session)
+    say_hello(channel, {"problem": "", "failed": walls.failed, "groups": walls.groups, "process": process})
+    return Raised(channel, walls, report, "session" in command)
+
+
+def membership(command: dict[str, Any]) -> Membership:
+    """Of no group where a file of them cannot be opened: then the slot says that it is not counted."""
+    try:
+        files = tuple(os.open(path, os.O_WRONLY) for path in command["groups"])
+    except OSError:
+        return Membership()
+    return Membership(files, tuple(command["controllers"]))
 
 
 def keep_descriptors(channel: int, snapshot: int) -> None:

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
-from rocstar.sandbox import hooks, rootfs, seeds, source
+from rocstar.sandbox import fetch, hooks, rootfs, seeds, slotwire, source
 from rocstar.sandbox.hooks import Hooks
 from rocstar.sandbox.jail import Inside
 from rocstar.sandbox.slotwire import Task
@@ -47,15 +47,26 @@ def pack_settings(base_memory: int, inside: Inside) -> bytes:
 
 
 def main(payload: bytes, settings: bytes, report: mmap.mmap | memoryview, later: Hooks) -> None:
-    """Never returns. An empty payload asks to wipe the working directory instead. Standard streams are in place, other
-    descriptors closed; stdin is empty. `later`: what libraries want done when the program forks."""
+    """Never returns. Standard streams are in place, other descriptors closed; stdin is empty. `later`: what libraries
+    want done when the program forks."""
     status = 1
     try:
-        if not payload:
-            rootfs.empty(".")
-            os._exit(0)
         gc.enable()
         status = run(Task(*marshal.loads(payload)), settings, report, later)
+    finally:
+        os._exit(status)
+
+
+def tidy(payload: bytes) -> None:
+    """What a fork of the slot does when the program is over: write the files to be fetched to stdout, if any, and wipe
+    the working directory. Never returns."""
+    status = 1
+    try:
+        data = memoryview(fetch.packed(slotwire.parse_fetch(payload)))
+        while data:
+            data = data[os.write(1, data) :]
+        rootfs.empty(".")
+        status = 0
     finally:
         os._exit(status)
 

@@ -7,10 +7,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rocstar.sandbox import jail, tiers
-from rocstar.sandbox.crew import Crew, Terms
+from rocstar.sandbox.crew import RETRY_SECONDS, Crew, Terms
 from rocstar.sandbox.jail import Plan
 from rocstar.sandbox.tiers import Tier
 from rocstar.sandbox.wire import SandboxDown
+
+MAX_BUSY_TRIES = 10  # some seconds
 
 
 class Roster:
@@ -47,11 +49,20 @@ class Roster:
 
     async def choose_plan(self, crew: Crew) -> Plan:
         for plan in self.plans:
-            problem = await crew.open_lane(plan, 0)
+            problem = await self.try_plan(crew, plan)
             if not problem:
                 return plan
             self.problems.append(problem)
         raise SandboxDown(f"no sandbox slot can be started here: {'; '.join(self.problems)}")
+
+    async def try_plan(self, crew: Crew, plan: Plan) -> str:
+        """What went wrong. A machine that is full for a moment must not lead to a weaker plan."""
+        for _ in range(MAX_BUSY_TRIES):
+            problem = await crew.open_lane(plan, 0)
+            if not crew.busy:
+                break
+            await asyncio.sleep(RETRY_SECONDS)
+        return problem
 
     def choose(self, code: str) -> Crew:
         """The crew that should run a program; its nursery may still be coming up."""

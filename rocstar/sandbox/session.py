@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -46,14 +47,17 @@ class Session:
         commit: bool = True,
         files: Mapping[str, str | bytes] | None = None,
         fetch: Sequence[str] = (),
+        wall_seconds: float | None = None,
     ) -> Response:
         """Run one cell; `Response.committed` tells whether later cells start from what it left. That is so when
         `commit` is true and the cell came to its end, be it by an exception: one that a limit ended, or that ended its
         process, leaves nothing. `files` are written before it, `fetch` read after it, relative to the working
-        directory. Cancelling the awaiting task ends the cell.
+        directory. `wall_seconds`: this cell's own limit, in place of the session's. Cancelling the awaiting task ends
+        the cell.
 
         Raises SandboxDown."""
-        request = Request(id="cell", code=code, limits=self.limits, seed=self.seed, files=files or {})
+        limits = self.limits if wall_seconds is None else replace(self.limits, wall_seconds=wall_seconds)
+        request = Request(id="cell", code=code, limits=limits, seed=self.seed, files=files or {})
         message = {**wire.request_message(request), "kind": "cell", "session": self.key, "commit": commit}
         message["fetch"] = list(fetch)
         async with self.turn:

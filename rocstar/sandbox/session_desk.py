@@ -17,12 +17,14 @@ from rocstar.sandbox import session_wire as sw
 from rocstar.sandbox.crew import Crew
 from rocstar.sandbox.jail import SLOTS_PER_NURSERY
 from rocstar.sandbox.roster import Roster
-from rocstar.sandbox.session_lane import Ended, SessionLane
+from rocstar.sandbox.session_lane import SessionLane
 from rocstar.sandbox.session_wire import Order
 from rocstar.sandbox.wire import Response, ServiceOutcome
 
 LOOK_SECONDS = 0.01  # between looks at a tier that is coming up
 MAX_ATTEMPTS = 2
+MAX_SPARE = 8  # slots kept for the next sessions, some megabytes each
+SPARE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class Desk:
 
     def branch(self, session: str, new: str) -> None:
         lane = self.homes.get(session)
-        if lane is not None and not lane.dead and len(lane.refs) < sw.MAX_STATES:
+        if lane is not None and not lane.dead and len(lane.refs) + 1 < sw.MAX_STATES:
             self.homes[new] = lane
             lane.refs[new] = lane.refs[session]
             lane.counts[new] = lane.counts[session]
@@ -80,7 +82,16 @@ class Desk:
             return
         lane.refs.pop(session, None)
         if not lane.refs:
+            self.retire(lane)
+
+    def retire(self, lane: SessionLane) -> None:
+        """Keep its slot for another session, where a pid namespace makes it certain that nothing of this one is
+        left."""
+        spare = sum(each.spare for each in self.lanes)
+        if lane.dead or lane.busy.locked() or spare >= MAX_SPARE or not lane.crew.plan.namespaces:
             self.end(lane)
+        else:
+            lane.reset()
 
     def cancel(self, request_id: str) -> None:
         cell = self.waiting.get(request_id)
@@ -114,11 +125,9 @@ class Desk:
                 if cell.message["cells"] and "history" not in cell.message:
                     return None
                 lane = await self.rebuilt(cell)
-            ended = await self.run(cell, cell.message, lane) if isinstance(lane, SessionLane) else None
-            if ended is not None:
-                response, result = ended
-                kept, files = result.committed, result.files
-                return replace(response, committed=kept, files=files, replayed_cells=cell.replayed)
+            response = await self.run(cell, cell.message, lane) if isinstance(lane, SessionLane) else None
+            if response is not None:
+                return replace(response, replayed_cells=cell.replayed) if cell.replayed else response
             if isinstance(lane, str) or cell.attempt >= MAX_ATTEMPTS:
                 why = lane if isinstance(lane, str) else f"its slot died {cell.attempt} times"
                 return Response(id=request_id, outcome=ServiceOutcome.INTERNAL, message=why)
@@ -132,6 +141,9 @@ class Desk:
         lane = await self.open(code)
         if isinstance(lane, str):
             return lane
+        if cell.cancelled:  # its session may be closed by now, and nobody would close it again
+            self.retire(lane)
+            return "its caller is gone"
         session = cell.message["session"]
         self.homes[session] = lane
         lane.refs[session], lane.counts[session] = sw.ROOT, 0
@@ -145,14 +157,14 @@ class Desk:
                 "fetch": [],
                 "cells": cell.replayed,
             }
-            ended = await self.run(cell, again, lane)
-            if ended is None or not ended[1].committed:
+            response = await self.run(cell, again, lane)
+            if response is None or not response.committed:
                 self.end(lane)
                 return f"cell {cell.replayed + 1} of its history could not be run again"
             cell.replayed += 1
         return lane
 
-    async def run(self, cell: Waiting, message: Mapping[str, Any], lane: SessionLane) -> Ended | None:
+    async def run(self, cell: Waiting, message: Mapping[str, Any], lane: SessionLane) -> Response | None:
         async with lane.busy:
             session = message["session"]
             base = lane.refs.get(session)
@@ -163,21 +175,21 @@ class Desk:
                 return None
             new = next(lane.numbers)
             others = {state for name, state in lane.refs.items() if name != session}
-            drop = sorted(lane.states - others)
-            order = Order(base, new, message["commit"], drop, message["fetch"], slotwire.pack_task(message))
+            drop = sorted(lane.states - others - {sw.ROOT})  # the next session starts from that
+            order = Order(base, new, message["commit"], drop, slotwire.pack_task(message))
             cell.lane = lane
             try:
-                ended = await lane.cell(message, order)
+                response = await lane.cell(message, order)
             finally:
                 cell.lane = None
-            if ended is not None and ended[1].committed:
+            if response is not None and response.committed:
                 lane.states = (lane.states - set(drop)) | {new}
                 if session in lane.refs:
                     lane.refs[session] = new
                     lane.counts[session] += 1
             if lane.dead:
                 self.forget(lane)
-            return ended
+            return response
 
     async def open(self, code: str) -> SessionLane | str:
         crew = self.roster.choose(code)
@@ -185,6 +197,10 @@ class Desk:
             if crew.problem:
                 crew = self.roster.choose(code)
             await asyncio.sleep(LOOK_SECONDS)
+        for lane in self.lanes:
+            if lane.spare and lane.crew is crew:
+                lane.spare = False
+                return lane
         self.make_room()
         lane = SessionLane(self.free_number(crew), crew, self.gone)
         self.taken.add((crew.index, lane.number))
@@ -208,21 +224,26 @@ class Desk:
         self.forget(lane)
 
     def make_room(self) -> None:
-        idle = sorted((lane for lane in self.lanes if not lane.busy.locked()), key=lambda lane: lane.used)
+        idle = [lane for lane in self.lanes if not lane.busy.locked()]
+        idle.sort(key=lambda lane: (not lane.spare, lane.used))
         for lane in idle[: len(self.lanes) - self.terms.slots + 1]:
             self.end(lane)
 
     def look_later(self) -> None:
         if self.sweeper is None and self.lanes:
             loop = asyncio.get_running_loop()
-            self.sweeper = loop.call_later(max(self.terms.idle_seconds / 4, LOOK_SECONDS), self.end_idle)
+            pause = min(self.terms.idle_seconds, SPARE_SECONDS) / 4
+            self.sweeper = loop.call_later(max(pause, LOOK_SECONDS), self.end_idle)
 
     def end_idle(self) -> None:
         self.sweeper = None
-        limit = time.monotonic() - self.terms.idle_seconds
-        for lane in [lane for lane in self.lanes if not lane.busy.locked() and lane.used < limit]:
+        for lane in [lane for lane in self.lanes if not lane.busy.locked() and self.is_old(lane)]:
             self.end(lane)
         self.look_later()
+
+    def is_old(self, lane: SessionLane) -> bool:
+        limit = min(self.terms.idle_seconds, SPARE_SECONDS) if lane.spare else self.terms.idle_seconds
+        return time.monotonic() - lane.used > limit
 
     def end(self, lane: SessionLane) -> None:
         self.forget(lane)

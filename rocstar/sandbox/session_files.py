@@ -89,14 +89,3 @@ def write(path: str, entry: Entry) -> None:
     else:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(entry.content)
-
-
-def picked(tree: Tree, paths: list[str], room: int) -> dict[str, bytes]:
-    """Content of those paths that are files, as long as all together fits into `room` bytes."""
-    found = {}
-    for path in paths:
-        entry = tree.get(os.path.normpath(path))
-        if entry is not None and stat.S_ISREG(entry.mode) and len(entry.content) <= room:
-            found[path] = entry.content
-            room -= len(entry.content)
-    return found

@@ -10,16 +10,17 @@ from typing import Any
 
 from rocstar.sandbox import session_wire as sw
 from rocstar.sandbox import slotwire, verdict
-from rocstar.sandbox.crew import Crew, Lane
-from rocstar.sandbox.session_wire import Order, Result
+from rocstar.sandbox.crew import Crew
+from rocstar.sandbox.groups import HEADROOM_BYTES, Group
+from rocstar.sandbox.lane import Lane
+from rocstar.sandbox.session_wire import Order
 from rocstar.sandbox.slotwire import Answer
 from rocstar.sandbox.wire import Response
 
-Ended = tuple[Response, Result]
-
 
 class SessionLane(Lane):
-    """`refs`: the state of each session in it, `counts`: its committed cells; `busy`: held while a cell runs."""
+    """`refs`: the state of each session in it, `counts`: its committed cells; `busy`: held while a cell runs; `spare`:
+    it waits for a session."""
 
     def __init__(self, number: int, crew: Crew, on_gone: Callable[[SessionLane], None]) -> None:
         super().__init__(number, crew)
@@ -30,10 +31,10 @@ class SessionLane(Lane):
         self.numbers = itertools.count(sw.ROOT + 1)
         self.busy = asyncio.Lock()
         self.used = time.monotonic()
-        self.dead = False
-        self.answered: asyncio.Future[Ended | None] | None = None
+        self.dead = self.spare = False
+        self.answered: asyncio.Future[Response | None] | None = None
 
-    async def cell(self, message: Mapping[str, Any], order: Order) -> Ended | None:
+    async def cell(self, message: Mapping[str, Any], order: Order) -> Response | None:
         """Run it; None when the slot died."""
         if self.dead:
             return None
@@ -44,28 +45,36 @@ class SessionLane(Lane):
         finally:
             self.used = time.monotonic()
 
+    def reset(self) -> None:
+        """No session stands in it any more; the next may."""
+        self.transport.write(sw.RESET)
+        self.states = {sw.ROOT}
+        self.counts.clear()
+        self.spare = True
+
+    def limit(self, group: Group, memory_bytes: int, processes: int) -> None:
+        """The stopped states keep what they have; beside them and the slot, a fork is underway or a number is asked
+        for by a thread (`session_processes.newest_pid`)."""
+        group.limit(group.usage() + memory_bytes + HEADROOM_BYTES, processes + len(self.states) + 2)
+
     def read_answer(self) -> None:
         size = slotwire.ANSWER.size
         if len(self.received) < size:
             return
         answer = Answer(*slotwire.ANSWER.unpack_from(self.received))
-        body_end = size + answer.body_bytes
-        start = body_end + sw.LENGTH.size
-        if len(self.received) < start:
-            return
-        end = start + sw.LENGTH.unpack_from(self.received, body_end)[0]
+        end = size + answer.body_bytes
         if len(self.received) < end:
             return
-        body, result = bytes(self.received[size:body_end]), sw.parse_result(bytes(self.received[start:end]))
+        body = bytes(self.received[size:end])
         self.received.clear()
         self.cpu_seconds = answer.slot_cpu_seconds
         self.dead = not answer.reusable
         self.done(None)
-        self.answer((verdict.response(self.request_id, answer, body, self.cpu_limit), result))
+        self.answer(verdict.response(self.request_id, answer, body, self.cpu_limit, self.passed()))
 
-    def answer(self, ended: Ended | None) -> None:
+    def answer(self, response: Response | None) -> None:
         if self.answered is not None and not self.answered.done():
-            self.answered.set_result(ended)
+            self.answered.set_result(response)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.dead = True

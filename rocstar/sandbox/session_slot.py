@@ -14,23 +14,22 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rocstar.sandbox import session_files, session_state, slotwire
+from rocstar.sandbox import fetch, session_files, session_state, slotwire
 from rocstar.sandbox import session_wire as sw
+from rocstar.sandbox.call import Call
 from rocstar.sandbox.hooks import Hooks
-from rocstar.sandbox.jail import Jail, Signals, kill_children
+from rocstar.sandbox.jail import Jail, kill_children
 from rocstar.sandbox.session_files import Tree
-from rocstar.sandbox.session_processes import cpu_seconds, kill_group, killed_now, newest_pid
-from rocstar.sandbox.session_wire import Order, Result
-from rocstar.sandbox.slot import Call, Slot
+from rocstar.sandbox.session_processes import cpu_seconds, kill_group
+from rocstar.sandbox.session_sweep import LOOK_SECONDS, Sweeper
+from rocstar.sandbox.session_wire import Order
+from rocstar.sandbox.slot import Slot
 from rocstar.sandbox.slotwire import Ended
 
 START_SECONDS = 10.0  # for a state to fork; it takes a millisecond
-MAX_FETCH_BYTES = 16 * 2**20  # of files sent back with one cell; fits a frame to the client
-MAX_SWEEPS = 100
 CREDENTIALS = struct.Struct("=iII")
 
 
@@ -62,12 +61,10 @@ class CellCall(Call):
 class SessionSlot(Slot):
     def __init__(self, channel: socket.socket, jail: Jail, report: int, base_memory: int, later: Hooks) -> None:
         super().__init__(channel, jail, report, base_memory, later)
-        self.may_sweep = jail.may_age or jail.inside.signals == Signals.SCOPED  # else it could hit strangers
         self.states = {sw.ROOT: self.first_state(later)}
         self.on_disk: Tree | None = {}
-        self.swept_to = newest_pid()
+        self.sweeper = Sweeper(jail)
         self.running = 0
-        self.files: dict[str, bytes] = {}
 
     def first_state(self, later: Hooks) -> State:
         ours, theirs = socket.socketpair()
@@ -89,10 +86,28 @@ class SessionSlot(Slot):
             kill_group(pid)
         kill_children(self.jail.children)
 
+    def obey(self, kind: bytes) -> bool:
+        if kind == sw.RESET:
+            self.reset()
+        return super().obey(kind)
+
+    def reset(self) -> None:
+        """As before any cell, for another session. Raises OSError or Unfit."""
+        for number in self.states.keys() - {sw.ROOT}:
+            self.drop(number)
+        root = self.states[sw.ROOT]
+        if os.getpriority(os.PRIO_PROCESS, root.pid) != os.getpriority(os.PRIO_PROCESS, 0):
+            raise Unfit("a cell has made the first state wait for others")
+        self.jail.clean()
+        self.on_disk = root.files
+
     def answer_one(self) -> bool:
-        size, wall_seconds, output_bytes = slotwire.REQUEST.unpack(self.receive(slotwire.REQUEST.size))
+        size, wall_seconds, output_bytes, fetch_bytes = slotwire.REQUEST.unpack(self.receive(slotwire.REQUEST.size))
         self.receive_payload(size)
-        order = sw.parse_order(bytes(memoryview(self.payload)[:size]))
+        payload = memoryview(self.payload)[:size]
+        order = sw.parse_order(bytes(payload[: size - fetch_bytes]))
+        wanted = slotwire.parse_fetch(bytes(payload[size - fetch_bytes :]))
+        payload.release()
         for stream in (self.out, self.err):
             stream.open()
             stream.reserve(output_bytes)
@@ -100,9 +115,12 @@ class SessionSlot(Slot):
         self.show_files(base.files)
         call = self.launch(base, order, wall_seconds, output_bytes)
         self.watch(call)
-        committed, reusable = self.settle(call, base, order)
-        self.send(call, call.status, reusable)
-        self.channel.sendall(sw.pack_result(Result(committed, self.files)))
+        alive, swept = self.settle(call)
+        if wanted:
+            self.files.hold(fetch.packed(wanted))
+        committed = self.keep_or_forget(call, order, alive, swept)
+        reusable = swept and 0 not in self.known()
+        self.send(call, call.status, reusable, committed)
         return reusable
 
     def show_files(self, tree: Tree) -> None:
@@ -117,6 +135,7 @@ class SessionSlot(Slot):
         ours.settimeout(START_SECONDS)
         if not base.pid:
             raise Unfit("a state was killed")
+        self.sweeper.begin()
         os.kill(base.pid, signal.SIGCONT)
         with theirs:
             fds = [theirs.fileno(), self.out.write_end, self.err.write_end]
@@ -158,10 +177,11 @@ class SessionSlot(Slot):
         assert isinstance(call, CellCall)
         poller.register(call.control, select.POLLIN)
         while call.ended is Ended.ITSELF and not call.done:
-            for fd, event in poller.poll(1000 * call.seconds_to_wake()):
+            for fd, event in poller.poll(1000 * min(call.seconds_to_wake(), LOOK_SECONDS)):
                 if fd == pidfd:
                     return
                 self.handle(call, poller, fd, event)
+            self.sweeper.look_now_and_then()
             self.mind_the_clock(call, poller)
 
     def handle(self, call: Call, poller: select.poll, fd: int, event: int) -> None:
@@ -178,8 +198,9 @@ class SessionSlot(Slot):
 
     # When it is over
 
-    def settle(self, call: CellCall, base: State, order: Order) -> tuple[bool, bool]:
-        """Whether the cell is committed, and whether the slot can go on."""
+    def settle(self, call: CellCall) -> tuple[bool, bool]:
+        """Stop it, kill all it has started, read its last output. Whether it can be a state, and whether it is certain
+        that the rest is dead."""
         call.run_seconds = time.monotonic() - call.started
         alive = call.done and call.ended is Ended.ITSELF and self.stopped(call.pid)
         if alive:
@@ -191,7 +212,7 @@ class SessionSlot(Slot):
         if call.ended is Ended.OUTPUT and alive:
             alive = False
             self.kill(call)
-        return self.keep_or_forget(call, base, order, alive, swept)
+        return alive, swept
 
     def drain(self, call: CellCall) -> None:
         for stream in (self.out, self.err):
@@ -200,20 +221,17 @@ class SessionSlot(Slot):
         if (self.out.dropped or self.err.dropped) and call.ended is Ended.ITSELF:
             call.ended = Ended.OUTPUT
 
-    def keep_or_forget(self, call: CellCall, base: State, order: Order, alive: bool, swept: bool) -> tuple[bool, bool]:
-        """A cell whose files cannot be put back later is not committed."""
+    def keep_or_forget(self, call: CellCall, order: Order, alive: bool, swept: bool) -> bool:
+        """Whether it is committed. A cell whose files cannot be put back later is not."""
         tree: Tree | None = None
-        wanted = alive and call.fit and order.commit and swept
-        if wanted or order.fetch:
+        if alive and swept and call.fit and order.commit:
             with suppress(OSError):
                 tree = session_files.take(".")
-        self.files = session_files.picked(tree or {}, order.fetch, MAX_FETCH_BYTES)
-        committed = wanted and tree is not None
-        if tree is not None and committed:
+        if tree is not None:
             self.commit(call, order, tree)
         elif alive:
             self.kill(call)
-        return committed, swept and 0 not in self.known()
+        return tree is not None
 
     def commit(self, call: CellCall, order: Order, tree: Tree) -> None:
         call.control.settimeout(START_SECONDS)
@@ -238,33 +256,9 @@ class SessionSlot(Slot):
         return status
 
     def sweep(self, running: int) -> bool:
-        """Kill what was started since the last sweep and is no state; `running`: the new one, or 0. False when it is
-        not certain that all of it is dead."""
-        kept = {*self.known(), running}
-        if not self.may_sweep:  # then what stayed in the cell's group is only stopped
-            kill_children(self.jail.children, kept)
-            return True
-        last, quiet = 0, False
-        for _ in range(MAX_SWEEPS):
-            newest = newest_pid()
-            if newest < self.swept_to:
-                return False  # numbers began anew
-            found = self.kill_between(self.swept_to + 1, newest, kept)
-            # In a namespace of one's own it is enough that nothing was born while nothing was seen alive. Where others'
-            # births move the numbers, two looks in a row have to find nothing.
-            if quiet and (newest == last + 1 if self.jail.inside.private_processes else not found):
-                self.swept_to = newest
-                return True
-            quiet, last = not found, newest
-        return False
-
-    def kill_between(self, first: int, end: int, kept: Container[int]) -> bool:
-        """Kill by number, and then what came to the slot because its parent died between two looks; whether there was
-        anything."""
-        found = [pid for pid in range(first, end) if pid not in kept and killed_now(pid)]
-        self.collect_orphans()
-        orphans = kill_children(self.jail.children, kept)
-        return bool(found) or orphans
+        """Kill what the cell has started; `running`: the new state, or 0. False when it is not certain that all of it
+        is dead."""
+        return self.sweeper.sweep({*self.known(), running}, running, self.collect_orphans)
 
     def collect_orphans(self) -> None:
         """And states that a cell has killed: their number is 0 from then on."""

@@ -19,64 +19,16 @@ import socket
 import time
 from contextlib import suppress
 
-from rocstar.sandbox import linux, program, slotwire
+from rocstar.sandbox import fetch, linux, program, slotwire
+from rocstar.sandbox.call import Call
 from rocstar.sandbox.hooks import Hooks
 from rocstar.sandbox.jail import Jail
 from rocstar.sandbox.slotwire import Answer, Ended
+from rocstar.sandbox.stream import Stream
 
-QUIET_SECONDS = 0.01  # short programs end within it, and their output waits in the pipe: one wake-up instead of many
 PIPE_CHUNK = 65536
 UNWATCHED_SECONDS = 0.005  # between looks at a child where the kernel has no pidfd (before Linux 5.3)
-AGE_SECONDS = 0.1  # a program that runs longer makes way for those that may be short
 AGED_NICE = 10  # a tenth of a young one's share; 19 would be a seventieth, and starve honest work
-
-
-class Stream:
-    """One output of the program: a pipe, and a buffer that is filled up to the call's cap."""
-
-    def __init__(self) -> None:
-        self.buffer = bytearray()
-        self.used = 0
-        self.dropped = 0
-        self.read_end = self.write_end = -1
-
-    def open(self) -> None:
-        self.read_end, self.write_end = os.pipe()
-        os.set_blocking(self.read_end, False)
-
-    def reserve(self, size: int) -> None:
-        if len(self.buffer) < size:
-            self.buffer = bytearray(size)
-
-    def wipe(self) -> None:
-        os.close(self.read_end)
-        self.buffer[: self.used] = bytes(self.used)
-        self.used = self.dropped = 0
-
-
-class Call:
-    """One run of one program: its deadline, its cap, what is known of its end."""
-
-    def __init__(self, pid: int, wall_seconds: float, output_bytes: int) -> None:
-        self.pid = pid
-        self.started = time.monotonic()
-        self.deadline = self.started + wall_seconds
-        self.quiet_until = self.started + QUIET_SECONDS
-        self.age_at = self.started + AGE_SECONDS
-        self.listening = self.aged = False
-        self.output_left = output_bytes
-        self.ended = Ended.ITSELF
-        self.run_seconds = 0.0
-        self.cpu_seconds = 0.0
-        self.peak_memory = 0
-
-    def seconds_to_wake(self) -> float:
-        wake = self.deadline if self.listening else min(self.deadline, self.quiet_until)
-        return max(0.0, (wake if self.aged else min(wake, self.age_at)) - time.monotonic())
-
-    def add_usage(self, usage: resource.struct_rusage) -> None:
-        self.cpu_seconds += usage.ru_utime + usage.ru_stime
-        self.peak_memory = max(self.peak_memory, usage.ru_maxrss * 1024)
 
 
 class Slot:
@@ -84,33 +36,39 @@ class Slot:
         self.channel = channel
         self.jail = jail
         self.later = later
+        jail.shield.lower()  # a session's first state is forked before it serves
         self.settings = program.pack_settings(base_memory, jail.inside)
         self.payload = bytearray(PIPE_CHUNK)
         self.scratch = bytearray(PIPE_CHUNK)
         self.report = mmap.mmap(report, slotwire.REPORT_BYTES)
-        self.out, self.err = Stream(), Stream()
+        self.out, self.err, self.files = Stream(), Stream(), Stream()
 
     def serve(self) -> None:
         """Answer requests until the host goes away. Consumes requests from the channel, waits on it and on nothing
         else between calls; ended by end of file."""
-        while kind := self.channel.recv(1):
-            if kind == slotwire.RUN and not self.answer_one():
-                return
+        self.jail.shield.lift()
+        while (kind := self.channel.recv(1)) and self.obey(kind):
+            pass
+
+    def obey(self, kind: bytes) -> bool:
+        """Whether the slot can go on. What is not to be run is a cancellation that came too late."""
+        return kind != slotwire.RUN or self.answer_one()
 
     def answer_one(self) -> bool:
         """Whether the slot can serve another call."""
-        size, wall_seconds, output_bytes = slotwire.REQUEST.unpack(self.receive(slotwire.REQUEST.size))
+        size, wall_seconds, output_bytes, fetch_bytes = slotwire.REQUEST.unpack(self.receive(slotwire.REQUEST.size))
         self.receive_payload(size)
         for stream in (self.out, self.err):
             stream.open()
             stream.reserve(output_bytes)
-        call = Call(self.fork(size), wall_seconds, output_bytes)
-        self.payload[:size] = bytes(size)
+        task_bytes = size - fetch_bytes
+        call = Call(self.fork(slice(0, task_bytes), self.out, self.err), wall_seconds, output_bytes)
         for stream in (self.out, self.err):
             os.close(stream.write_end)
         self.watch(call)
         status = self.end(call)
-        reusable = self.clean()
+        reusable = (not fetch_bytes or self.fetch(slice(task_bytes, size))) and self.clean()
+        self.payload[:size] = bytes(size)
         self.send(call, status, reusable)
         return reusable
 
@@ -137,21 +95,45 @@ class Slot:
                 raise EOFError
             view = view[got:]
 
-    def fork(self, size: int) -> int:
+    def fetch(self, part: slice) -> bool:
+        """Have the files that this part of the payload names read in a fork; whether all went well."""
+        self.files.open()
+        self.files.reserve(fetch.MAX_PACKED_BYTES)
+        pid = self.fork(part, self.files, None)
+        os.close(self.files.write_end)
+        os.set_blocking(self.files.read_end, True)
+        while got := os.readv(self.files.read_end, [memoryview(self.files.buffer)[self.files.used :]]):
+            self.files.used += got
+        return os.waitpid(pid, 0)[1] == 0
+
+    def fork(self, part: slice, out: Stream, err: Stream | None) -> int:
+        """For the program, or, without `err`, to fetch files: this part of the payload says which."""
+        self.jail.shield.lower()
         pid = os.fork()
         if pid == 0:
             try:
-                payload = bytes(memoryview(self.payload)[:size])
+                payload = bytes(memoryview(self.payload)[part])
+                self.drop_buffers()
                 os.setpgid(0, 0)
                 if not self.jail.inside.private_processes:
                     linux.die_with_parent(signal.SIGKILL)
-                os.dup2(self.out.write_end, 1)
-                os.dup2(self.err.write_end, 2)
+                os.dup2(out.write_end, 1)
+                if err is None:
+                    program.tidy(payload)
+                else:
+                    os.dup2(err.write_end, 2)
                 os.closerange(3, 64)  # a slot holds fewer than that
                 program.main(payload, self.settings, self.report, self.later)
             finally:
                 os._exit(1)
+        self.jail.shield.lift()
         return pid
+
+    def drop_buffers(self) -> None:
+        """In the fork: a limit on address space counts from before there were any."""
+        self.payload = self.scratch = bytearray()
+        for stream in (self.out, self.err, self.files):
+            stream.buffer = bytearray()
 
     def watch(self, call: Call) -> None:
         """Until the program ends or has to be ended. Wakes on its death, its output, the host, the clock."""
@@ -259,7 +241,7 @@ class Slot:
                 self.jail.kill_all(call.pid)
                 waiting = 0
 
-    def send(self, call: Call, status: int, reusable: bool) -> None:
+    def send(self, call: Call, status: int, reusable: bool, committed: bool = False) -> None:
         (claimed,) = program.REPORT_HEADER.unpack_from(self.report)
         start = program.REPORT_HEADER.size
         report = memoryview(self.report)[start : start + min(claimed, slotwire.REPORT_BYTES - start)]
@@ -273,13 +255,15 @@ class Slot:
             dropped_stdout=self.out.dropped,
             dropped_stderr=self.err.dropped,
             slot_cpu_seconds=self.cpu_seconds(),
+            committed=committed,
             stdout_bytes=self.out.used,
             stderr_bytes=self.err.used,
             report_bytes=len(report),
+            files_bytes=self.files.used,
         )
-        parts = [memoryview(stream.buffer)[: stream.used] for stream in (self.out, self.err)]
-        self.channel.sendmsg([slotwire.ANSWER.pack(*answer), *parts, report])
-        del parts, report
+        out, err, files = (memoryview(stream.buffer)[: stream.used] for stream in (self.out, self.err, self.files))
+        self.channel.sendmsg([slotwire.ANSWER.pack(*answer), out, err, report, files])
+        del out, err, report, files
         self.forget()
 
     def cpu_seconds(self) -> float:
@@ -290,8 +274,8 @@ class Slot:
     def forget(self) -> None:
         """The next program is a fork of this process and must find nothing of the last one."""
         self.report.madvise(mmap.MADV_REMOVE)
-        self.out.wipe()
-        self.err.wipe()
+        for stream in (self.out, self.err, self.files):
+            stream.wipe()
 
 
 def main(channel: socket.socket, jail: Jail, report: int, base_memory: int, later: Hooks) -> None:

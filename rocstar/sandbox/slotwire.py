@@ -1,9 +1,10 @@
 """The bytes between the host and a slot. Plain structs: a slot never builds objects from a program's data, so the
 next program, which is a fork of it, finds nothing of this one in memory.
 
-    host -> slot   b"R" REQUEST payload      run; the payload is a Task, only the forked child reads it
+    host -> slot   b"R" REQUEST payload      run; the payload is a Task, which only the forked child reads, and behind
+                                             it the files to fetch: a list of paths, marshalled, or nothing
                    b"C"                      cancel what runs; ignored when idle
-    slot -> host   ANSWER stdout stderr report
+    slot -> host   ANSWER stdout stderr report files
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from rocstar.sandbox import wire
 RUN = b"R"
 CANCEL = b"C"
 
-REQUEST = struct.Struct("=IdI")
-"""payload bytes, wall seconds, output bytes."""
+REQUEST = struct.Struct("=IdII")
+"""payload bytes, wall seconds, output bytes, how many of the payload's bytes are the files to fetch."""
 
-ANSWER = struct.Struct("=iB?ddQQQdIII")
+ANSWER = struct.Struct("=iB?ddQQQd?IIII")
 """The fields of an Answer. Host and slot are one machine: native order, no padding, as a packed struct in `_fork.c`."""
 
 REPORT_BYTES = 256 * 1024
@@ -49,6 +50,18 @@ def pack_task(message: Mapping[str, Any]) -> bytes:
     return marshal.dumps(tuple(values[name] for name in Task._fields))
 
 
+def pack_run(message: Mapping[str, Any], task: bytes) -> bytes:
+    """All that the host sends for a run."""
+    fetch = marshal.dumps(list(message["fetch"])) if message["fetch"] else b""
+    size = len(task) + len(fetch)
+    head = REQUEST.pack(size, message["wall_seconds"], message["output_bytes"], len(fetch))
+    return b"".join((RUN, head, task, fetch))
+
+
+def parse_fetch(payload: bytes) -> list[str]:
+    return list(marshal.loads(payload)) if payload else []
+
+
 class Ended(IntEnum):
     """Who ended the program."""
 
@@ -73,10 +86,14 @@ class Answer(NamedTuple):
     dropped_stderr: int
     slot_cpu_seconds: float
     """CPU of the slot and of all its programs since it started, seconds."""
+    committed: bool
+    """Of a session's cell: later cells start from what it left."""
     stdout_bytes: int
     stderr_bytes: int
     report_bytes: int
+    files_bytes: int
+    """Of the fetched files, as `fetch.packed` makes it."""
 
     @property
     def body_bytes(self) -> int:
-        return self.stdout_bytes + self.stderr_bytes + self.report_bytes
+        return self.stdout_bytes + self.stderr_bytes + self.report_bytes + self.files_bytes

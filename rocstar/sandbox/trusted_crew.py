@@ -27,6 +27,8 @@ MAX_DEATHS = 2
 @dataclass(slots=True, eq=False)
 class Worker:
     process: WorkerProcess
+    born: float
+    """Monotonic time of its start."""
     deadline: float
     """Monotonic time by which it must be ready, or answer the first call of its chunk."""
     chunk: Chunk = field(default_factory=deque)
@@ -112,7 +114,8 @@ class TrustedCrew:
         except OSError as error:
             self.start_failed(chunk, str(error))
             return
-        worker = Worker(process, time.monotonic() + self.start_seconds, chunk)
+        now = time.monotonic()
+        worker = Worker(process, now, now + self.start_seconds, chunk)
         self.workers.append(worker)
         self.selector.register(process.socket, selectors.EVENT_READ, worker)
 
@@ -179,6 +182,8 @@ class TrustedCrew:
             self.start_failed(worker.chunk, "its process died while importing")
             return
         if not worker.chunk:
+            if time.monotonic() >= worker.born + RESTART_SECONDS:  # else it may die of itself, again and again
+                self.start_worker(deque())
             return
         call = worker.chunk[0]
         call.deaths += 1
@@ -187,7 +192,7 @@ class TrustedCrew:
             return
         target = self.settings["target"]
         call.fail(TrustedDown(f"the trusted worker for {target} died {call.deaths} times on {call.line[:200]!r}"))
-        self.requeue_rest(worker)
+        self.replace(worker)
 
     def late(self, worker: Worker) -> None:
         self.drop(worker)
@@ -196,7 +201,7 @@ class TrustedCrew:
             return
         call = worker.chunk[0]
         call.fail(TargetLate(f"{self.settings['target']} gave no answer within {call.seconds} seconds"))
-        self.requeue_rest(worker)
+        self.replace(worker)
 
     def too_big(self, worker: Worker) -> None:
         """A worker that has answered others may hold their garbage: then the call gets a fresh one to itself."""
@@ -208,12 +213,15 @@ class TrustedCrew:
         else:
             limit = f"{self.settings['target']} took more than {self.memory_bytes} bytes"
             worker.chunk[0].fail(TargetTooBig(limit))
-            self.requeue_rest(worker)
+            self.replace(worker)
 
-    def requeue_rest(self, worker: Worker) -> None:
+    def replace(self, worker: Worker) -> None:
+        """For one that its first call has cost: a new one now, so that the next call does not wait for its imports.
+        The rest of its chunk goes to whoever is idle first."""
         worker.chunk.popleft()
         if worker.chunk:
             self.queue.appendleft(worker.chunk)
+        self.start_worker(deque())
 
     def enforce(self) -> None:
         now = time.monotonic()

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rocstar.sandbox.outbox import Outbox
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _READ_BYTES = 262144
 _BOOT = """import sys, json
@@ -33,7 +35,7 @@ class WorkerProcess:
         config = {**settings, "path": [entry or os.getcwd() for entry in sys.path]}
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
-        self._unsent = bytearray()
+        self._outbox = Outbox(self.socket)
         self._partial = b""
         with theirs:
             try:
@@ -56,15 +58,9 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, data: bytes) -> bool:
-        """Write what the socket takes and keep the rest; call again with b"" when it is writable. True: all is out."""
-        self._unsent += data
-        try:
-            del self._unsent[: self.socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()  # `receive` sees the end as well, and it is acted upon there
-        return not self._unsent
+        """Write what the socket takes and keep the rest; call again with b"" when it is writable. True: all is out.
+        Where the child is gone the bytes are dropped: `receive` tells."""
+        return self._outbox.push(data)
 
     def receive(self) -> list[bytes] | None:
         """Whole lines that have arrived; None when the child is gone."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
+from rocstar.sandbox import wire
 from rocstar.sandbox.slotwire import Answer, Ended
 from rocstar.sandbox.wire import Failure, Outcome, ProgramOutcome, Response, ServiceOutcome
 
@@ -15,6 +17,7 @@ ENDED_BY_US: dict[int, Outcome] = {
     Ended.OUTPUT: ProgramOutcome.OUTPUT_LIMIT,
     Ended.CANCELLED: ServiceOutcome.CANCELLED,
 }
+PASSED: dict[str, Outcome] = {"memory": ProgramOutcome.MEMORY, "processes": ProgramOutcome.SIGNAL}
 KILL_REASON: dict[Outcome, str] = {
     ProgramOutcome.WALL_TIMEOUT: "wall",
     ProgramOutcome.CPU_TIMEOUT: "cpu",
@@ -23,14 +26,16 @@ KILL_REASON: dict[Outcome, str] = {
 }
 
 
-def response(request_id: str, answer: Answer, body: bytes, cpu_limit: float) -> Response:
-    """`body`: stdout, stderr and report, one after the other. `cpu_limit`: seconds."""
+def response(request_id: str, answer: Answer, body: bytes, cpu_limit: float, passed: str = "") -> Response:
+    """`body`: stdout, stderr, report and files, one after the other. `cpu_limit`: seconds. `passed`: a limit of the
+    whole call that others than the slot saw passed (`memory`, `processes`)."""
     middle = answer.stdout_bytes + answer.stderr_bytes
-    report = parse_report(body[middle:])
+    end = middle + answer.report_bytes
+    report = parse_report(body[middle:end])
     failure = parse_failure(report.get("exception"))
     code = os.waitstatus_to_exitcode(answer.wait_status)
     by_itself = answer.ended == Ended.ITSELF
-    fate = outcome(answer, code, failure, cpu_limit)
+    fate = outcome(answer, code, failure, cpu_limit, passed)
     stdout, stderr = body[: answer.stdout_bytes], body[answer.stdout_bytes : middle]
     return Response(
         id=request_id,
@@ -45,16 +50,23 @@ def response(request_id: str, answer: Answer, body: bytes, cpu_limit: float) -> 
         stdout_bytes=answer.stdout_bytes + answer.dropped_stdout,
         stderr_bytes=answer.stderr_bytes + answer.dropped_stderr,
         invalid_utf8=not all(map(is_text, (stdout, stderr, report.get("value") or b""))),
-        kill_reason=KILL_REASON.get(fate, ""),
+        kill_reason=passed if fate in PASSED.values() and passed else KILL_REASON.get(fate, ""),
         run_seconds=answer.run_seconds,
         cpu_seconds=answer.cpu_seconds,
         peak_memory_bytes=answer.peak_memory_bytes,
+        committed=answer.committed,
+        files=parse_files(body[end:]),
     )
 
 
-def outcome(answer: Answer, code: int, failure: Failure | None, cpu_limit: float) -> Outcome:
-    """The kernel's word first (`code`: exit code, or minus the signal); the program's own report only tells kinds of
+def outcome(answer: Answer, code: int, failure: Failure | None, cpu_limit: float, passed: str = "") -> Outcome:
+    """A limit of the whole call that was passed explains whatever came of it, but for what was wanted from outside and
+    for output, which is cut before.
+
+    The kernel's word first (`code`: exit code, or minus the signal); the program's own report only tells kinds of
     failure apart."""
+    if passed in PASSED and answer.ended != Ended.OUTPUT:
+        return PASSED[passed]
     if answer.ended != Ended.ITSELF:
         return ENDED_BY_US[answer.ended]
     if code == 0:
@@ -94,6 +106,14 @@ def parse_failure(said: object) -> Failure | None:
         return None
     kind, message, line = said
     return Failure(type=str(kind), message=str(message), line=line if isinstance(line, int) else None)
+
+
+def parse_files(packed: bytes) -> Mapping[str, bytes]:
+    """The inverse of `fetch.packed`; none where the slot could not send all of it."""
+    try:
+        return wire.decoded(json.loads(packed)) if packed else {}
+    except ValueError:
+        return {}
 
 
 def text(data: bytes) -> str:

@@ -12,12 +12,13 @@ import base64
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 MAX_FRAME_BYTES = 64 * 2**20  # a request with 10 MB of source and stdin fits many times; a runaway peer does not
+MAX_OUTPUT_BYTES = 4 * 2**20  # of a program: six times as long in JSON at worst, and 24 MiB of fetched files beside it
 FRAME_HEADER = struct.Struct("!I")
 
 
@@ -54,6 +55,8 @@ class Isolation(StrEnum):
     L1 = "L1"
     L2 = "L2"
     L3 = "L3"
+    L4 = "L4"
+    """L3, and the kernel that programs see is itself held by another one."""
 
 
 class SandboxDown(Exception):
@@ -87,6 +90,8 @@ class Request:
     """Seeds `random` and the global generators of numpy and sympy; None draws a fresh one."""
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     """Files put into the working directory before the run: relative path to content."""
+    fetch: Sequence[str] = ()
+    """Files to send back after it: paths relative to the working directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +133,8 @@ class Response:
     invalid_utf8: bool = False
     """Bytes that are no text were replaced in stdout, stderr or value."""
     kill_reason: str = ""
-    """Which limit ended it: `wall`, `cpu`, `output`, `cancelled`; empty when it ended by itself."""
+    """Which limit ended it: `wall`, `cpu`, `output`, `memory`, `processes` (the last two of the whole call), or
+    `cancelled`; empty when it ended by itself."""
     run_seconds: float = 0.0
     """Wall time of the program, seconds; queueing excluded."""
     cpu_seconds: float = 0.0
@@ -152,7 +158,7 @@ class Response:
     replayed_cells: int = 0
     """Of a session's cell: earlier cells that had to be run again first, because the paused processes were gone."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Of a session's cell: the files asked for that are there, relative path to content."""
+    """Of those to be fetched the regular files that are there, 16 MB together: relative path to content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +177,13 @@ class HostInfo:
     """`c`: slots run the compiled loop; `python`: it could not be built or used, and a call costs more."""
     node: str = ""
     """See Response."""
+    second_kernel: str = ""
+    """What holds the kernel that programs see, by evidence: `gvisor`, `kata`, `firecracker`, `microvm`; else empty."""
+
+    @property
+    def walls(self) -> Isolation:
+        """The level of what we build ourselves, whatever is around it."""
+        return Isolation.L3 if self.isolation == Isolation.L4 else self.isolation
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
@@ -209,6 +222,7 @@ def request_message(request: Request) -> dict[str, Any]:
         "stdin": request.stdin,
         "seed": fresh_seed() if request.seed is None else request.seed,
         "files": {path: packed_file(content) for path, content in request.files.items()},
+        "fetch": list(request.fetch),
         "wall_seconds": limits.wall_seconds,
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_bytes,

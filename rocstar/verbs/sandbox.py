@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.errors import ConfigError, Unavailable
-from rocstar.exits import FAILED, OK
+from rocstar.errors import ConfigError
+from rocstar.exits import FAILED, OK, need
 from rocstar.verbs.common import STYLE, AsJson, print_json, write
 
 if TYPE_CHECKING:
     from rocstar.sandbox.service.connection import Address
 
 MEBIBYTE = 2**20
-EXTRAS = {"sandbox": ("msgspec", "httptools", "starlette", "uvicorn", "uvloop"), "mcp": ("mcp",)}
 
 app = typer.Typer(**STYLE, help="The place where the model's programs run.")
 
@@ -58,7 +57,7 @@ def serve(
     slots: Annotated[int, typer.Option(help="Programs alive at once; 0: four per core.")] = 0,
     runnable: Annotated[int, typer.Option(help="Young programs at once; 0: two per core.")] = 0,
     preload: Preload = "numpy,sympy",
-    min_isolation: Annotated[str, typer.Option(metavar="L1|L2|L3", help="Refuse to start below it.")] = "L1",
+    min_isolation: Annotated[str, typer.Option(metavar="L1|L2|L3|L4", help="Refuse to start below it.")] = "L1",
     token: Token = "",
     open_to_network: Annotated[bool, typer.Option("--open-to-network", help="No token on a public address.")] = False,
     wall_seconds: Annotated[float, typer.Option(help="Limit of a call that names none.")] = 5.0,
@@ -70,12 +69,14 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="Calls in one batch.")] = 50_000,
     request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0,
     keep_alive_seconds: Annotated[float, typer.Option(help="How long a connection may idle.")] = 65.0,
+    max_sessions: Annotated[int, typer.Option(help="Sessions held at once.")] = 1000,
+    session_idle_seconds: Annotated[float, typer.Option(help="How long a session may be without a cell.")] = 3600.0,
     drain_seconds: Annotated[float, typer.Option(help="How long calls may take after SIGTERM.")] = 120.0,
 ) -> None:
     """Serve programs over HTTP until Ctrl-C or SIGTERM.
 
     Example: rocstar sandbox serve --port 8700 --min-isolation L3"""
-    _need("sandbox")
+    need("sandbox")
     from rocstar.sandbox.service.settings import Settings, complaint, default_runnable, default_slots
     from rocstar.sandbox.service.supervisor import Supervisor
     from rocstar.sandbox.wire import Limits
@@ -98,6 +99,8 @@ def serve(
         max_batch=max_batch,
         request_seconds=request_seconds,
         keep_alive_seconds=keep_alive_seconds,
+        max_sessions=max_sessions,
+        session_idle_seconds=session_idle_seconds,
         drain_seconds=drain_seconds,
     )
     if problem := complaint(settings):
@@ -111,12 +114,13 @@ def serve(
 
 @app.command()
 def mcp(
-    preload: Preload = "numpy,sympy", min_isolation: Annotated[str, typer.Option(metavar="L1|L2|L3")] = "L1"
+    preload: Preload = "numpy,sympy", min_isolation: Annotated[str, typer.Option(metavar="L1|L2|L3|L4")] = "L1"
 ) -> None:
     """Serve one MCP client on stdin and stdout, with a sandbox of its own.
 
     Example, in a client's settings: {"command": "rocstar", "args": ["sandbox", "mcp"]}"""
-    _need("mcp")
+    need("sandbox")
+    need("mcp")
     from rocstar.sandbox.service.mcp_stdio import serve_stdio
 
     serve_stdio(preload=_modules(preload), min_isolation=min_isolation)
@@ -182,7 +186,7 @@ def probe(
 @contextmanager
 def _service(url: str | None, token: str) -> Iterator[Address]:
     """The service at `url`, or one for the time being."""
-    _need("sandbox")
+    need("sandbox")
     if url is not None:
         yield _address(url, token)
         return
@@ -193,7 +197,7 @@ def _service(url: str | None, token: str) -> Iterator[Address]:
 
 
 def _address(url: str, token: str) -> Address:
-    _need("sandbox")
+    need("sandbox")
     from rocstar.sandbox.service.connection import Address
 
     try:
@@ -212,15 +216,6 @@ def _run_once(program: str) -> dict[str, Any]:
     from rocstar.sandbox.client import run_once
 
     return asdict(run_once(program))
-
-
-def _need(extra: str) -> None:
-    """Raises Unavailable when the packages of an extra are not installed."""
-    from importlib.util import find_spec
-
-    missing = next((name for name in EXTRAS[extra] if find_spec(name) is None), None)
-    if missing is not None:
-        raise Unavailable(f"{missing} is not installed; install what is missing with: pip install 'rocstar[{extra}]'")
 
 
 def _modules(names: str) -> tuple[str, ...]:

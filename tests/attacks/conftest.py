@@ -25,6 +25,6 @@ def client(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
         sandbox.close()
         pytest.skip(f"{plan.name} is not to be had here: {error}")
     with sandbox:
-        if sandbox.info().isolation != plan.level:
-            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info().isolation}")
+        if sandbox.info().walls != plan.level:
+            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info().walls}")
         yield sandbox

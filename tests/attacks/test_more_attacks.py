@@ -10,7 +10,7 @@ import pytest
 
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import ProgramOutcome
-from tests.attacks.test_attacks import attack, promised, tried
+from tests.attacks.support import attack, promised, tried
 from tests.sandbox.support import eventually, program_processes, run, slot_processes
 
 
@@ -51,7 +51,9 @@ async def test_kernel_files_cannot_be_written(client: SandboxClient) -> None:
 
 async def test_a_crash_leaves_no_core_file(client: SandboxClient) -> None:
     response = await attack(client, "import resource, os\nprint(resource.getrlimit(resource.RLIMIT_CORE))\nos.abort()")
-    assert (response.stdout, response.signal) == ("(0, 0)\n", "SIGABRT")
+    # Where not even oneself may be signalled, the C library ends itself by an instruction that is not permitted.
+    assert response.stdout == "(0, 0)\n"
+    assert response.signal == "SIGABRT" or (client.info().walls < "L3" and response.signal == "SIGSEGV")
 
 
 async def test_calls_of_the_32_bit_kind_kill_the_caller(client: SandboxClient) -> None:

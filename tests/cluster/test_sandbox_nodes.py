@@ -15,7 +15,7 @@ pytest.importorskip("ray", reason="needs the extra [cluster]")
 import ray
 
 from rocstar.cluster.sandbox_nodes import RaySandbox
-from rocstar.sandbox.wire import ProgramOutcome, Response, SandboxDown
+from rocstar.sandbox.wire import Limits, ProgramOutcome, Response, SandboxDown
 from tests.sandbox_router.support import answer, is_alive, sleeper, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -51,6 +51,25 @@ async def with_a_death(sandbox: RaySandbox, pid: int) -> list[Response]:
     responses = await asyncio.gather(*calls)
     await until(lambda: sum(node.connected for node in sandbox.nodes()) == 2, seconds=60.0)
     return list(responses)
+
+
+def test_a_session_goes_on_when_its_actors_node_is_killed(instance: None) -> None:
+    with RaySandbox.start(nodes=2, slots=2, preload=()) as sandbox:
+        assert asyncio.run(session_with_a_death(sandbox)) == ["21", "22"]
+
+
+async def session_with_a_death(sandbox: RaySandbox) -> list[str | None]:
+    """The values of two cells, one before and one after."""
+    await sandbox.router.wait_for_nodes(2, seconds=30.0)
+    async with sandbox.open_session(limits=Limits(wall_seconds=20.0), seed=1) as session:
+        await session.run("x = 20")
+        before = await session.run("x += 1; x")
+        pids = await asyncio.to_thread(ray.get, [actor.pid.remote() for actor in sandbox.actors])
+        labels = await asyncio.to_thread(ray.get, [actor.label.remote() for actor in sandbox.actors])
+        os.kill(dict(zip(labels, pids, strict=True))[before.node], signal.SIGKILL)
+        after = await session.run("x += 1; x")
+        assert after.replayed_cells == 2  # on either node: Ray may have brought the killed one back by then
+        return [before.value, after.value]
 
 
 def test_a_node_that_cannot_start_is_told(instance: None) -> None:

@@ -33,7 +33,7 @@ def program_processes(client: SandboxClient) -> list[psutil.Process]:
 
 
 def slot_depth(client: SandboxClient) -> int:
-    return 3 if client.info().isolation == "L3" else 2
+    return 3 if client.info().walls == "L3" else 2
 
 
 def at_depth(client: SandboxClient, depth: int) -> list[psutil.Process]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits, ProgramOutcome
-from tests.sandbox.support import run
+from rocstar.sandbox.wire import Limits, ProgramOutcome, Request
+from tests.sandbox.support import LIMITS, run
 
 
 async def test_wall_time_is_limited_and_partial_output_kept(client: SandboxClient) -> None:
@@ -45,6 +47,16 @@ async def test_memory_within_the_limit_is_there(client: SandboxClient) -> None:
     response = await run(client, "len(bytearray(80 * 2**20))", memory_bytes=100 * 2**20)
     assert response.value == str(80 * 2**20)
     assert response.peak_memory_bytes > 80 * 2**20
+
+
+async def test_what_a_slot_held_for_earlier_calls_is_not_taken_from_the_limit(client: SandboxClient) -> None:
+    files = {"large": bytes(15 * 2**20)}
+    large = [Request(id=f"large-{n}", code="1", files=files, fetch=["large"], limits=LIMITS) for n in range(4)]
+    for response in await asyncio.gather(*map(client.run, large)):
+        assert dict(response.files) == files
+    for _ in range(8):
+        response = await run(client, "len(bytearray(80 * 2**20))", memory_bytes=100 * 2**20)
+        assert response.value == str(80 * 2**20)
 
 
 async def test_output_is_limited_and_its_head_kept(client: SandboxClient) -> None:
@@ -92,8 +104,6 @@ async def test_recursion_without_a_limit_is_bounded(client: SandboxClient) -> No
 
 
 async def test_queueing_is_not_run_time(own_client: SandboxClient) -> None:
-    import asyncio
-
     slow = "import time; time.sleep(0.3)"
     first, second = await asyncio.gather(run(own_client, slow), run(own_client, "1"))
     assert second.queue_seconds >= 0.3

@@ -15,7 +15,7 @@ from rocstar.sandbox.wire import Failure, Isolation, Limits, ProgramOutcome, Req
 
 
 def answer(status: int = 0, ended: Ended = Ended.ITSELF, *, out: int = 0, report: int = 0, cpu: float = 0.0) -> Answer:
-    return Answer(status, ended, True, 0.1, cpu, 0, 0, 0, 0.0, out, 0, report)
+    return Answer(status, ended, True, 0.1, cpu, 0, 0, 0, 0.0, False, out, 0, report, 0)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,23 @@ def answer(status: int = 0, ended: Ended = Ended.ITSELF, *, out: int = 0, report
 def test_outcome_follows_the_kernel(given: Answer, outcome: wire.Outcome) -> None:
     response = verdict.response("1", given, b"", cpu_limit=2.0)
     assert response.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("given", "passed", "outcome", "reason"),
+    [
+        (answer(), "memory", ProgramOutcome.MEMORY, "memory"),  # a child was killed, and its parent did not mind
+        (answer(signal.SIGKILL), "memory", ProgramOutcome.MEMORY, "memory"),
+        (answer(signal.SIGKILL, Ended.WALL), "memory", ProgramOutcome.MEMORY, "memory"),
+        (answer(signal.SIGKILL, Ended.CANCELLED), "processes", ProgramOutcome.SIGNAL, "processes"),
+        (answer(signal.SIGKILL, Ended.OUTPUT), "memory", ProgramOutcome.OUTPUT_LIMIT, "output"),
+    ],
+)
+def test_a_limit_of_the_whole_call_explains_its_end(
+    given: Answer, passed: str, outcome: wire.Outcome, reason: str
+) -> None:
+    response = verdict.response("1", given, b"", cpu_limit=2.0, passed=passed)
+    assert (response.outcome, response.kill_reason) == (outcome, reason)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ from rocstar.sandbox.trusted import (
     TargetRaised,
     TargetTooBig,
     TrustedDown,
+    TrustedError,
     TrustedPool,
 )
+from tests.sandbox.support import eventually
 
 TARGETS = "tests.sandbox.trusted_targets"
 ANSWER = f"{TARGETS}:answer"
@@ -119,6 +121,21 @@ async def test_an_idle_worker_that_was_killed_is_replaced_unnoticed() -> None:
     with TrustedPool(target=ANSWER, workers=1) as pool:
         os.kill(await pool.call({"do": "pid"}, deadline_seconds=PATIENT), signal.SIGKILL)
         assert await pool.call(echo("still here"), deadline_seconds=PATIENT) == "still here"
+
+
+@pytest.mark.parametrize("do", ["idle", "loop", "die"])
+async def test_a_worker_that_was_lost_is_replaced_before_anybody_asks(tmp_path: Path, do: str) -> None:
+    with TrustedPool(target=ANSWER, workers=1) as pool:
+        old = await pool.call({"do": "pid"}, deadline_seconds=PATIENT)
+        await asyncio.sleep(1.1)  # one that dies younger than a second is not replaced before there is work
+        if do == "idle":
+            os.kill(old, signal.SIGKILL)
+        else:
+            with pytest.raises(TrustedError):
+                await pool.call({"do": do, "log": str(tmp_path / "log")}, deadline_seconds=0.3)
+        assert await asyncio.to_thread(eventually, lambda: pool.worker_pids() not in ([], [old]), PATIENT)
+        (new,) = pool.worker_pids()
+        assert await pool.call({"do": "pid"}, deadline_seconds=PATIENT) == new
 
 
 async def test_a_call_over_the_memory_limit_is_ended() -> None:

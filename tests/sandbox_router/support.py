@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import psutil
 
@@ -65,11 +66,46 @@ class PretendSandbox:
             raise SandboxDown("a simulated fault")
         return Response(id=request.id, outcome=ProgramOutcome.OK, stdout=request.code)
 
+    async def call(self, message: Mapping[str, Any]) -> Response:
+        raise NotImplementedError("no sessions are pretended")
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        raise NotImplementedError("no sessions are pretended")
+
     def info(self) -> HostInfo:
         return HostInfo(isolation=Isolation.L1, failed_probes=(), slots=self.slots, preload=())
 
     def cpu_seconds(self) -> float:
         return 0.0
+
+
+class Recorder(PretendSandbox):
+    """Remembers what it was asked, and answers when told."""
+
+    def __init__(self, *, slots: int = 2) -> None:
+        super().__init__(slots=slots)
+        self.asked: list[Request] = []
+        self.ended: list[str] = []
+        self.go = asyncio.Event()
+        self.outcomes: list[Response] = []
+
+    async def run(self, request: Request) -> Response:
+        self.asked.append(request)
+        try:
+            await self.go.wait()
+        finally:
+            self.ended.append(request.code)
+        answers = self.outcomes or [Response(id=request.id, outcome=ProgramOutcome.OK, stdout=request.code)]
+        return answers.pop(0)
+
+
+async def run_many(router: Router, count: int) -> list[Response]:
+    return list(await asyncio.gather(*(router.run(request(f"c{number}", number=number)) for number in range(count))))
+
+
+def assert_all_right(responses: list[Response]) -> None:
+    assert [response.stdout for response in responses] == [f"c{number}" for number in range(len(responses))]
+    assert [response.id for response in responses] == [str(number) for number in range(len(responses))]
 
 
 class Proxy:

@@ -44,6 +44,9 @@ class Histories(RuleBasedStateMachine):
         self.given_up: list[str] = []
         self.cancelled: set[str] = set()
         self.first_sent: list[str] = []
+        self.wishes: dict[str, str] = {}
+        self.freed: set[str] = set()
+        self.sent: set[str] = set()
 
     @initialize(capacities=st.lists(st.integers(1, 5), min_size=1, max_size=3))
     def nodes(self, capacities: list[int]) -> None:
@@ -63,7 +66,10 @@ class Histories(RuleBasedStateMachine):
         self.carry_out()
 
     def carry_out(self) -> None:
-        for decision in self.state.decide(self.now):
+        decisions = self.state.decide(self.now)
+        # Once its node was given up a call is anybody's, also when that node comes back under its name.
+        self.freed |= {call_id for call_id, name in self.wishes.items() if name not in self.state.nodes}
+        for decision in decisions:
             if isinstance(decision, Send):
                 self.deliver_calls(self.models.get(decision.node.name), [call.id for call in decision.calls])
             elif isinstance(decision, Withdraw):
@@ -78,7 +84,14 @@ class Histories(RuleBasedStateMachine):
 
     def deliver_calls(self, model: ModelNode | None, ids: list[str]) -> None:
         assert model is not None and model.linked, "sent to a node that is not there"
-        self.first_sent += [call_id for call_id in ids if call_id not in self.first_sent]
+        for call_id in ids:
+            wish = self.state.nodes.get(self.wishes.get(call_id, ""))
+            first = self.state.calls[call_id].attempt == 1 and call_id not in self.sent
+            bound = first and wish is not None and call_id not in self.freed
+            assert not bound or wish.name == model.name, "given to another than it wanted"
+        self.sent.update(ids)
+        plain = [call_id for call_id in ids if call_id not in self.wishes]
+        self.first_sent += [call_id for call_id in plain if call_id not in self.first_sent]
         if model.lost_in_transit:
             return
         for call_id in ids:
@@ -89,10 +102,23 @@ class Histories(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8), patience=st.sampled_from([1.0, 1000.0]))
     def submit(self, count: int, patience: float) -> None:
         for _ in range(count):
-            call_id = str(len(self.submitted))
-            self.submitted.add(call_id)
-            assert self.state.submit(Call(call_id, self.now, patience))
+            self.submit_one(patience)
         self.carry_out()
+
+    @rule(choice=st.randoms(use_true_random=False), count=st.integers(1, 8), patience=st.sampled_from([1.0, 1000.0]))
+    def submit_to_one_node(self, choice: random.Random, count: int, patience: float) -> None:
+        """Known or long gone."""
+        name = choice.choice([*sorted(self.models), "gone"])
+        for _ in range(count):
+            self.submit_one(patience, name)
+        self.carry_out()
+
+    def submit_one(self, patience: float, wants: str = "") -> None:
+        call_id = str(len(self.submitted))
+        self.submitted.add(call_id)
+        if wants:
+            self.wishes[call_id] = wants
+        assert self.state.submit(Call(call_id, self.now, patience, wants=wants))
 
     @rule(choice=st.randoms(use_true_random=False), fault=st.sampled_from(["", "", "", "slot died"]))
     def a_node_finishes_something(self, choice: random.Random, fault: str) -> None:
@@ -186,7 +212,8 @@ class Histories(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         assert self.submitted == {*self.state.calls, *self.delivered, *self.given_up, *self.cancelled}
         for call in self.state.calls.values():
-            assert (call.node is None) == (call.id in self.state.queue)
+            places = [call.id in self.state.queue, *(call.id in node.wanted for node in self.state.nodes.values())]
+            assert sum(places) == (call.node is None)
             assert call.node is None or call.node is self.state.nodes[call.node.name]
 
     @invariant()
@@ -200,6 +227,8 @@ class Histories(RuleBasedStateMachine):
             assert (node in list(self.state.open)) == has_room
             assert (node.name in self.state.idle) == (has_room and not node.held)
         assert all(node.name in self.state.nodes for node in self.state.open)
+        assert {name for name, node in self.state.nodes.items() if node.wanted} <= set(self.state.wanting)
+        assert set(self.state.wanting) <= set(self.state.nodes)
 
     @invariant()
     def first_come_first_sent(self) -> None:

@@ -9,7 +9,8 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,46 @@ class Http:
     def socket(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), 30)
+
+
+class Notebook:
+    """A session of the service."""
+
+    def __init__(self, http: Http, name: str) -> None:
+        self.http = http
+        self.name = name
+        self.path = f"/v1/sessions/{name}"
+
+    @classmethod
+    def open(cls, http: Http, **fields: Any) -> Notebook:
+        status, state = http.post("/v1/sessions", fields)
+        assert status == 201, state
+        return cls(http, state["session"])
+
+    def run(self, code: str, **fields: Any) -> Any:
+        status, response = self.http.post(f"{self.path}/cells", {"code": code, **fields})
+        assert status == 200, response
+        return response
+
+    def branch(self) -> Notebook:
+        status, state = self.http.post(f"{self.path}/branch", b"")
+        assert status == 201, state
+        return Notebook(self.http, state["session"])
+
+    def close(self) -> int:
+        return self.http.send("DELETE", self.path)[0]
+
+
+@contextmanager
+def running_cell(notebook: Notebook, code: str = "import time; time.sleep(300)") -> Iterator[None]:
+    """A cell that runs while the context is open, and whose caller hangs up at its end."""
+    http = notebook.http
+    with http.socket() as connection:
+        body = json.dumps({"code": code}).encode()
+        head = f"POST {notebook.path}/cells HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        assert eventually(lambda: http.get("/status")[1]["running"] == 1)
+        yield
 
 
 def decoded(body: bytes) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.sandbox.service.admission import Policy
-from rocstar.sandbox.wire import Request, Response, SandboxDown
+from rocstar.sandbox.wire import ProgramOutcome, Request, Response, SandboxDown
 from tests.sandbox_service.support import ScriptedSandbox, admission, request, settle
 
 
@@ -47,6 +47,30 @@ async def test_a_call_whose_patience_ends_is_overloaded_and_never_runs() -> None
     sandbox.answer("long")
     await settle()
     assert (sandbox.started, queue.waiting, queue.running) == (["long"], 0, 0)
+
+
+async def test_cancelling_who_waits_for_an_outcome_frees_its_place_or_its_slot() -> None:
+    sandbox = ScriptedSandbox()
+    queue = admission(sandbox, slots=1)
+    waiters = [asyncio.create_task(queue.outcome_for(queue.submit(request(name), 60))) for name in "abc"]
+    await settle()
+    assert (sandbox.started, queue.waiting) == (["a"], 2)
+    for waiter in waiters[:2]:
+        waiter.cancel()
+    await settle()
+    assert (sandbox.cancelled, sandbox.started) == (["a"], ["a", "c"])
+    sandbox.answer("c")
+    assert (await waiters[2]).outcome == "ok"
+    assert (queue.waiting, queue.running) == (0, 0)
+
+
+async def test_a_turn_may_be_for_something_else_than_a_plain_call() -> None:
+    queue = admission(ScriptedSandbox())
+
+    async def turn() -> Response:
+        return Response(id="mine", outcome=ProgramOutcome.OK, stdout="turn")
+
+    assert (await queue.submit(request("a"), 60, run=turn).future).stdout == "turn"
 
 
 async def test_a_full_queue_refuses_at_once() -> None:

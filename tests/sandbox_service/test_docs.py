@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("snippet", blocks("python"), ids=["verl", "rstar", "own"])
+@pytest.mark.parametrize("snippet", blocks("python"), ids=["verl", "rstar", "own", "session"])
 def test_a_python_snippet_runs_as_it_stands(service: LocalService, snippet: str) -> None:
     assert ADDRESS in snippet
     exec(compile(snippet.replace(ADDRESS, service.url), str(PAGE), "exec"), {})

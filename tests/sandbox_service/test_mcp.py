@@ -13,12 +13,13 @@ from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
+from rocstar.sandbox.service.local import local_service
 from tests.sandbox_service.support import Http
 
 
 async def check(client: Client) -> None:
     tools = (await client.list_tools()).tools
-    assert [tool.name for tool in tools] == ["run_python"]
+    assert [tool.name for tool in tools] == ["run_python", "python_session", "close_python_session"]
     assert set(tools[0].input_schema["properties"]) == {"code", "stdin", "wall_seconds"}
     assert tools[0].input_schema["required"] == ["code"]
     ran = await called(client, code="print(input())\n6 * 7", stdin="hi")
@@ -29,10 +30,27 @@ async def check(client: Client) -> None:
     assert late["outcome"] == "wall_timeout"
     wrong = await client.call_tool("run_python", {"code": "1", "wall_seconds": -1})
     assert wrong.is_error
+    await check_sessions(client)
 
 
-async def called(client: Client, **arguments: Any) -> dict[str, Any]:
-    result = await client.call_tool("run_python", arguments)
+async def check_sessions(client: Client) -> None:
+    first = await called(client, "python_session", code="x = 20\nopen('f', 'w').write('kept');")
+    assert (first["outcome"], first["committed"]) == ("ok", True)
+    other = await called(client, "python_session", code="x = 'another notebook'")
+    assert other["session"] != first["session"]
+    again = await called(client, "python_session", code="x += 1\n(x, open('f').read())", session=first["session"])
+    assert (again["value"], again["session"]) == ("(21, 'kept')", first["session"])
+    failed = await called(client, "python_session", code="x / 0", session=first["session"])
+    assert failed["outcome"] == "exception" and "cell 3" in failed["stderr"]
+    await client.call_tool("close_python_session", {"session": first["session"]})
+    gone = await client.call_tool("python_session", {"code": "x", "session": first["session"]})
+    assert gone.is_error and "there is no session" in str(gone.content)
+    assert (await called(client, "python_session", code="x", session=other["session"]))["value"] == "'another notebook'"
+    await client.call_tool("close_python_session", {"session": other["session"]})
+
+
+async def called(client: Client, tool: str = "run_python", **arguments: Any) -> dict[str, Any]:
+    result = await client.call_tool(tool, arguments)
     assert not result.is_error, result
     assert result.structured_content is not None
     return result.structured_content
@@ -42,6 +60,22 @@ async def called(client: Client, **arguments: Any) -> dict[str, Any]:
 async def test_the_official_client_runs_programs_over_http(http: Http, mode: str) -> None:
     async with Client(f"{http.url}/mcp", mode=mode) as client:
         await check(client)
+
+
+async def test_a_notebook_goes_on_over_other_connections_and_other_workers() -> None:
+    with local_service(("--preload", "", "--slots", "4", "--workers", "2")) as url:
+        async with Client(f"{url}/mcp") as client:
+            session = (await called(client, "python_session", code="seen = [0]"))["session"]
+        for number in range(1, 7):
+            async with Client(f"{url}/mcp") as client:
+                cell = f"seen.append({number}); seen"
+                assert (await called(client, "python_session", code=cell, session=session))["value"] == str(
+                    list(range(number + 1))
+                )
+        async with Client(f"{url}/mcp") as client:
+            assert not (await client.call_tool("close_python_session", {"session": session})).is_error
+            assert (await client.call_tool("close_python_session", {"session": session})).is_error
+        assert Http(url).get("/status")[1]["sessions"] == 0
 
 
 async def test_the_official_client_runs_programs_over_stdio() -> None:

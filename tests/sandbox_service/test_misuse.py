@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from rocstar.sandbox.service import local
 from rocstar.sandbox.service.settings import Settings, complaint, is_loopback
 from rocstar.sandbox.wire import SandboxDown
-from tests.sandbox_service.support import Http, eventually
+from tests.sandbox_service.support import Http, Notebook, eventually, running_cell
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,41 @@ def test_a_bad_call_is_refused_in_one_sentence(http: Http, body: bytes, status: 
         return
     assert (got, set(answer)) == (status, {"error"})
     assert sentence in answer["error"] and "\n" not in answer["error"]
+
+
+@pytest.mark.parametrize("path", ["/v1/run", "/v1/notebook", "/v1/sessions/ID/cells", "/run_code", "/run_jupyter"])
+def test_a_call_that_grows_too_long_on_its_way_to_the_sandbox_harms_nobody(http: Http, path: str) -> None:
+    """Below the limit on bodies, above that on frames: two bytes of UTF-8 are six of ASCII."""
+    text = "é" * (15 * 2**20)
+    notebook = Notebook.open(http)
+    with running_cell(notebook):
+        if path == "/run_code":
+            status, told = http.post(path, json.dumps({"code": "1", "stdin": text}, ensure_ascii=False).encode())
+            assert (status, told["status"]) == (200, "Failed")
+        elif path == "/run_jupyter":
+            message = json.dumps({"cells": [f"x = '{text}'"]}, ensure_ascii=False).encode()
+            status, told = http.post(path, message)
+            assert status == 413
+        else:
+            asked: dict[str, Any] = {"cells": [text]} if "notebook" in path else {"code": text}
+            where = path.replace("ID", Notebook.open(http).name)
+            status, told = http.post(where, json.dumps(asked, ensure_ascii=False).encode())
+            assert status in (400, 413)
+            assert "bytes" in str(told.get("error") or told.get("message"))
+        assert http.get("/status")[1]["running"] == 1, "the cell of another caller runs on"
+    assert notebook.close() == 204
+
+
+def test_the_most_that_one_program_may_give_back_is_given_back(http: Http) -> None:
+    code = (
+        "import os\nopen('f', 'wb').write(b'x' * (16 * 2**20 - 10))\n"
+        "for _ in range(63): os.write(1, bytes([255]) * 65536)"
+    )
+    response = http.run(code, fetch=["f"], limits={"output_bytes": 4 * 2**20, "wall_seconds": 20})
+    assert (response["outcome"], len(response["stdout"])) == ("ok", 63 * 65536)
+    assert len(base64.b64decode(response["files"]["f"])) == 16 * 2**20 - 10
+    status, told = http.post("/v1/run", {"code": "1", "limits": {"output_bytes": 4 * 2**20 + 1}})
+    assert (status, "output_bytes" in told["error"]) == (400, True)
 
 
 def test_files_outside_the_working_directory_are_rejected_with_a_response(http: Http) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from dataclasses import fields
@@ -21,7 +22,7 @@ def test_a_call_is_answered_with_every_field_of_a_response(http: Http) -> None:
     assert set(response) == {field.name for field in fields(Response)}
     assert (response["id"], response["outcome"], response["stdout"]) == ("mine", "ok", "42\n")
     assert (response["value"], response["exit_code"], response["attempt"]) == ("'last'", 0, 1)
-    assert response["isolation"] in ("L1", "L2", "L3")
+    assert response["isolation"] in ("L1", "L2", "L3", "L4")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,55 @@ def test_files_and_a_seed_reach_the_program(http: Http) -> None:
     first, again = (http.run(code, files={"data/in.txt": "hello"}, seed=7)["stdout"] for _ in range(2))
     assert first == again
     assert first.startswith("hello 0.")
+
+
+def test_files_of_bytes_go_in_and_come_back(http: Http) -> None:
+    raw = bytes(range(256))
+    files = {"raw": {"base64": base64.b64encode(raw).decode()}, "note": "ä"}
+    code = "open('back', 'wb').write(open('raw', 'rb').read()[::-1]);"
+    response = http.run(code, files=files, fetch=["back", "note", "missing", "/etc/passwd", "../x"])
+    found = {path: base64.b64decode(text) for path, text in response["files"].items()}
+    assert found == {"back": raw[::-1], "note": "ä".encode()}
+
+
+@pytest.mark.parametrize("content", ["!", "ä", "AAA"])
+def test_a_file_that_is_not_base64_is_refused_by_its_name(http: Http, content: str) -> None:
+    status, told = http.post("/v1/run", {"code": "1", "files": {"data.bin": {"base64": content}}})
+    assert (status, "data.bin" in told["error"]) == (400, True)
+
+
+def test_a_notebook_is_answered_cell_by_cell(http: Http) -> None:
+    cells = ["x = 20\nopen('f', 'w').write('left');", "print('out')\n1/0", "import time; time.sleep(60)", "x + 1"]
+    limits = {"wall_seconds": 1}
+    asked = {"cells": cells, "id": "mine", "limits": limits, "fetch": ["f"]}
+    status, answer = http.post("/v1/notebook", asked)
+    assert status == 200
+    results = answer["results"]
+    assert [each["outcome"] for each in results] == ["ok", "exception", "wall_timeout", "ok"]
+    assert [each["committed"] for each in results] == [True, True, False, True]
+    assert {each["id"] for each in results} == {"mine"}
+    assert (results[1]["stdout"], results[3]["value"]) == ("out\n", "21")
+    assert base64.b64decode(results[3]["files"]["f"]) == b"left"
+
+
+def test_a_notebook_is_admitted_once_and_leaves_nothing(http: Http) -> None:
+    before = http.get("/status")[1]
+    http.post("/v1/notebook", {"cells": ["1"] * 5})
+    after = http.get("/status")[1]
+    assert after["calls"]["ok"] == before["calls"].get("ok", 0) + 1
+    assert (after["running"], after["sessions"]) == (0, before["sessions"])
+    assert http.post("/v1/notebook", {"cells": ["1"] * 1001})[0] == 400
+    assert http.post("/v1/notebook", {"cells": []})[0] == 400
+
+
+def test_disconnecting_from_a_notebook_ends_it(http: Http) -> None:
+    with http.socket() as connection:
+        cells = {"cells": ["import time; time.sleep(400)"] * 3, "limits": {"wall_seconds": 500}}
+        body = json.dumps(cells).encode()
+        head = b"POST /v1/notebook HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        assert eventually(lambda: http.get("/status")[1]["running"] == 1)
+    assert eventually(lambda: http.get("/status")[1]["running"] == 0)
 
 
 def test_without_a_seed_two_calls_draw_different_numbers(http: Http) -> None:
@@ -89,7 +139,7 @@ def test_a_stream_gives_each_result_as_it_finishes(http: Http) -> None:
 def test_status_tells_level_probes_queue_and_slots(http: Http) -> None:
     http.run("1")
     _, status = http.get("/status")
-    assert status["isolation"] in ("L1", "L2", "L3")
+    assert status["isolation"] in ("L1", "L2", "L3", "L4")
     assert (status["slots"], status["num_workers"], status["processes_ready"]) == (4, 4, 1)
     assert isinstance(status["queue"], int)
     assert isinstance(status["failed_probes"], list)

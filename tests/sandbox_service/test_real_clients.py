@@ -218,7 +218,7 @@ def fusion_tests(monkeypatch: pytest.MonkeyPatch, http: Http, name: str) -> Any:
 
 @pytest.mark.parametrize("name", ["print", "timeout", "assertion_error", "syntax_error", "file_read", "stdin"])
 def test_sandbox_fusions_own_tests_of_python_pass(http: Http, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """All but the one that fetches files."""
+    """All but the one that fetches a file from outside the working directory."""
     getattr(fusion_tests(monkeypatch, http, "test_python"), f"test_python_{name}")()
 
 

@@ -62,13 +62,23 @@ def test_only_the_code_is_needed(http: Http) -> None:
     assert http.post("/run_code", {"code": "print(1)"})[1]["run_result"]["stdout"] == "1\n"
 
 
-def test_text_files_come_along(http: Http) -> None:
+def test_files_come_along_be_they_text_or_not(http: Http) -> None:
+    raw = bytes(range(256))
     files = {"a/b.txt": base64.b64encode("grüße".encode()).decode(), "none": None}
-    assert run_code(http, "print(open('a/b.txt').read())", files=files)["run_result"]["stdout"] == "grüße\n"
+    files["raw"] = base64.b64encode(raw).decode()
+    code = "print(open('a/b.txt').read(), open('raw', 'rb').read() == bytes(range(256)))"
+    assert run_code(http, code, files=files)["run_result"]["stdout"] == "grüße True\n"
+
+
+def test_files_that_a_program_left_are_fetched(http: Http) -> None:
+    code = "open('out', 'wb').write(bytes(range(256)))\n1/0"
+    answer = run_code(http, code, fetch_files=["out", "missing", "/etc/passwd"])
+    assert answer["status"] == "Failed"
+    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {"out": bytes(range(256))}
 
 
 @pytest.mark.parametrize(
-    "fields", [{"language": "cpp"}, {"fetch_files": ["x"]}, {"files": {"x": "!"}}, {"code": 1}, {"run_timeout": -1}]
+    "fields", [{"language": "cpp"}, {"fetch_files": [1]}, {"files": {"x": "!"}}, {"code": 1}, {"run_timeout": -1}]
 )
 def test_what_is_not_served_is_422_with_a_detail(http: Http, fields: dict[str, Any]) -> None:
     status, answer = http.post("/run_code", {**VERL, "code": "1", **fields})
@@ -107,15 +117,18 @@ def test_cells_share_a_namespace_and_an_error_stops_only_its_own(http: Http) -> 
     (error,) = failed["error"]
     assert (error["ename"], error["evalue"]) == ("ZeroDivisionError", "division by zero")
     assert [line.strip() for line in error["traceback"] if "File" in line] == [
-        'File "<cell 5>", line 3, in <module>',
-        'File "<cell 5>", line 2, in f',
+        'File "<program, cell 5>", line 3, in <module>',
+        'File "<program, cell 5>", line 2, in f',
     ]
 
 
-def test_a_notebook_out_of_time_keeps_the_cells_that_finished(http: Http) -> None:
+def test_a_notebook_out_of_time_keeps_the_cells_that_ran(http: Http) -> None:
     answer = run_jupyter(http, ["print(1)", "while True: pass", "print(3)"], total_timeout=1.0)
     assert (answer["status"], answer["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
-    assert [cell["stdout"] for cell in answer["cells"]] == ["1\n"]
+    assert answer["driver"]["return_code"] is None
+    finished, late = answer["cells"]
+    assert (finished["stdout"], finished["error"]) == ("1\n", [])
+    assert [error["ename"] for error in late["error"]] == ["TimeoutError"]
 
 
 def test_nothing_is_kept_between_notebooks(http: Http) -> None:
@@ -123,11 +136,44 @@ def test_nothing_is_kept_between_notebooks(http: Http) -> None:
     assert run_jupyter(http, ["kept"])["cells"][0]["error"][0]["ename"] == "NameError"
 
 
-def test_what_is_written_past_the_cell_is_told_apart(http: Http) -> None:
-    answer = run_jupyter(http, ["import os\nos.write(1, b'raw')\nprint('seen')", "class A: pass\nA.__module__"])
-    assert answer["driver"]["stdout"] == "raw\n"
-    assert answer["cells"][0]["stdout"] == "seen\n"
-    assert answer["cells"][1]["display"] == [{"text/plain": "'__main__'"}]
+def test_what_is_written_past_pythons_streams_belongs_to_its_cell(http: Http) -> None:
+    code = "import os, subprocess, sys\nos.write(1, b'raw ')\nsubprocess.run([sys.executable, '-c', 'print(5)']);"
+    answer = run_jupyter(http, [code, "print('next')"])
+    assert [cell["stdout"] for cell in answer["cells"]] == ["raw 5\n", "next\n"]
+    assert (answer["driver"]["stdout"], answer["driver"]["stderr"]) == ("", "")
+
+
+def test_a_traceback_is_apart_from_what_a_cell_printed_before_it(http: Http) -> None:
+    code = "import sys\nprint('Traceback (most recent call last):', file=sys.stderr)\n"
+    chained = code + "try:\n    1/0\nexcept Exception as error:\n    raise KeyError('k') from error"
+    grouped = code + "raise ExceptionGroup('g', [ValueError('v')])"
+    for cell in run_jupyter(http, [chained, grouped])["cells"]:
+        (error,) = cell["error"]
+        assert cell["stderr"] == "Traceback (most recent call last):\n"
+        assert "Traceback (most recent call last):" in error["traceback"][0]
+        assert error["ename"] in error["traceback"][-1] or error["ename"] == "ExceptionGroup"
+    assert run_jupyter(http, [chained])["cells"][0]["error"][0]["traceback"][4].startswith("ZeroDivisionError")
+
+
+def test_a_cell_that_ends_its_process_is_undone_and_the_next_goes_on(http: Http) -> None:
+    cells = ["x = 1", "x = 2\nimport os; os._exit(3)", "print(x)"]
+    answer = run_jupyter(http, cells)
+    assert (answer["status"], answer["driver"]["return_code"]) == ("Failed", 3)
+    assert [error["ename"] for error in answer["cells"][1]["error"]] == ["DeadKernelError"]
+    assert answer["cells"][2]["stdout"] == "1\n"
+
+
+def test_files_of_a_notebook_go_in_and_out(http: Http) -> None:
+    raw = bytes(range(256))
+    files = {"in/raw": base64.b64encode(raw).decode(), "none": None}
+    cells = ["data = open('in/raw', 'rb').read()", "open('out', 'wb').write(data[::-1]);"]
+    answer = run_jupyter(http, cells, files=files, fetch_files=["out", "missing", "/etc/passwd"])
+    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {"out": raw[::-1]}
+
+
+def test_no_cells_are_a_notebook_too(http: Http) -> None:
+    answer = run_jupyter(http, [])
+    assert (answer["status"], answer["cells"], answer["files"]) == ("Success", [], {})
 
 
 def test_syntax_errors_and_exits_are_errors_of_their_cell(http: Http) -> None:

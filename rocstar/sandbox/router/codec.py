@@ -10,6 +10,7 @@ from rocstar.sandbox import wire
 from rocstar.sandbox.router.link import ENCODE
 from rocstar.sandbox.wire import HostInfo, Isolation, Limits, Request, Response, ServiceOutcome
 
+LOST = "lost"  # in place of an outcome: the call has to come again with its session's history
 SERVICE_OUTCOMES = frozenset(outcome.value for outcome in ServiceOutcome)
 
 
@@ -17,6 +18,16 @@ def encoded_request(request: Request, call_id: str) -> bytes:
     message = wire.request_message(request)
     message["id"] = call_id
     return ENCODE(message).encode()
+
+
+def encoded_cell(message: Mapping[str, Any], call_id: str) -> bytes:
+    """A session's cell, as `Session` words it."""
+    return ENCODE({**message, "id": call_id}).encode()
+
+
+def encoded_lost(call_id: str) -> bytes:
+    """The node holds nothing of the cell's session."""
+    return ENCODE({"id": call_id, "outcome": LOST}).encode()
 
 
 def parse_request(message: Mapping[str, Any]) -> Request:

@@ -4,8 +4,10 @@ Invariant: every call submitted leaves exactly once, by `finished`, by `cancel` 
 
 A call waits in one first-in, first-out queue. Batches leave it when they are full, when the oldest call has lingered,
 or at once while a node is idle. The node is an idle one (the longest idle first), else the less loaded of two drawn
-at random. A call goes back to the front of the queue when its node answers with a fault of its own, goes silent, or
-is gone for longer than a reconnect takes. Until then the node may still come back and give the result.
+at random. A call that wants one node (a cell, whose session lives there) waits for room there and goes before what the
+queue would send; when that node is gone or leaving, it joins the queue. A call goes back to the front of the queue when
+its node answers with a fault of its own, goes silent, or is gone for longer than a reconnect takes. Until then the node
+may still come back and give the result.
 
     node A holds c1, its connection breaks        c1 still A's
     A is back within `reconnect_seconds`          c1 still A's; had it never arrived there, front of the queue
@@ -15,6 +17,7 @@ is gone for longer than a reconnect takes. Until then the node may still come ba
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -39,6 +42,7 @@ class RouterState:
         self.nodes: dict[str, Node] = {}
         self.open = Bag()  # have room
         self.idle: dict[str, Node] = {}  # have nothing to do, longest first
+        self.wanting: dict[str, Node] = {}  # somebody may wait for one of these alone
         self.deadlines: list[tuple[float, str]] = []
         self.decisions: list[Decision] = []
 
@@ -46,10 +50,15 @@ class RouterState:
 
     def submit(self, call: Call) -> bool:
         """False: the queue is full and the call was not taken."""
-        if len(self.queue) >= self.policy.max_queue:
+        node = self.nodes.get(call.wants) if call.wants else None
+        if len(self.queue) + (len(node.wanted) if node else 0) >= self.policy.max_queue:
             return False
         self.calls[call.id] = call
-        self.queue[call.id] = call
+        if node is not None and node.capacity:
+            node.wanted[call.id] = call
+            self.wanting[node.name] = node
+        else:
+            self.queue[call.id] = call
         self.set_deadline(call, call.arrived)
         return True
 
@@ -111,6 +120,8 @@ class RouterState:
         """The node's own view of its load; capacity 0: it is leaving."""
         node = self.nodes[name]
         node.slots, node.capacity, node.others = slots, capacity, others
+        if capacity == 0:
+            self.free_wanted(node)
         self.refresh(node)
 
     def disconnected(self, name: str, *, now: float) -> None:
@@ -126,6 +137,7 @@ class RouterState:
         if node is None:
             return
         node.connected = False
+        self.free_wanted(node)
         self.refresh(node)
         lost = [self.calls[call_id] for call_id in node.held if call_id in self.calls]
         self.send_again([call for call in lost if call.node is node], f"node {node.label} was lost", now)
@@ -153,6 +165,8 @@ class RouterState:
 
     def decide(self, now: float) -> list[Decision]:
         """All that is to be done now, in order. Ask again after more facts, and at `next_at`."""
+        for node in list(self.wanting.values()):
+            self.send_wanted(node)
         while self.queue and self.open and self.due_at() <= now:
             self.send_batch()
         decisions, self.decisions = self.decisions, []
@@ -169,7 +183,22 @@ class RouterState:
 
     def send_batch(self) -> None:
         node = self.choose(next(iter(self.queue.values())).avoid)
-        batch = [self.queue.popitem(last=False)[1] for _ in range(self.batch_size(node))]
+        self.give(node, [self.queue.popitem(last=False)[1] for _ in range(self.batch_size(node))])
+
+    def send_wanted(self, node: Node) -> None:
+        while node.wanted and node.connected and not node.rests_until and len(node.held) < node.capacity:
+            several = min(self.policy.batch_size, node.capacity - len(node.held), len(node.wanted))
+            self.give(node, [node.wanted.pop(call_id) for call_id in list(node.wanted)[:several]])
+        if not node.wanted:
+            del self.wanting[node.name]
+
+    def free_wanted(self, node: Node) -> None:
+        """Whatever waits for this node may go anywhere."""
+        self.queue.update(node.wanted)
+        node.wanted.clear()
+        self.wanting.pop(node.name, None)
+
+    def give(self, node: Node, batch: Sequence[Call]) -> None:
         for call in batch:
             call.node = node
         node.held.update(dict.fromkeys([call.id for call in batch]))
@@ -225,18 +254,27 @@ class RouterState:
         self.requeue(again, now)
 
     def requeue(self, calls: Sequence[Call], now: float) -> None:
-        """To the front, the oldest first, with fresh patience: its wait was not its own fault."""
+        """To the front, the oldest first, with fresh patience: its wait was not its own fault. A call that an earlier
+        node still runs stays there: no node is given the same call twice."""
         for call in reversed(sorted(calls, key=lambda call: call.arrived)):  # ties keep their order
             if call.node is not None and call.id in call.node.held:
                 call.ghosts.append(call.node)
-            call.node = None
+            call.node = next((node for node in call.ghosts if self.still_runs(node, call)), None)
+            if call.node is not None:
+                call.ghosts.remove(call.node)
+                continue
             self.queue[call.id] = call
             self.queue.move_to_end(call.id, last=False)
             self.set_deadline(call, now)
 
+    def still_runs(self, node: Node, call: Call) -> bool:
+        return self.nodes.get(node.name) is node and call.id in node.held
+
     def close(self, call: Call) -> None:
         del self.calls[call.id]
         self.queue.pop(call.id, None)
+        if call.wants and call.wants in self.wanting:
+            self.wanting[call.wants].wanted.pop(call.id, None)
         holders = call.ghosts if call.node is None else [call.node, *call.ghosts]
         for node in holders:
             if node.connected and call.id in node.held:
@@ -246,14 +284,15 @@ class RouterState:
         call.deadline = now + call.patience
         heappush(self.deadlines, (call.deadline, call.id))
         if len(self.deadlines) > max(MIN_HEAP, 4 * len(self.queue)):  # mostly calls that have left the queue long ago
-            self.deadlines = [(waiting.deadline, waiting.id) for waiting in self.queue.values()]
+            every = itertools.chain(self.queue.values(), *(node.wanted.values() for node in self.wanting.values()))
+            self.deadlines = [(waiting.deadline, waiting.id) for waiting in every]
             heapify(self.deadlines)
 
     def expire(self, now: float) -> None:
         while self.deadlines and self.deadlines[0][0] <= now:
             at, call_id = heappop(self.deadlines)
-            call = self.queue.get(call_id)
-            if call is not None and call.deadline == at:
+            call = self.calls.get(call_id)
+            if call is not None and call.node is None and call.deadline == at:
                 self.close(call)
                 late = f"no node took the call within {call.patience:g} seconds; {len(self.queue)} calls are waiting"
                 self.decisions.append(GiveUp(call, overloaded=True, reason=late))

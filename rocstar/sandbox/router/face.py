@@ -10,7 +10,8 @@ from typing import Self
 from rocstar.sandbox.router import codec
 from rocstar.sandbox.router.nouns import Node
 from rocstar.sandbox.router.router import Router
-from rocstar.sandbox.wire import HostInfo, Request, Response
+from rocstar.sandbox.session import Session
+from rocstar.sandbox.wire import HostInfo, Limits, Request, Response
 
 
 class RouterFace(ABC):
@@ -27,6 +28,10 @@ class RouterFace(ABC):
     async def run(self, request: Request) -> Response:
         """See `Router.run`."""
         return await self.router.run(request)
+
+    def open_session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
+        """See `Router.open_session`."""
+        return self.router.open_session(limits=limits, seed=seed)
 
     def info(self) -> HostInfo:
         """Of all nodes together, as they were started."""

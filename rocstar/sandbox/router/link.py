@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rocstar.sandbox.outbox import Outbox
+
 HEADER = struct.Struct("!I")
 MAX_FRAME_BYTES = 128 * 2**20  # one call with the largest program and input, escaped, fits
 STRANGER_FRAME_BYTES = 2**20  # from a peer that has not shown that it knows the token
@@ -32,19 +34,18 @@ class Link:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
         self._unread = bytearray()
-        self._unsent = bytearray()
+        self._outbox = Outbox(connection)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read and write from this loop on."""
         self.loop = loop
         loop.add_reader(self.socket.fileno(), self._readable)
-        if self._unsent:
-            loop.add_writer(self.socket.fileno(), self._writable)
+        self._outbox.attach(loop)
 
     def detach(self) -> None:
         if self.loop is not None and not self.loop.is_closed():
             self.loop.remove_reader(self.socket.fileno())
-            self.loop.remove_writer(self.socket.fileno())
+        self._outbox.detach()
         self.loop = None
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -62,26 +63,8 @@ class Link:
             self.socket.close()
 
     def _send_body(self, body: bytes) -> None:
-        if self.closed:
-            return
-        waiting = bool(self._unsent)
-        self._unsent += HEADER.pack(len(body)) + body
-        if not waiting:
-            self._writable()
-
-    def _writable(self) -> None:
-        try:
-            del self._unsent[: self.socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()  # the reader sees the end as well and acts on it
-        if self.loop is None:
-            return
-        if self._unsent:
-            self.loop.add_writer(self.socket.fileno(), self._writable)
-        else:
-            self.loop.remove_writer(self.socket.fileno())
+        if not self.closed:
+            self._outbox.send(HEADER.pack(len(body)) + body)
 
     def _readable(self) -> None:
         try:

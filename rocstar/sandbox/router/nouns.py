@@ -39,6 +39,8 @@ class Node:
     connected: bool = True
     held: dict[str, None] = field(default_factory=dict)
     """Ids sent to it and not answered, in the order sent; what others now run too is among them."""
+    wanted: dict[str, Call] = field(default_factory=dict)
+    """Calls that wait for this very node, in their order."""
     others: int = 0
     """Calls it holds for other routers, by its last report."""
     faults: int = 0
@@ -56,6 +58,8 @@ class Call:
     """Monotonic seconds."""
     patience: float
     """How long it may wait in the queue, seconds."""
+    wants: str = ""
+    """Name of the node it is for while that lives; afterwards any will do. Empty: any will do."""
     attempt: int = 1
     node: Node | None = None
     """Who is to answer it; None while it waits."""

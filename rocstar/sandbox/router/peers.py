@@ -3,7 +3,7 @@
     node to router   hello {name, label, slots, capacity, info, running, done}   once per connection, see `gate`
                      results {from, results}   numbered without gaps over all connections of a node
                      beat {slots, capacity, others, cpu_seconds}
-    router to node   welcome {proof, ack}, then calls {calls, ack}, withdraw {id}, ack {ack}
+    router to node   welcome {proof, ack}, then calls {calls, ack}, withdraw {id}, ack {ack}, tell {message}
 
 A node keeps a result until its number is acknowledged. So when a connection breaks, what was on the way comes again
 with the next one, and what came before is not counted twice.
@@ -140,6 +140,12 @@ class Peers:
     def withdraw(self, node: Node, call_id: str) -> None:
         if (link := self.link_of(node)) is not None:
             link.send({"kind": "withdraw", "id": call_id})
+
+    def tell(self, name: str, message: Mapping[str, Any]) -> None:
+        """What a node is told of a session, if it is there to hear it."""
+        peer = self.peers.get(name)
+        if peer is not None and peer.link is not None:
+            peer.link.send({"kind": "tell", "message": message})
 
     def hang_up(self, node: Node) -> None:
         if (link := self.link_of(node)) is not None:

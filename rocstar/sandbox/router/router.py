@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +20,16 @@ from rocstar.sandbox import wire
 from rocstar.sandbox.router import codec
 from rocstar.sandbox.router.decide import RouterState
 from rocstar.sandbox.router.gate import Gate
-from rocstar.sandbox.router.link import MAX_FRAME_BYTES
+from rocstar.sandbox.router.homes import Homes
 from rocstar.sandbox.router.nouns import Call, GiveUp, HangUp, Node, Policy, Send, Withdraw
 from rocstar.sandbox.router.peers import Peers
-from rocstar.sandbox.wire import HostInfo, ProgramOutcome, Request, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.session import Session, SessionLost
+from rocstar.sandbox.wire import HostInfo, Limits, ProgramOutcome, Request, Response, SandboxDown, ServiceOutcome
 
 TICK_SECONDS = 0.1  # how exactly deadlines, silence and absence are seen
 PAUSE_SECONDS = 1.0  # a tick so late means that our own process stood still: the silence was ours
 BEAT_TICKS = 5  # ticks between two signs of life to the nodes
-MAX_CALL_BYTES = MAX_FRAME_BYTES // 2
+MAX_CALL_BYTES = wire.MAX_FRAME_BYTES - 4096  # a node's sandbox gets it in one frame, with little added
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -38,10 +39,12 @@ class Pending(Call):
     """The request as its node gets it, encoded once."""
     future: asyncio.Future[Response]
     sent: float = 0.0
+    answered_by: str = ""
+    """Name of the node."""
 
 
 class Router:
-    """Runs programs on nodes. The same face as `SandboxClient`: run, info, cpu_seconds, close.
+    """Runs programs on nodes. The same face as `SandboxClient`: run, open_session, info, cpu_seconds, close.
 
     Consumes calls and what nodes send; produces responses. A call is unblocked by its result, by `queue_seconds` in
     the queue, by its last attempt lost, or by `close`. Works from one event loop at a time and outlives loops."""
@@ -62,6 +65,7 @@ class Router:
         self.state = RouterState(policy or Policy(), random.Random(seed))
         self.gate = Gate(address, token)
         self.peers = Peers(self.state, self.gate, self.on_result, self.pump_soon)
+        self.homes = Homes(self.run_cell, self.peers.tell, self.state.nodes.__contains__)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.counter = 0
@@ -78,13 +82,29 @@ class Router:
         """Run one program somewhere. Cancelling the awaiting task withdraws it. A call whose node failed is tried
         again elsewhere; lost too often it is `internal`. Raises SandboxDown when the router is closed."""
         self.attach(asyncio.get_running_loop())
-        call = self.pending(request)
+        key = self.next_key()
+        return await self.carry_out(self.pending(key, request.id, codec.encoded_request(request, key)))
+
+    def open_session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
+        """A notebook, as `SandboxClient.open_session` opens it. It lives in one node and moves when that is lost."""
+        return Session(self.homes, limits or Limits(), wire.fresh_seed() if seed is None else seed)
+
+    async def run_cell(self, message: Mapping[str, Any], node: str) -> tuple[Response, str]:
+        """A session's cell, at `node` while that lives; its response and the node's name that gave it. Raises
+        SessionLost when the node that got it does not know its session."""
+        self.attach(asyncio.get_running_loop())
+        key = self.next_key()
+        call = self.pending(key, message["id"], codec.encoded_cell(message, key))
+        call.wants = node
+        return await self.carry_out(call), call.answered_by
+
+    async def carry_out(self, call: Pending) -> Response:
         if len(call.body) > MAX_CALL_BYTES:
             size = f"the call takes {len(call.body)} bytes on the wire; at most {MAX_CALL_BYTES} are accepted"
-            return Response(id=request.id, outcome=ProgramOutcome.REJECTED, message=size)
+            return Response(id=call.request_id, outcome=ProgramOutcome.REJECTED, message=size)
         if not self.state.submit(call):
             full = f"{len(self.state.queue)} calls are waiting already"
-            return Response(id=request.id, outcome=ServiceOutcome.OVERLOADED, message=full)
+            return Response(id=call.request_id, outcome=ServiceOutcome.OVERLOADED, message=full)
         self.pump_soon()
         try:
             return await call.future
@@ -93,16 +113,18 @@ class Router:
             self.pump_soon()
             raise
 
-    def pending(self, request: Request) -> Pending:
-        assert self.loop is not None
+    def next_key(self) -> str:
         self.counter += 1
-        key = str(self.counter)
+        return str(self.counter)
+
+    def pending(self, key: str, request_id: str, body: bytes) -> Pending:
+        assert self.loop is not None
         return Pending(
             id=key,
             arrived=time.monotonic(),
             patience=self.queue_seconds,
-            request_id=request.id,
-            body=codec.encoded_request(request, key),
+            request_id=request_id,
+            body=body,
             future=self.loop.create_future(),
         )
 
@@ -225,13 +247,20 @@ class Router:
         call = self.state.calls.get(key)
         fault = codec.fault_of(message)
         response = None
-        if isinstance(call, Pending) and not fault:
+        lost = message["outcome"] == codec.LOST
+        if isinstance(call, Pending) and not fault and not lost:
             try:
                 response = wire.parse_response(self.completed(call, name, message))
             except (KeyError, TypeError, ValueError) as error:
                 fault = f"its answer cannot be read ({error!r})"
-        if self.state.finished(name, key, now=time.monotonic(), fault=fault) is call and response is not None:
+        if self.state.finished(name, key, now=time.monotonic(), fault=fault) is not call or call is None:
+            return
+        assert isinstance(call, Pending)
+        call.answered_by = name
+        if response is not None:
             settle(call, response)
+        elif lost and not call.future.done():
+            call.future.set_exception(SessionLost())
 
     def completed(self, call: Pending, name: str, message: dict[str, Any]) -> dict[str, Any]:
         """The node's message with what only the router knows."""

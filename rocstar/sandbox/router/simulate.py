@@ -78,6 +78,9 @@ class SimulatedWork:
             {"id": call["id"], "outcome": "ok", "exit_code": 0, "stdout": call["code"], "run_seconds": ran}
         ).encode()
 
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Nothing is kept."""
+
     def info(self) -> HostInfo:
         return HostInfo(isolation=Isolation.L1, failed_probes=("simulated",), slots=self.slots, preload=())
 

@@ -148,6 +148,8 @@ class Uplink:
             running = self.running.get(message["id"])
             if running is not None:
                 running.withdraw()
+        elif message["kind"] == "tell":
+            self.work.tell(message["message"])
 
     def start(self, calls: Sequence[Mapping[str, Any]]) -> None:
         if not self.running:
@@ -156,7 +158,8 @@ class Uplink:
             call_id = call["id"]
             if call_id not in self.running and call_id not in self.done:
                 withdraw = self.work.begin(call, partial(self.finish, call_id))
-                self.running[call_id] = Running(withdraw, call["wall_seconds"])
+                cells = 1 + len(call.get("history", ()))  # earlier ones of its session are run first
+                self.running[call_id] = Running(withdraw, call["wall_seconds"] * cells)
 
     def finish(self, call_id: str, result: bytes) -> None:
         del self.running[call_id]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rocstar.sandbox.router import codec
+from rocstar.sandbox.session import SessionLost
 from rocstar.sandbox.wire import HostInfo, Request, Response, SandboxDown
 
 Finish = Callable[[bytes], None]
@@ -17,6 +18,10 @@ Withdraw = Callable[[], object]
 class Work(Protocol):
     def begin(self, call: Mapping[str, Any], finish: Finish) -> Withdraw:
         """Start on a call as `codec.encoded_request` made it. Returns what ends it early."""
+        ...
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """A session is branched or closed, in the words of `Session`."""
         ...
 
     def info(self) -> HostInfo: ...
@@ -30,6 +35,10 @@ class Runner(Protocol):
     """SandboxClient, and all that has its face."""
 
     async def run(self, request: Request) -> Response: ...
+
+    async def call(self, message: Mapping[str, Any]) -> Response: ...
+
+    def tell(self, message: Mapping[str, Any]) -> None: ...
 
     def info(self) -> HostInfo: ...
 
@@ -54,9 +63,16 @@ class SandboxWork:
 
     async def result_of(self, call: Mapping[str, Any]) -> bytes:
         try:
+            if call["kind"] == "cell":
+                return codec.encoded_response(await self.runner.call(call), call["id"])
             return codec.encoded_response(await self.runner.run(codec.parse_request(call)), call["id"])
+        except SessionLost:
+            return codec.encoded_lost(call["id"])
         except (SandboxDown, TypeError, ValueError) as error:  # the last two: a request from another version of us
             return codec.encoded_fault(str(error), call["id"])
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        self.runner.tell(message)
 
     def info(self) -> HostInfo:
         return self.runner.info()

@@ -9,9 +9,10 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from rocstar.sandbox.service.ledger import Row
 from rocstar.sandbox.wire import Outcome, ProgramOutcome, Request, Response, SandboxDown, ServiceOutcome
@@ -19,6 +20,9 @@ from rocstar.sandbox.wire import Outcome, ProgramOutcome, Request, Response, San
 SWEEP_SECONDS = 0.25  # a deadline is kept to this much; going through 100,000 waiting calls takes a few milliseconds
 RATE_SAMPLES = 256  # finished calls from which the pace is estimated
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1, 60
+
+
+Run = Callable[[], Coroutine[Any, Any, Response]]
 
 
 class Runner(Protocol):
@@ -48,10 +52,14 @@ class Policy:
 class Ticket:
     """One call on its way: waiting, running, answered."""
 
-    __slots__ = ("arrived", "deadline", "future", "request", "task", "timer")
+    __slots__ = ("arrived", "deadline", "future", "request", "run", "task", "timer")
 
-    def __init__(self, request: Request, arrived: float, deadline: float, future: asyncio.Future[Response]) -> None:
+    def __init__(
+        self, request: Request, arrived: float, deadline: float, future: asyncio.Future[Response], run: Run | None
+    ) -> None:
         self.request = request
+        self.run = run
+        """How it is run; None for a plain call."""
         self.arrived = arrived
         self.deadline = deadline
         self.future = future
@@ -75,11 +83,14 @@ class Admission:
         self.sweeper: asyncio.TimerHandle | None = None
         self.finished: deque[float] = deque(maxlen=RATE_SAMPLES)
 
-    def submit(self, request: Request, patience_seconds: float, arrived: float | None = None) -> Ticket:
-        """Put a call in the queue. `arrived` is when its caller sent it, by the monotonic clock; now, if not given."""
+    def submit(
+        self, request: Request, patience_seconds: float, arrived: float | None = None, run: Run | None = None
+    ) -> Ticket:
+        """Put a call in the queue. `arrived` is when its caller sent it, by the monotonic clock; now, if not given.
+        `run` is what its turn is for, where that is not a plain call of `request`."""
         arrived = time.monotonic() if arrived is None else arrived
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(request, arrived, arrived + patience_seconds, future)
+        ticket = Ticket(request, arrived, arrived + patience_seconds, future, run)
         if self.waiting >= self.policy.max_queue:
             self.refuse(ticket, f"{self.waiting} calls are waiting already")
             return ticket
@@ -99,6 +110,14 @@ class Admission:
         else:
             self.waiting -= 1  # it leaves the queue when it is next looked at
         self.finish(ticket, failed(ticket.request, ServiceOutcome.CANCELLED, "the caller went away"))
+
+    async def outcome_for(self, ticket: Ticket) -> Response:
+        """Its response. Cancelling the awaiting task cancels the ticket too."""
+        try:
+            return await asyncio.shield(ticket.future)  # the future has to be open still when the ticket is cancelled
+        except asyncio.CancelledError:
+            self.cancel(ticket)
+            raise
 
     def retry_after_seconds(self) -> int:
         """When it is worth to come again, whole seconds: the time the queue needs at the pace of late."""
@@ -127,14 +146,14 @@ class Admission:
         self.young += 1
         loop = asyncio.get_running_loop()
         ticket.timer = loop.call_later(self.policy.young_seconds, self.grow_old, ticket)
-        ticket.task = loop.create_task(self.carry_out(ticket.request, now - ticket.arrived))
+        ticket.task = loop.create_task(self.carry_out(ticket, now - ticket.arrived))
         ticket.task.add_done_callback(partial(self.ended, ticket))
 
-    async def carry_out(self, request: Request, waited: float) -> Response:
+    async def carry_out(self, ticket: Ticket, waited: float) -> Response:
         try:
-            response = await self.runner.run(request)
+            response = await (self.runner.run(ticket.request) if ticket.run is None else ticket.run())
         except SandboxDown as error:
-            return failed(request, ServiceOutcome.INTERNAL, str(error), waited)
+            return failed(ticket.request, ServiceOutcome.INTERNAL, str(error), waited)
         return replace(response, queue_seconds=response.queue_seconds + waited)
 
     def ended(self, ticket: Ticket, task: asyncio.Task[Response]) -> None:

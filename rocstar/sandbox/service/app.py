@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
-from rocstar.sandbox.service import code_judge, native, openapi, pages, sandbox_fusion
+from rocstar.sandbox.service import code_judge, native, notebook_api, openapi, pages, sandbox_fusion, session_api
 from rocstar.sandbox.service.guard import Guard
 from rocstar.sandbox.service.http import Path, Service, told
 from rocstar.sandbox.service.mcp_http import McpEndpoint
@@ -21,7 +21,8 @@ MCP_PATH = "/mcp"
 
 
 def paths() -> list[Path]:
-    return [*native.PATHS, *pages.PATHS, *openapi.PATHS, *code_judge.PATHS, *sandbox_fusion.PATHS]
+    own = [*native.PATHS, *notebook_api.PATHS, *session_api.PATHS, *pages.PATHS, *openapi.PATHS]
+    return [*own, *code_judge.PATHS, *sandbox_fusion.PATHS]
 
 
 class App:
@@ -46,7 +47,8 @@ class App:
         await response(scope, receive, send)
 
     async def answer(self, request: Request) -> HttpResponse:
-        path, method = request.scope["path"], "GET" if request.method == "HEAD" else request.method
+        method = "GET" if request.method == "HEAD" else request.method
+        path, request.scope[session_api.SESSION] = session_api.split(request.scope["path"])
         try:
             endpoint = self.endpoints.get((method, path))
             if endpoint is None:

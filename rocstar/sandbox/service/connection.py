@@ -68,6 +68,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, address: Address) -> None:
         self.address = address
         self.answer = Answer()
+        self.pieces: list[bytes] = []
         self.waiter: asyncio.Future[Answer] | None = None
         self.sink: Callable[[bytes], None] | None = None
         self.parser: httptools.HttpResponseParser | None = None
@@ -80,11 +81,19 @@ class Connection(asyncio.Protocol):
         _, connection = await loop.create_connection(lambda: cls(address), address.host, address.port, local_addr=local)
         return connection
 
+    @classmethod
+    async def open_local(cls, address: Address, path: str) -> Connection:
+        """Over the Unix socket at `path`. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_unix_connection(lambda: cls(address), path)
+        return connection
+
     async def ask(self, method: str, path: str, body: bytes = b"") -> Answer:
         """Raises Closed, or Lost."""
         if self.transport.is_closing():
             raise Closed("the service had closed the connection")
         self.answer = Answer()
+        self.pieces = []
         self.parser = httptools.HttpResponseParser(self)
         self.waiter = asyncio.get_running_loop().create_future()
         self.transport.write(self.address.head(method, path, len(body)) + body)
@@ -115,11 +124,12 @@ class Connection(asyncio.Protocol):
         if self.sink is not None:
             self.sink(body)
         else:
-            self.answer.body += body
+            self.pieces.append(body)
 
     def on_message_complete(self) -> None:
         assert self.parser is not None and self.waiter is not None
         self.answer.status = self.parser.get_status_code()
+        self.answer.body = b"".join(self.pieces)
         self.parser = None
         if self.answer.headers.get("connection") == "close":
             self.transport.close()

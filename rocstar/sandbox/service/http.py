@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 
 from rocstar.sandbox.service.admission import Admission
+from rocstar.sandbox.service.hop import Hop
 from rocstar.sandbox.service.ledger import Ledger, Row
+from rocstar.sandbox.service.sessions import SessionTable
 from rocstar.sandbox.service.settings import Settings
 from rocstar.sandbox.service.shapes import BadRequest, encode
 from rocstar.sandbox.wire import HostInfo
@@ -30,10 +33,15 @@ class Service:
     row: Row
     started: float
     """When the service started, seconds since the epoch."""
+    sessions: SessionTable
+    """Those that live in this worker."""
+    hop: Hop
+    """The way to the other workers."""
     bodies_bytes: int = field(default=0)
     """Bytes of bodies in the hands of `read_body` now."""
 
 
+T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[HttpResponse]]
 Path = tuple[str, str, Endpoint]
 """Method, path, and what serves it."""
@@ -50,7 +58,9 @@ def json_response(body: bytes, status: int = 200, headers: dict[str, str] | None
 
 def told(error: BadRequest) -> HttpResponse:
     """`{"error": sentence}`; 422, which only the other services' paths answer, names it `detail` as they do."""
-    headers = {"connection": "close"} if error.status in (413, 503) else None  # the rest of the body is not read
+    headers = {"connection": "close"} if error.status in (413, 503) else {}  # the rest of the body is not read
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
     name = "detail" if error.status == 422 else "error"
     return json_response(encode({name: str(error)}), error.status, headers)
 
@@ -101,3 +111,14 @@ async def while_connected(request: Request, on_gone: Callable[[], None]) -> Asyn
         raise
     finally:
         watcher.cancel()
+
+
+async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. Raises CancelledError, in `work` as here, when the caller disconnects."""
+    task = asyncio.ensure_future(work)
+
+    def end() -> None:
+        task.cancel()
+
+    async with while_connected(request, end):
+        return await task

@@ -16,8 +16,8 @@ OUTCOMES = tuple(str(outcome) for outcome in (*ProgramOutcome, *ServiceOutcome))
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper ends of the histograms' buckets, seconds; one more takes the rest."""
 TIMES = ("queue", "run")
-GAUGES = ("waiting", "running", "connections", "ready")
-COUNTERS = ("requests", "refused", "disconnects", "cpu_seconds", "starts")
+GAUGES = ("waiting", "running", "connections", "ready", "sessions", "session_bytes")
+COUNTERS = ("requests", "refused", "disconnects", "cpu_seconds", "starts", "sessions_opened", "cells", "cells_replayed")
 
 
 def histogram_cells(name: str) -> list[str]:

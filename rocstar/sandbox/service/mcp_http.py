@@ -1,4 +1,5 @@
-"""MCP's streamable HTTP at /mcp. Without sessions: any worker may answer any request.
+"""MCP's streamable HTTP at /mcp. Without sessions of its own: any worker may answer any
+request, and what is kept from call to call is named in the call (`mcp_tool`).
 
 The `mcp` package takes most of a second to load, so it is loaded by the first request, in a thread."""
 
@@ -11,10 +12,9 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rocstar.sandbox.service.http import Service, told
-from rocstar.sandbox.service.shapes import BadRequest, Call, CallLimits, request_of
-from rocstar.sandbox.wire import Response
+from rocstar.sandbox.service.shapes import BadRequest
 
-TOOL_MODULE = "rocstar.sandbox.service.mcp_tool"
+MODULES = ("rocstar.sandbox.service.mcp_tool", "rocstar.sandbox.service.mcp_runner")
 
 
 class McpEndpoint:
@@ -38,10 +38,11 @@ class McpEndpoint:
         await handle(scope, receive, send)
 
     async def load(self) -> ASGIApp:
-        tool = await asyncio.to_thread(importlib.import_module, TOOL_MODULE)
+        tool, runner = await asyncio.to_thread(lambda: [importlib.import_module(name) for name in MODULES])
         from mcp.server.transport_security import TransportSecuritySettings
 
-        server = tool.server_of(runner(self.service))
+        service = self.service
+        server = tool.server_of(runner.runner_of(service.settings, service.admission, service.sessions, service.hop))
         # Made for its session manager, which is all we serve of it; hosts and origins are the Guard's business.
         unguarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         server.streamable_http_app(stateless_http=True, json_response=True, transport_security=unguarded)
@@ -56,16 +57,3 @@ class McpEndpoint:
         async with manager.run():
             ready.set()
             await self.stop.wait()
-
-
-def runner(service: Service) -> Any:
-    async def run(code: str, stdin: str, wall_seconds: float | None) -> Response:
-        call = Call(code=code, stdin=stdin, limits=CallLimits(wall_seconds=wall_seconds))
-        ticket = service.admission.submit(request_of(call, service.settings), service.settings.patience_seconds)
-        try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            service.admission.cancel(ticket)
-            raise
-
-    return run

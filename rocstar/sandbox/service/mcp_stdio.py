@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits, Request, Response
+from rocstar.sandbox.service.admission import Admission, Policy
+from rocstar.sandbox.service.hop import Hop
+from rocstar.sandbox.service.ledger import Ledger
+from rocstar.sandbox.service.sessions import SessionTable
+from rocstar.sandbox.service.settings import Settings
 
 SLOTS = 2  # one model asks; now and then two calls at once
 
@@ -15,10 +18,12 @@ SLOTS = 2  # one model asks; now and then two calls at once
 def serve_stdio(*, preload: Sequence[str], min_isolation: str) -> None:
     """Until stdin ends. Raises SandboxDown when the sandbox cannot be started."""
     with SandboxClient.start(slots=SLOTS, preload=preload, min_isolation=min_isolation) as client:
-        from rocstar.sandbox.service.mcp_tool import server_of  # after the sandbox: it forks more cheaply while small
+        # after the sandbox: it forks more cheaply while small
+        from rocstar.sandbox.service.mcp_runner import runner_of
+        from rocstar.sandbox.service.mcp_tool import server_of
 
-        async def run(code: str, stdin: str, wall_seconds: float | None) -> Response:
-            limits = Limits() if wall_seconds is None else replace(Limits(), wall_seconds=wall_seconds)
-            return await client.run(Request(id="mcp", code=code, stdin=stdin, limits=limits))
-
-        asyncio.run(server_of(run).run_stdio_async())
+        settings, row = Settings(slots=SLOTS, runnable=SLOTS), Ledger(1).row(0)
+        policy = Policy(slots=SLOTS, runnable=SLOTS, young_seconds=settings.young_seconds, max_queue=settings.max_queue)
+        admission = Admission(client, policy, row)
+        table = SessionTable(client, admission, settings, row)
+        asyncio.run(server_of(runner_of(settings, admission, table, Hop())).run_stdio_async())

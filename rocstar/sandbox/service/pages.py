@@ -27,6 +27,7 @@ def status_of(service: Service) -> dict[str, object]:
         "running": int(ledger.total("running")),
         "processes": settings.workers,
         "processes_ready": int(ledger.total("ready")),
+        "sessions": int(ledger.total("sessions")),
         "uptime_seconds": round(time.time() - service.started, 3),
         "calls": {outcome: int(count) for outcome in OUTCOMES if (count := ledger.total(outcome))},
         "cpu_seconds": round(ledger.total("cpu_seconds"), 3),

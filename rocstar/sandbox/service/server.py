@@ -8,12 +8,13 @@ import signal
 import socket
 import time
 from collections.abc import Generator
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 
 from rocstar.sandbox.service.app import App
 from rocstar.sandbox.service.http import Service
+from rocstar.sandbox.service.listeners import Listeners
 from rocstar.sandbox.service.protocol import bounded
 
 LINGER_SECONDS = 0.5  # after SIGTERM: calls that were sent before the caller could know are still taken
@@ -53,9 +54,11 @@ class Server(uvicorn.Server):
         self.service = service
         self.client = client
 
-    def run_until_told(self, listener: socket.socket, lifeline: int) -> None:
+    def run_until_told(self, listeners: Listeners, number: int, lifeline: int) -> None:
+        """Serve what comes to this worker's listeners until SIGTERM or the end of `lifeline`."""
         self.lifeline = lifeline
-        self.run([listener])
+        self.private = listeners.private[number] if listeners.private else None
+        self.run([listeners.public[number]])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -72,8 +75,16 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self.private is not None:
+            self.servers.append(await asyncio.get_running_loop().create_unix_server(self.protocol, sock=self.private))
         self.service.row["ready"] = 1.0
         self.ticker = asyncio.create_task(self.tick())
+
+    def protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes them for the sockets it is given, which it takes for TCP."""
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
+        return made
 
     async def tick(self) -> None:
         """Every half second: close connections that dawdle, and note what only this process knows."""

@@ -63,6 +63,10 @@ class Settings:
     """Time to send a whole request, from its first byte."""
     keep_alive_seconds: float = 65.0
     """How long a connection may stay open without a request: longer than the 60 s after which proxies let go."""
+    max_sessions: int = 1000
+    """Sessions held at once, all workers together."""
+    session_idle_seconds: float = 3600.0
+    """How long a session may be without a cell; then it is forgotten."""
     drain_seconds: float = 120.0
     """How long calls may still take after SIGTERM."""
 
@@ -73,6 +77,11 @@ def complaint(settings: Settings) -> str:
         return f"--slots {settings.slots} must be at least --workers {settings.workers}, and both at least 1"
     if not settings.runnable >= 1:
         return f"--runnable must be at least 1, got {settings.runnable}"
+    if settings.max_sessions < settings.workers or not settings.session_idle_seconds > 0:
+        return (
+            f"--max-sessions must be at least --workers, got {settings.max_sessions}, "
+            f"and --session-idle-seconds above 0, got {settings.session_idle_seconds:g}"
+        )
     if not 0 <= settings.port < 2**16:
         return f"--port must be from 0 to 65535, got {settings.port}"
     if not is_loopback(settings.host) and not settings.token and not settings.open_to_network:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 
 from rocstar.sandbox.service.ledger import Ledger
+from rocstar.sandbox.service.listeners import Listeners
 from rocstar.sandbox.service.settings import Settings
 
 OK, FAILED, NOT_READY = 0, 1, 3
 """Exit codes, of a worker and of the whole."""
-BACKLOG = 4096  # connections the kernel holds per worker until it takes them
 POLL_SECONDS = 0.01  # while workers start
 
 
@@ -35,7 +34,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until a signal; the exit code. Raises OSError when the address cannot be had."""
-        self.listeners = listen(self.settings)
+        self.listeners = Listeners.open(self.settings)
         self.lifeline, self.held = os.pipe()
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
@@ -44,6 +43,7 @@ class Supervisor:
         self.await_ready()
         while self.workers:
             self.ended(*os.waitpid(-1, 0))
+        self.listeners.remove()
         return self.exit_code or OK
 
     def start(self, number: int) -> None:
@@ -59,11 +59,9 @@ class Supervisor:
 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(self.held)
-        for other, listener in enumerate(self.listeners):
-            if other != number:
-                listener.close()
+        self.listeners.keep_only(number)
         try:
-            worker.work(self.settings, self.ledger, number, self.listeners[number], self.lifeline, self.started)
+            worker.work(self.settings, self.ledger, number, self.listeners, self.lifeline, self.started)
         except SandboxDown as error:
             self.say(str(error))
             return NOT_READY
@@ -77,7 +75,7 @@ class Supervisor:
                 self.ended(pid, status)
             time.sleep(POLL_SECONDS)
         if self.exit_code is None:
-            host, port = self.listeners[0].getsockname()[:2]
+            host, port = self.listeners.public[0].getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             self.say(f"serving on http://{shown}:{port}  (pages: /docs /status /metrics)")
 
@@ -102,26 +100,9 @@ class Supervisor:
 
     def end(self, exit_code: int) -> None:
         self.exit_code = exit_code
-        for listener in self.listeners:
-            listener.close()  # the workers hold theirs a little longer
+        self.listeners.close()  # the workers hold theirs a little longer
         self.tell(signal.SIGTERM)
 
     def tell(self, signum: signal.Signals) -> None:
         for pid in self.workers:
             os.kill(pid, signum)
-
-
-def listen(settings: Settings) -> list[socket.socket]:
-    """One socket per worker on the same address: the kernel spreads connections over them."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    port, listeners = settings.port, []
-    for _ in range(settings.workers):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if settings.workers > 1:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((settings.host, port))
-        listener.listen(BACKLOG)
-        port = listener.getsockname()[1]
-        listeners.append(listener)
-    return listeners

@@ -1,0 +1,78 @@
+"""Hostile programs that want to learn something: secrets, other processes, the call before."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rocstar.sandbox.client import SandboxClient
+from tests.attacks.support import REPOSITORY, attack, promised, tried
+from tests.sandbox.support import run
+
+
+async def test_environment_of_the_trainer_is_not_there(client: SandboxClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = await attack(client, "import os\nsorted(os.environ)")
+    assert response.value is not None
+    names = set(eval(response.value))
+    assert names <= {"HOME", "PATH", "LANG", "TMPDIR", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+
+
+async def test_processes_outside_cannot_be_read(client: SandboxClient) -> None:
+    promised(client, "L2", "L3")
+    paths = [f"/proc/{pid}/{name}" for pid in ("1", os.getpid(), "self") for name in ("environ", "maps", "mem")]
+    response = await attack(client, tried(*(f"open({path!r}, 'rb').read(1)" for path in paths)))
+    assert set(response.stdout.split()) <= {"FileNotFoundError", "PermissionError"}
+
+
+async def test_files_outside_cannot_be_read(client: SandboxClient) -> None:
+    promised(client, "L2", "L3")
+    paths = ["/etc/shadow", "/etc/hosts", str(REPOSITORY / "pyproject.toml"), str(REPOSITORY / "rocstar/errors.py")]
+    response = await attack(client, tried(*(f"open({path!r}).read()" for path in paths)))
+    assert set(response.stdout.split()) <= {"FileNotFoundError", "PermissionError"}
+
+
+async def test_only_the_interpreter_and_the_libraries_are_there(client: SandboxClient) -> None:
+    promised(client, "L3")
+    response = await attack(client, "import os\nsorted(os.listdir('/')), os.path.exists('/proc/self')")
+    assert response.value is not None
+    folders, proc = eval(response.value)
+    assert not {"proc", "sys", "home", "var", "run", "boot", "srv"} & set(folders)
+    assert proc is False
+
+
+async def test_a_call_finds_nothing_of_the_one_before_in_memory(client: SandboxClient) -> None:
+    needle = "needle-" + os.urandom(12).hex()
+    await run(
+        client, f"import sys\nprint({needle!r})\nprint(sys.stdin.read(), file=sys.stderr)\n{needle!r}", stdin=needle
+    )
+    # The needle is put together again only while looking, and both spellings of the search are thrown away by it.
+    code = f"""
+import ctypes, gc
+half, other = {needle[:12]!r}, {needle[12:]!r}
+hits = [o for o in gc.get_objects() if isinstance(o, (bytes, bytearray)) and (half + other).encode() in o]
+print(len(hits))
+"""
+    assert (await run(client, code)).stdout == "0\n"
+
+
+async def test_standard_streams_are_the_only_descriptors(client: SandboxClient) -> None:
+    code = """
+import asyncio
+import os
+def is_open(fd):
+    try:
+        os.fstat(fd)
+        return True
+    except OSError:
+        return False
+print([fd for fd in range(1024) if is_open(fd)])
+"""
+    assert (await attack(client, code)).stdout == "[0, 1, 2]\n"
+
+
+async def test_random_numbers_differ_from_call_to_call(client: SandboxClient) -> None:
+    code = "import os, random, uuid\n(random.random(), os.urandom(8), uuid.uuid4())"
+    first, second = await run(client, code, seed=1), await run(client, code, seed=2)
+    assert first.value is not None and second.value is not None
+    assert first.value != second.value

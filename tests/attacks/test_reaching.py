@@ -1,0 +1,153 @@
+"""Hostile programs that reach for the network, other processes and the kernel."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.wire import ProgramOutcome
+from tests.attacks.support import attack, promised, tried
+from tests.sandbox.support import slot_processes
+
+
+async def test_network_is_out_of_reach(client: SandboxClient) -> None:
+    calls = [
+        "socket.create_connection(('127.0.0.1', 80), 1)",
+        "socket.create_connection(('192.0.2.1', 80), 1)",
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
+        "socket.socket(40, socket.SOCK_STREAM)",  # vsock, which namespaces do not contain
+        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+        "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    ]
+    response = await attack(client, tried(*calls))
+    assert set(response.stdout.split()) <= {"PermissionError", "OSError"}  # OSError: network unreachable
+
+
+async def test_abstract_sockets_of_the_machine_are_out_of_reach(client: SandboxClient) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        name = f"\0rocstar-{os.getpid()}"
+        listener.bind(name)
+        listener.listen()
+        response = await attack(client, tried(f"socket.socket(socket.AF_UNIX).connect({name!r})"))
+    assert response.stdout.split()[0] in {"ConnectionRefusedError", "PermissionError"}
+
+
+async def test_other_processes_cannot_be_signalled(client: SandboxClient) -> None:
+    promised(client, "L2", "L3")
+    bystander = psutil.Popen(["sleep", "60"])
+    try:
+        calls = [f"os.kill({bystander.pid}, 9)", f"os.kill({os.getpid()}, 0)"]
+        response = await attack(client, tried(*calls))
+        assert set(response.stdout.split()) <= {"PermissionError", "ProcessLookupError"}
+        assert bystander.is_running() and bystander.status() != psutil.STATUS_ZOMBIE
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+async def test_its_own_slot_cannot_be_killed_stopped_or_strangled(client: SandboxClient) -> None:
+    before = slot_processes(client)
+    calls = [f"os.kill(os.getppid(), signal.{name})" for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "SIGKILL")]
+    calls += [
+        "__import__('resource').prlimit(os.getppid(), 7, (0, 0))",
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+        "os.setpriority(os.PRIO_USER, 0, 19)",
+        "os.sched_setaffinity(os.getppid(), {0})",
+        "libc.ptrace(16, os.getppid(), 0, 0)",
+    ]
+    if client.info().walls == "L3":  # elsewhere a hole would cost whoever runs this test all their processes
+        calls.append("os.kill(-1, 9)")
+    await attack(client, tried(*calls))
+    assert slot_processes(client) == before
+    assert before[0].nice() == psutil.Process().nice()
+    assert before[0].cpu_affinity() == psutil.Process().cpu_affinity()
+
+
+async def test_privileged_and_obscure_calls_are_refused(client: SandboxClient) -> None:
+    calls = [
+        "libc.unshare(0x10000000)",
+        "libc.unshare(0x20000)",
+        "libc.setns(0, 0)",
+        "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
+        "libc.umount2(b'/tmp', 0)",
+        "libc.chroot(b'/tmp')",
+        "libc.ptrace(0, 0, 0, 0)",
+        "libc.syscall(321, 0, 0, 0)",  # bpf
+        "libc.syscall(250, 0, 0, 0)",  # keyctl
+        "libc.syscall(425, 1, 0)",  # io_uring_setup
+        "libc.syscall(323, 0)",  # userfaultfd
+        "libc.syscall(298, 0, 0, 0, 0, 0)",  # perf_event_open
+        "libc.syscall(435, 0, 0)",  # clone3
+        "libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)",  # clone with a new user namespace
+        "libc.personality(0xffffffff)",
+        "libc.sethostname(b'x', 1)",
+        "libc.setuid(os.getuid() + 1)",
+        "libc.reboot(0)",
+    ]
+    if os.uname().machine != "x86_64":
+        pytest.skip("the system-call numbers above are those of x86-64")
+    response = await attack(client, tried(*calls))
+    assert response.stdout.split() == ["-1"] * len(calls)
+
+
+async def test_privileges_cannot_be_had_from_set_uid_programs(client: SandboxClient) -> None:
+    code = "import subprocess\nprint(subprocess.run(['/bin/su', '-c', 'id'], capture_output=True).returncode != 0)"
+    response = await attack(client, code)
+    assert response.stdout == "True\n" or "Error" in response.stderr
+
+
+async def test_calls_by_x32_numbers_kill_the_caller(client: SandboxClient) -> None:
+    promised(client, "L1", "L2", "L3", without="no_seccomp")
+    if os.uname().machine != "x86_64":
+        pytest.skip("x32 is of x86-64")
+    code = "import ctypes\nctypes.CDLL(None).syscall(0x40000000 + 39)\nprint('still here')"
+    response = await attack(client, code)
+    assert (response.outcome, response.signal, response.stdout) == (ProgramOutcome.SIGNAL, "SIGSYS", "")
+
+
+async def test_calls_that_programs_do_not_need_are_not_there(client: SandboxClient) -> None:
+    promised(client, "L1", "L2", "L3", without="no_seccomp")
+    code = """
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+def answer(number):
+    libc.syscall(ctypes.c_long(number), *[ctypes.c_long(-1)] * 6)
+    return errno.errorcode[ctypes.get_errno()]
+print({number: answer(number) for number in NUMBERS})
+"""
+    unlisted = [*range(450, 457), *range(467, 500), 1000, 5000]  # on every architecture newer than the list, or nothing
+    refused = [425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447, 448, 450, 463]
+    unlisted.remove(450)
+    unlisted.remove(452)  # fchmodat2, which is known
+    response = await attack(client, code.replace("NUMBERS", repr(unlisted)))
+    assert eval(response.stdout) == dict.fromkeys(unlisted, "ENOSYS")
+    response = await attack(client, code.replace("NUMBERS", repr(refused)))
+    assert eval(response.stdout) == dict.fromkeys(refused, "EPERM")
+
+
+async def test_letters_to_sockets_outside_cannot_be_sent_from_a_pair(client: SandboxClient, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        path = f"{tmp_path}/box"
+        listener.bind(path)
+        os.chmod(path, 0o777)
+        listener.setblocking(False)
+        call = f"socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', {path!r})"
+        response = await attack(client, tried(call, "bool(socket.socketpair())"))
+        assert response.stdout.split()[0] in {"PermissionError", "FileNotFoundError"}
+        assert response.stdout.split()[1] == "True"  # what asyncio needs
+        with pytest.raises(BlockingIOError):
+            listener.recv(1)
+
+
+async def test_the_machine_cannot_be_made_to_write_its_disks(client: SandboxClient) -> None:
+    promised(client, "L1", "L2", "L3", without="no_seccomp")
+    response = await attack(client, tried("os.sync()", "libc.syncfs(os.open('/usr', os.O_RDONLY))"))
+    assert response.stdout.split()[0] == "None"
+    assert response.stdout.split()[1] in {"-1", "PermissionError"}

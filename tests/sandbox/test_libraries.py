@@ -1,0 +1,135 @@
+"""What real programs do, behind every way to isolate: the filter must not stand in its way."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.jail import PLANS
+from rocstar.sandbox.wire import ProgramOutcome, SandboxDown
+from tests.sandbox.support import run
+
+
+@pytest.fixture(scope="module", params=range(len(PLANS) - 1), ids=[plan.name for plan in PLANS[:-1]])
+def walled(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
+    client = SandboxClient(slots=1, preload=(), skip_plans=request.param)
+    with client:
+        client.launch()
+        try:
+            client.await_hello()
+        except SandboxDown as error:
+            pytest.skip(str(error))
+        if client.info().walls != PLANS[request.param].level:
+            pytest.skip(f"{PLANS[request.param].name} is not to be had here")
+        yield client
+
+
+PROGRAMS = {
+    "numpy": """
+import numpy as np
+a = np.random.default_rng(1).random((300, 300))
+np.save("a.npy", a)
+m = np.memmap("m", dtype="f8", mode="w+", shape=(100,)); m[:] = 1; m.flush()
+print(np.allclose(np.load("a.npy", mmap_mode="r") @ np.linalg.inv(a), np.eye(300)), m.sum())
+""",
+    "scipy": """
+from scipy import integrate, optimize, sparse, stats
+from scipy.sparse.linalg import spsolve
+print(round(integrate.quad(lambda x: x, 0, 1)[0], 3), round(optimize.brentq(lambda x: x - 2, 0, 5), 3),
+      spsolve(sparse.eye(3).tocsc(), [1, 2, 3])[2], round(stats.norm.cdf(0), 3))
+""",
+    "pandas": """
+import pandas as pd
+f = pd.DataFrame({"a": [1, 2, 2], "b": list("xyz")})
+f.to_csv("f.csv"); g = pd.read_csv("f.csv")
+print(g.groupby("a").size().to_dict(), pd.Timestamp("2020-01-01").day_name())
+""",
+    "sympy": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.integrate(sp.sin(x)**2, (x, 0, sp.pi)))",
+    "matplotlib": """
+import matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt, os
+plt.plot([1, 2], [3, 4]); plt.savefig("p.png")
+print(os.path.getsize("p.png") > 1000)
+""",
+    "sqlite3": """
+import sqlite3
+with sqlite3.connect("d.db") as db:
+    db.execute("pragma journal_mode=wal"); db.execute("create table t(a)"); db.execute("insert into t values (7)")
+    print(db.execute("select a from t").fetchall())
+""",
+    "threads": """
+import queue, threading
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool: print(sum(pool.map(lambda n: n * n, range(100))))
+lock, seen = threading.Condition(), queue.Queue()
+def wait():
+    with lock: lock.wait(5)
+    seen.put(1)
+t = threading.Thread(target=wait); t.start()
+import time; time.sleep(0.05)
+with lock: lock.notify_all()
+t.join(); print(seen.get())
+""",
+    "subprocess": """
+import subprocess, sys
+code = "print(input()[::-1])"
+print(subprocess.run([sys.executable, "-c", code], input="abc", text=True, capture_output=True).stdout)
+print(subprocess.check_output("echo $((1 + 1)) | cat", shell=True, text=True))
+""",
+    "asyncio": """
+import asyncio, socket, sys
+async def main():
+    a, b = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=a)
+    other, back = await asyncio.open_connection(sock=b)
+    back.writelines([b"hel", b"lo\\n"]); await back.drain()
+    print(await reader.readline(), await asyncio.to_thread(sum, [1, 2]))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(3)", stdout=-1)
+    print((await process.communicate())[0])
+    await asyncio.wait_for(asyncio.sleep(0.01), 1)
+    writer.close(); back.close()
+asyncio.run(main())
+""",
+    "files and time": """
+import datetime, mmap, os, pathlib, select, shutil, signal, tempfile, time
+with tempfile.TemporaryDirectory() as folder:
+    one = pathlib.Path(folder, "one"); one.write_text("text")
+    shutil.copy(one, pathlib.Path(folder, "two")); shutil.copytree(folder, folder + "-")
+    shutil.rmtree(folder + "-")
+    shutil.make_archive("box", "zip", folder)
+    print(sorted(os.listdir(folder)), one.stat().st_size)
+with tempfile.NamedTemporaryFile() as file:
+    file.truncate(8192)
+    with mmap.mmap(file.fileno(), 0) as m: m[:2] = b"ab"; m.flush()
+    file.seek(0); print(file.read(2))
+signal.signal(signal.SIGALRM, lambda *_: print("rang")); signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(0.05)
+read, write = os.pipe(); os.write(write, b"x"); print(select.select([read], [], [], 1)[0] == [read])
+print(time.time() > 0, time.monotonic() > 0, time.process_time() >= 0, datetime.datetime.now().year > 2000)
+""",
+    "multiprocessing": """
+import multiprocessing as mp
+queue = mp.get_context("fork").SimpleQueue()
+workers = [mp.get_context("fork").Process(target=lambda n: queue.put(n * n), args=(n,)) for n in range(3)]
+[worker.start() for worker in workers]; [worker.join() for worker in workers]
+print(sorted(queue.get() for _ in workers))
+""",
+}
+NEEDED = {name: name for name in ("numpy", "scipy", "pandas", "sympy", "matplotlib")}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_real_programs_do_what_they_do_elsewhere(walled: SandboxClient, name: str) -> None:
+    if name in NEEDED and importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    if name == "multiprocessing" and walled.info().walls < "L3":
+        pytest.skip("its semaphores need /dev/shm, which is there in L3 only")
+    if name == "files and time" and "same_user" in walled.info().failed_probes:
+        pytest.skip("what copies the modes of files is refused where programs run as the user who started the sandbox")
+    response = await run(walled, PROGRAMS[name], memory_bytes=2**31, wall_seconds=60.0, cpu_seconds=60.0)
+    assert response.outcome is ProgramOutcome.OK, response.stderr
+    assert response.stdout
+    assert "False" not in response.stdout
