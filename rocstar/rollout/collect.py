@@ -6,18 +6,15 @@ but the step itself, and an answer that takes the checker seconds takes them whi
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.rollout.episode import run_episode
+from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +42,10 @@ class Roller:
         sampling = Sampling(
             max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k, stop_token_ids=self.stop_token_ids
         )
-        return await _all_or_none(self._group(problem, attempts, seed, sampling) for problem in problems)
+        return await all_or_none(self._group(problem, attempts, seed, sampling) for problem in problems)
 
     async def _group(self, problem: Problem, attempts: int, seed: int, sampling: Sampling) -> Group:
-        drawn = await _all_or_none(
+        drawn = await all_or_none(
             self._attempt(problem, index, replace(sampling, seed=seed_for(seed, problem.id, index)))
             for index in range(attempts)
         )
@@ -81,15 +78,3 @@ def _with(trajectory: Trajectory, outcome: Outcome | VerifierUnavailable | None)
     if isinstance(outcome, VerifierUnavailable):
         return replace(trajectory, stop=Stop.ENVIRONMENT_FAILED, fault=f"VerifierUnavailable: {outcome}")
     return replace(trajectory, outcome=outcome)
-
-
-async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. Where one fails, or the caller is cancelled, the others are cancelled and seen out. Not a
-    TaskGroup: the caller wants the plain exception."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

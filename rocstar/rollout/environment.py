@@ -14,6 +14,7 @@ from rocstar.dialogue.calls import parse_calls
 from rocstar.dialogue.template import Template
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import AttemptTool, Reply, TextCodec, Tool
+from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
 TRIES = 3  # a call is run at most so often when the sandbox itself fails
@@ -102,13 +103,7 @@ class ToolEnvironment:
 
     async def _run_all(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         most = self._limits.max_parallel_calls
-        running = [asyncio.ensure_future(self._run(call)) for call in calls[:most]]
-        try:
-            ran = await asyncio.gather(*running)
-        finally:  # when one of them raised, the others have nobody left to answer; they end before `close`
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+        ran = await all_or_none(self._run(call) for call in calls[:most])  # all have ended before `close`
         excess = (_refuse(call, f"only {most} tool calls are run in one turn") for call in calls[most:])
         return (*ran, *excess)
 

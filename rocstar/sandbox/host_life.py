@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from rocstar.sandbox import groups, jail, probe, second_kernel, stale, watch, wire
+from rocstar.sandbox import groups, jail, launcher, probe, second_kernel, stale, watch, wire
 from rocstar.sandbox.crew import Crew, Terms
 from rocstar.sandbox.groups import Groups
 from rocstar.sandbox.host import Host
@@ -20,8 +20,6 @@ from rocstar.sandbox.lane import Lane
 from rocstar.sandbox.roster import Roster
 from rocstar.sandbox.session_desk import SessionTerms
 from rocstar.sandbox.wire import HostInfo, Isolation
-
-WORKDIRS = "rocstar-sandbox-"
 
 
 def run(config: Mapping[str, Any]) -> None:
@@ -46,7 +44,7 @@ def hold_workdirs(workdirs: str, given_back: ExitStack) -> None:
     """Make the folder for working directories and lock it; remove those of hosts that are dead."""
     folder = Path(workdirs)
     with suppress(OSError):  # where it cannot be made, the ways to isolate that need it say so
-        stale.sweep(folder.parent, WORKDIRS)
+        stale.sweep(folder.parent, launcher.WORKDIRS)
         _, lock = stale.made_and_locked(lambda: folder)
         given_back.callback(os.close, lock)
 

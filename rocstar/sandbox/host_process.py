@@ -24,7 +24,7 @@ class HostProcess:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Start it; its first frame tells whether it serves. Raises SandboxDown."""
-        self.workdirs = f"{tempfile.gettempdir()}/rocstar-sandbox-{os.getpid()}-{os.urandom(6).hex()}"
+        self.workdirs = f"{tempfile.gettempdir()}/{launcher.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
         try:
             self.socket, self.process = launcher.start_host({**settings, "workdirs": self.workdirs})
         except OSError as error:

@@ -128,8 +128,10 @@ class Lane(asyncio.Protocol):
         body = bytes(self.received[size:end])
         del self.received[:end]
         self.cpu_seconds = answer.slot_cpu_seconds
-        response = verdict.response(self.request_id, answer, body, self.cpu_limit, self.passed())
-        if answer.reusable:
+        self.answered(verdict.response(self.request_id, answer, body, self.cpu_limit, self.passed()), answer.reusable)
+
+    def answered(self, response: Response, reusable: bool) -> None:
+        if reusable:
             self.crew.ready.append(self)
         self.done(response)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+WORKDIRS = "rocstar-sandbox-"  # how folders of working directories begin; dead hosts' are found by it
 ROOT = str(Path(__file__).resolve().parents[2])
 # They must run this very package, wherever it lies, without our folder staying ahead of the standard library.
 BOOT = "import sys; sys.path.insert(0, {root!r}); import rocstar.sandbox; del sys.path[0]; \

@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rocstar.sandbox import session_wire as sw
-from rocstar.sandbox import slotwire, verdict
 from rocstar.sandbox.crew import Crew
 from rocstar.sandbox.groups import HEADROOM_BYTES, Group
 from rocstar.sandbox.lane import Lane
 from rocstar.sandbox.session_wire import Order
-from rocstar.sandbox.slotwire import Answer
 from rocstar.sandbox.wire import Response
 
 
@@ -32,16 +30,16 @@ class SessionLane(Lane):
         self.busy = asyncio.Lock()
         self.used = time.monotonic()
         self.dead = self.spare = False
-        self.answered: asyncio.Future[Response | None] | None = None
+        self.outcome: asyncio.Future[Response | None] | None = None
 
     async def cell(self, message: Mapping[str, Any], order: Order) -> Response | None:
         """Run it; None when the slot died."""
         if self.dead:
             return None
-        self.answered = asyncio.get_running_loop().create_future()
+        self.outcome = asyncio.get_running_loop().create_future()
         self.run(message, sw.pack_order(order), lambda response: None)
         try:
-            return await self.answered
+            return await self.outcome
         finally:
             self.used = time.monotonic()
 
@@ -57,24 +55,14 @@ class SessionLane(Lane):
         for by a thread (`session_processes.newest_pid`)."""
         group.limit(group.usage() + memory_bytes + HEADROOM_BYTES, processes + len(self.states) + 2)
 
-    def read_answer(self) -> None:
-        size = slotwire.ANSWER.size
-        if len(self.received) < size:
-            return
-        answer = Answer(*slotwire.ANSWER.unpack_from(self.received))
-        end = size + answer.body_bytes
-        if len(self.received) < end:
-            return
-        body = bytes(self.received[size:end])
-        self.received.clear()
-        self.cpu_seconds = answer.slot_cpu_seconds
-        self.dead = not answer.reusable
+    def answered(self, response: Response, reusable: bool) -> None:
+        self.dead = not reusable
         self.done(None)
-        self.answer(verdict.response(self.request_id, answer, body, self.cpu_limit, self.passed()))
+        self.answer(response)
 
     def answer(self, response: Response | None) -> None:
-        if self.answered is not None and not self.answered.done():
-            self.answered.set_result(response)
+        if self.outcome is not None and not self.outcome.done():
+            self.outcome.set_result(response)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.dead = True

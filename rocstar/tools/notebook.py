@@ -14,7 +14,7 @@ from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
 from rocstar.sandbox.wire import Limits, Response, SandboxDown
 from rocstar.tools.arguments import bad_call, text_arguments
-from rocstar.tools.python import NAMES, result_of
+from rocstar.tools.python import result_of, spec_of, with_last_line
 from rocstar.types import Status, ToolCall, ToolResult
 
 DESCRIPTION = (
@@ -55,8 +55,7 @@ class NotebookTool:
         self._limits = limits
         self._session: Cells | None = None
         self._closed = False
-        aliases = tuple(other for other in NAMES if other != name)
-        self._spec = ToolSpec(name=name, description=DESCRIPTION, parameters=PARAMETERS, aliases=aliases)
+        self._spec = spec_of(name, DESCRIPTION, PARAMETERS)
 
     @property
     def spec(self) -> ToolSpec:
@@ -96,5 +95,4 @@ def told(result: ToolResult, response: Response) -> ToolResult:
     """With a last line that tells the model when its cell changed nothing."""
     if response.committed or result.status is Status.BAD_CALL:
         return result
-    gap = "\n" if result.stderr and not result.stderr.endswith("\n") else ""
-    return replace(result, stderr=f"{result.stderr}{gap}{UNDONE}")
+    return replace(result, stderr=with_last_line(result.stderr, UNDONE))

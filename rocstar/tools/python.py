@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
@@ -56,8 +57,7 @@ class PythonTool:
         self._client = client
         self._limits = limits
         self._ids = itertools.count()
-        aliases = tuple(other for other in NAMES if other != name)
-        self._spec = ToolSpec(name=name, description=DESCRIPTION, parameters=PARAMETERS, aliases=aliases)
+        self._spec = spec_of(name, DESCRIPTION, PARAMETERS)
 
     @property
     def spec(self) -> ToolSpec:
@@ -80,6 +80,12 @@ class PythonTool:
         except SandboxDown as error:
             raise SandboxUnavailable(str(error)) from error
         return result_of(call, response)
+
+
+def spec_of(name: str, description: str, parameters: Mapping[str, Any]) -> ToolSpec:
+    """Of a tool that runs Python: it answers to all of NAMES."""
+    aliases = tuple(other for other in NAMES if other != name)
+    return ToolSpec(name=name, description=description, parameters=parameters, aliases=aliases)
 
 
 def result_of(call: ToolCall, response: Response) -> ToolResult:
@@ -109,5 +115,10 @@ def explained(response: Response) -> str:
         reason = response.message
     else:
         return response.stderr
-    gap = "\n" if response.stderr and not response.stderr.endswith("\n") else ""
-    return f"{response.stderr}{gap}{reason}\n"
+    return with_last_line(response.stderr, f"{reason}\n")
+
+
+def with_last_line(text: str, line: str) -> str:
+    """`line` on a line of its own, whether or not the text ends one."""
+    gap = "\n" if text and not text.endswith("\n") else ""
+    return f"{text}{gap}{line}"

@@ -17,8 +17,9 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.groups import Group, Tree
 from rocstar.sandbox.jail import PLANS, USER
 from rocstar.sandbox.membership import FIRST_TO_KILL
-from rocstar.sandbox.wire import ProgramOutcome, SandboxDown
+from rocstar.sandbox.wire import ProgramOutcome
 from tests.sandbox.support import eventually, program_processes, run, slot_processes
+from tests.sandbox.ways import launched
 
 OWN_V1 = "9:name=systemd:/\n8:pids:/\n4:memory:/service/worker\n0::/\n"
 MOUNTS_V1 = """\
@@ -52,15 +53,7 @@ def uncounted(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
     """A sandbox as it is where no groups can be made."""
     client = SandboxClient(slots=1, preload=(), skip_plans=request.param)
     client.settings["groups"] = False
-    with client:
-        client.launch()
-        try:
-            client.await_hello()
-        except SandboxDown as error:
-            pytest.skip(str(error))
-        if client.info().walls != PLANS[request.param].level:
-            pytest.skip(f"{PLANS[request.param].name} is not to be had here")
-        yield client
+    yield from launched(client, request.param)
 
 
 def groups_of(client: SandboxClient) -> set[str]:

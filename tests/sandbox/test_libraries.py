@@ -9,22 +9,14 @@ import pytest
 
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.jail import PLANS
-from rocstar.sandbox.wire import ProgramOutcome, SandboxDown
+from rocstar.sandbox.wire import ProgramOutcome
 from tests.sandbox.support import run
+from tests.sandbox.ways import launched
 
 
 @pytest.fixture(scope="module", params=range(len(PLANS) - 1), ids=[plan.name for plan in PLANS[:-1]])
 def walled(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
-    client = SandboxClient(slots=1, preload=(), skip_plans=request.param)
-    with client:
-        client.launch()
-        try:
-            client.await_hello()
-        except SandboxDown as error:
-            pytest.skip(str(error))
-        if client.info().walls != PLANS[request.param].level:
-            pytest.skip(f"{PLANS[request.param].name} is not to be had here")
-        yield client
+    yield from launched(SandboxClient(slots=1, preload=(), skip_plans=request.param), request.param)
 
 
 PROGRAMS = {

@@ -22,7 +22,11 @@ LIMITS = Limits(wall_seconds=20.0, cpu_seconds=10.0)
 def started(way: tuple[int, bool]) -> Iterator[SandboxClient]:
     """A client of this way; skips where it is not to be had. For fixtures with `params=WAYS, ids=NAMES`."""
     number, compiled = way
-    sandbox = SandboxClient(slots=2, preload=(), skip_plans=number, compiled=compiled)
+    yield from launched(SandboxClient(slots=2, preload=(), skip_plans=number, compiled=compiled), number)
+
+
+def launched(sandbox: SandboxClient, number: int) -> Iterator[SandboxClient]:
+    """A client that skips the first `number` plans, launched; skips the test where that plan is not to be had."""
     sandbox.launch()
     with sandbox:
         try:
@@ -31,8 +35,8 @@ def started(way: tuple[int, bool]) -> Iterator[SandboxClient]:
             if "can be started here" not in str(error):
                 raise
             pytest.skip(f"{PLANS[number].name} is not to be had here: {error}")
-        if sandbox.info().isolation < PLANS[number].level:
-            pytest.skip(f"{PLANS[number].name} is not to be had here, only {sandbox.info().isolation}")
+        if sandbox.info().walls != PLANS[number].level:
+            pytest.skip(f"{PLANS[number].name} is not to be had here, only {sandbox.info().walls}")
         yield sandbox
 
 

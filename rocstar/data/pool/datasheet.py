@@ -105,9 +105,10 @@ class Datasheet:
         """The same for people."""
         head = ["row", "all", *self.sources]
         rows = [[fate, str(rows), *(str(by[s]) for s in self.sources)] for fate, rows, by in self.funnel()]
-        asked = ["kept, asked for an integer", str(self.asked.total()), *(str(self.asked[s]) for s in self.sources)]
-        worded = ["kept, instructions reworded", str(self.reworded.total())]
-        worded += [str(self.reworded[s]) for s in self.sources]
+        changed = [
+            [f"kept, {what}", str(counts.total()), *(str(counts[s]) for s in self.sources)]
+            for what, counts in (("asked for an integer", self.asked), ("instructions reworded", self.reworded))
+        ]
         files = [
             [f.role, f.name, f.path, str(f.rows), f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"]
             for f in self.inputs
@@ -119,7 +120,7 @@ class Datasheet:
                 "",
                 "Rows by what became of them; a row is dropped by the first rule that finds something.",
                 "",
-                *table(head, [*rows, asked, worded]),
+                *table(head, [*rows, *changed]),
                 "",
                 *([f"{self.unasked} kept rows had no answers to compare.", ""] if self.unasked else []),
                 "## Digits of the answer",

@@ -186,7 +186,7 @@ class RouterState:
         self.give(node, [self.queue.popitem(last=False)[1] for _ in range(self.batch_size(node))])
 
     def send_wanted(self, node: Node) -> None:
-        while node.wanted and node.connected and not node.rests_until and len(node.held) < node.capacity:
+        while node.wanted and node.has_room():
             several = min(self.policy.batch_size, node.capacity - len(node.held), len(node.wanted))
             self.give(node, [node.wanted.pop(call_id) for call_id in list(node.wanted)[:several]])
         if not node.wanted:
@@ -227,7 +227,7 @@ class RouterState:
 
     def refresh(self, node: Node) -> None:
         """Bring `open` and `idle` up to date after a change of this node."""
-        has_room = node.connected and not node.rests_until and len(node.held) < node.capacity
+        has_room = node.has_room()
         if has_room:
             self.open.add(node)
         else:

@@ -47,6 +47,10 @@ class Node:
     """Faults in a row."""
     rests_until: float = 0.0
 
+    def has_room(self) -> bool:
+        """For another call, now."""
+        return self.connected and not self.rests_until and len(self.held) < self.capacity
+
     def load(self) -> float:
         return (len(self.held) + self.others) / max(1, self.slots)
 

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 
-from rocstar.sandbox.service.admission import Admission
+from rocstar.sandbox.service.admission import Admission, Ticket
 from rocstar.sandbox.service.hop import Hop
 from rocstar.sandbox.service.ledger import Ledger, Row
 from rocstar.sandbox.service.sessions import SessionTable
 from rocstar.sandbox.service.settings import Settings
 from rocstar.sandbox.service.shapes import BadRequest, encode
-from rocstar.sandbox.wire import HostInfo
+from rocstar.sandbox.wire import HostInfo, Response
 
 MAX_BODIES_BYTES = 256 * 2**20  # all bodies being read at once, per worker: many large ones must not fill the memory
 
@@ -111,6 +111,13 @@ async def while_connected(request: Request, on_gone: Callable[[], None]) -> Asyn
         raise
     finally:
         watcher.cancel()
+
+
+async def outcome_for(request: Request, ticket: Ticket) -> Response:
+    """The response to a call of `request`, which is cancelled when its caller disconnects."""
+    admission = service_of(request).admission
+    async with while_connected(request, lambda: admission.cancel(ticket)):
+        return await ticket.future
 
 
 async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

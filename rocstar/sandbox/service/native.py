@@ -23,9 +23,9 @@ from starlette.responses import Response as HttpResponse
 from starlette.responses import StreamingResponse
 
 from rocstar.sandbox.service.batches import jobs_of, run_jobs
-from rocstar.sandbox.service.http import Path, Service, json_response, read_body, service_of, while_connected
+from rocstar.sandbox.service.http import Path, Service, json_response, outcome_for, read_body, service_of
 from rocstar.sandbox.service.shapes import BadRequest, Call, decode, decode_batch, encode, request_of
-from rocstar.sandbox.wire import Outcome, ProgramOutcome, ServiceOutcome
+from rocstar.sandbox.wire import Outcome, ProgramOutcome, Response, ServiceOutcome
 
 MAX_REPLY_BYTES = 256 * 2**20  # a batch's results are held until the last one
 
@@ -42,8 +42,11 @@ async def run(request: Request) -> HttpResponse:
     call = decode(await read_body(request), Call)
     patience = call.patience_seconds or service.settings.patience_seconds
     ticket = service.admission.submit(request_of(call, service.settings), patience)
-    async with while_connected(request, lambda: service.admission.cancel(ticket)):
-        response = await ticket.future
+    return answer(service, await outcome_for(request, ticket))
+
+
+def answer(service: Service, response: Response) -> HttpResponse:
+    """The response to one program or cell, with the HTTP status that goes with its outcome."""
     return json_response(encode(response), STATUS.get(response.outcome, 200), retry_headers(service, response.outcome))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
-from rocstar.sandbox.service.http import Path, json_response, read_body, service_of, while_connected
+from rocstar.sandbox.service.http import Path, json_response, outcome_for, read_body, service_of
 from rocstar.sandbox.service.native import retry_headers
 from rocstar.sandbox.service.sessions import MAX_HISTORY_BYTES, Opener, cell_bytes
 from rocstar.sandbox.service.shapes import BadRequest, Notebook, decode, encode, files_of, limits_of, seed_of
@@ -82,8 +82,7 @@ async def carried_out(http_request: HttpRequest, played: Played, patience_second
     ticket = service.admission.submit(
         Request(id="", code=""), patience_seconds, run=lambda: played.play(service.sessions.opener)
     )
-    async with while_connected(http_request, lambda: service.admission.cancel(ticket)):
-        return await ticket.future
+    return await outcome_for(http_request, ticket)
 
 
 async def notebook(request: HttpRequest) -> HttpResponse:

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.service.http import Path, Service, json_response, read_body, service_of, while_connected
+from rocstar.sandbox.service.http import Path, Service, json_response, outcome_for, read_body, service_of
 from rocstar.sandbox.service.native import retry_headers
 from rocstar.sandbox.service.notebook_api import Played
 from rocstar.sandbox.service.notebook_api import carried_out as carry_out_notebook
@@ -159,10 +159,7 @@ def split_traceback(stderr: str) -> tuple[str, str]:
 
 
 async def carried_out(request: Request, call: wire.Request, patience_seconds: float) -> Response:
-    admission = service_of(request).admission
-    ticket = admission.submit(call, patience_seconds)
-    async with while_connected(request, lambda: admission.cancel(ticket)):
-        return await ticket.future
+    return await outcome_for(request, service_of(request).admission.submit(call, patience_seconds))
 
 
 def limits_of(service: Service, wall_seconds: float, memory_mb: int) -> Limits:

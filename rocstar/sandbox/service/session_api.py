@@ -19,8 +19,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from rocstar.sandbox.service import native
 from rocstar.sandbox.service.http import Endpoint, Path, json_response, read_body, service_of, until_gone
-from rocstar.sandbox.service.native import STATUS, retry_headers
 from rocstar.sandbox.service.sessions import Held
 from rocstar.sandbox.service.shapes import Cell, OpenSession, decode, encode
 
@@ -76,7 +76,7 @@ async def run_cell(request: Request, held: Held, body: bytes) -> HttpResponse:
     """POST /v1/sessions/ID/cells."""
     service = service_of(request)
     response = await until_gone(request, service.sessions.run(held, decode(body, Cell)))
-    return json_response(encode(response), STATUS.get(response.outcome, 200), retry_headers(service, response.outcome))
+    return native.answer(service, response)
 
 
 async def branch(request: Request, held: Held, body: bytes) -> HttpResponse:
