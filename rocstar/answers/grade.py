@@ -17,7 +17,7 @@ from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.symbolic import Found, Question, SymbolicChecker
 from rocstar.answers.text import compare_text
 from rocstar.answers.tolerance import compare_within
-from rocstar.answers.wording import clean, clean_latex
+from rocstar.answers.wording import clean
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Verdict
 
@@ -133,7 +133,7 @@ class Grader:
             return refused
         if not self._graders:
             return Verdict.UNDECIDED, "unsure"
-        return Question(graders=self._graders, gold=gold, predicted=predicted, said=clean_latex(said), search=pair.search)
+        return Question(graders=self._graders, gold=gold, predicted=predicted, said=said, search=pair.search)
 
 
 def _refused(gold: str, predicted: str, limit: int) -> Found | None:

@@ -37,7 +37,7 @@ def judge(question: Mapping[str, Any]) -> Found:
         return Verdict.UNDECIDED, "memory"
 
 
-def fused(graders: Sequence[str], gold: str, predicted: str, said: str, search: str) -> Found:
+def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", search: str = "all") -> Found:
     """RIGHT by the first that accepts; WRONG at once for two numbers that differ, unless there is a running text in
     which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the reference, or the
     parser would lose a part of either text."""

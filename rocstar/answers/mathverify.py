@@ -14,6 +14,7 @@ METHOD = "math_verify"
 LATEX, ANYTHING = "latex", "all"
 """What may be taken from a running text: formulas; bare numbers as well."""
 
+
 def grade_math_verify(
     gold: str, predicted: str, *, said: str = "", search: str = ANYTHING, any_names: bool = False
 ) -> tuple[Verdict, str]:

@@ -1,8 +1,8 @@
 """Compare answers that are plain numbers, exactly and in microseconds; for everything else say "don't know".
 
-Covered: integers, decimals, repeating decimals, fractions, mixed numbers, powers of ten, percent; with thousands separators, dollar
-signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to `symbolic.py`: any
-arithmetic, so no tower of powers is ever evaluated here.
+Covered: integers, decimals, repeating decimals, fractions, mixed numbers, powers of ten, percent; with thousands
+separators, dollar signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to
+`symbolic.py`: any arithmetic, so no tower of powers is ever evaluated here.
 """
 
 from __future__ import annotations

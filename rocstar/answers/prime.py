@@ -40,7 +40,7 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
     gold, predicted = without_names(bare(gold), bare(predicted))
     if same_text(gold, predicted):
         return True
-    wanted, given = _pieces(bare(undelimited(gold)), bare(undelimited(predicted)))
+    wanted, given = _pieces(undelimited(gold), undelimited(predicted))
     if nesting < MAX_NESTING and wanted is not None and given is not None:
         return _same_pieces(wanted, given, nesting)
     if wanted is not None or given is not None:

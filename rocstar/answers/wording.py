@@ -121,8 +121,8 @@ def is_running(text: str) -> bool:
 
 
 def undelimited(text: str) -> str:
-    """Without any marks of formulas, dollars included: `$1$ and $2$` -> `1 and 2`."""
-    return _DELIMITERS.sub(" ", text).strip()
+    """Without any marks of formulas, dollars included, and the full stop after them: `$1$ and $2$.` -> `1 and 2`."""
+    return _DELIMITERS.sub(" ", text).strip().removesuffix(".").strip()
 
 
 def named_primes(text: str) -> str:
