@@ -17,7 +17,7 @@ from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.symbolic import Found, Question, SymbolicChecker
 from rocstar.answers.text import compare_text
 from rocstar.answers.tolerance import compare_within
-from rocstar.answers.wording import clean
+from rocstar.answers.wording import clean, is_running
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Verdict
 
@@ -127,7 +127,7 @@ class Grader:
             return found
         for grader in self._at_once:
             found = grader(gold, predicted)
-            if found and (found[0] is Verdict.RIGHT or not said):
+            if found and (found[0] is Verdict.RIGHT or not is_running(said)):
                 return found
         if refused := _refused(gold, predicted, limit) or _refused(gold, said, limit):
             return refused

@@ -15,6 +15,7 @@ from typing import Any
 from rocstar.answers.caps import MAX_DIGITS
 from rocstar.answers.mathverify import grade_math_verify
 from rocstar.answers.prime import grade_prime, same_text
+from rocstar.answers.wording import is_running
 from rocstar.types import Verdict
 
 Found = tuple[Verdict, str]
@@ -46,7 +47,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", sea
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
     for name in graders:
         verdict, method = GRADERS[name](gold, predicted, said=said, search=search)
-        if verdict is Verdict.RIGHT or (method == "value" and not said):
+        if verdict is Verdict.RIGHT or (method == "value" and not is_running(said)):
             return verdict, method
         if verdict is Verdict.WRONG or last[0] is Verdict.UNDECIDED:
             last = verdict, method

@@ -19,12 +19,12 @@ def grade_math_verify(
     gold: str, predicted: str, *, said: str = "", search: str = ANYTHING, any_names: bool = False
 ) -> tuple[Verdict, str]:
     """(verdict, method): RIGHT or WRONG; UNDECIDED when the reference cannot be read and the two texts do not come out
-    equal. A prediction that cannot be read is WRONG. `said`: running text, searched by the library's own rules instead
-    of `predicted`. `any_names`: names of variables do not matter, so f(x) is f(y). Unbounded in time."""
+    equal. A prediction that cannot be read is WRONG. `said`: running text, searched by the library's own rules as well.
+    `any_names`: names of variables do not matter, so f(x) is f(y). Unbounded in time."""
     from math_verify import verify
 
     wanted = _search(gold, search) if said and is_running(gold) else _read(gold)
-    given = _search(said, search) if said else _read(predicted)
+    given = [*_read(predicted), *(_search(said, search) if said else [])]
     # A set may be written as a relation, 1 < x < 2 for (1, 2), by either side.
     if verify(wanted, given, strict=not any_names, allow_set_relation_comp=True, timeout_seconds=None):
         return Verdict.RIGHT, METHOD

@@ -47,12 +47,11 @@ class Pieces:
         """Whether it may be an interval, or a union of such."""
         return self.opening == "u" or (self.opening in "([" and len(self.items) == 2 and self.opening != "")
 
-    def as_vector(self) -> Pieces:
-        """A matrix of one row or one column as its coordinates in round brackets; anything else as it is."""
+    def as_vector(self, other: Pieces) -> Pieces:
+        """A matrix of one row or one column as coordinates, where the other gives these; anything else as it is."""
         cells = [cell.strip() for row in self.items for cell in split_top(row, ("&",))]
-        if self.opening != "m" or len(cells) != max(len(self.items), len(cells) // len(self.items)):
-            return self
-        return Pieces("(", ")", tuple(cells))
+        is_vector = self.opening == "m" and len(cells) == max(len(self.items), len(cells) // len(self.items))
+        return Pieces(other.opening, other.closing, tuple(cells)) if is_vector and other.opening in ("(", "[") else self
 
 
 def take_apart(text: str) -> Pieces | None:

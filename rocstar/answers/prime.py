@@ -67,8 +67,7 @@ def _pieces(gold: str, predicted: str) -> tuple[Pieces | None, Pieces | None]:
 
 
 def _same_pieces(wanted: Pieces, given: Pieces, nesting: int) -> bool | None:
-    if "(" in (wanted.opening, given.opening):
-        wanted, given = wanted.as_vector(), given.as_vector()
+    wanted, given = wanted.as_vector(given), given.as_vector(wanted)
     if not _compatible(wanted, given) or len(wanted.items) != len(given.items):
         return False
     if wanted.opening == "m":

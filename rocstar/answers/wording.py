@@ -14,7 +14,8 @@ import unicodedata
 _FOLDED = {
     0x2212: "-", 0x2013: "-", 0x2014: "-", 0xD7: "\\times ", 0xB7: "\\cdot ", 0xF7: "/", 0x2044: "/",
     0xB0: "^{\\circ}", 0x3C0: "\\pi ", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ",
-    0x222A: "\\cup ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x2018: "'", 0x2019: "'",
+    0x222A: "\\cup ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x221A: "\\sqrt ",
+    0x2018: "'", 0x2019: "'", 0x20AC: "", 0xA3: "", 0xA5: "",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
@@ -27,6 +28,9 @@ _GLUED = re.compile(r"([A-Za-z])(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|r
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
+_EMPHASIS = re.compile(r"^(\*\*|`)(.*)\1\.?$", re.DOTALL)
+_POWER = re.compile(r"(?<=[\w)}\]])\*\*(?=[\w({\\-])")
+_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?!and\b)[A-Za-z]{3,}(?![A-Za-z])")
@@ -56,10 +60,12 @@ _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 def clean(text: str) -> str:
     """The text without what nobody sees (control and direction marks, sizes of brackets, thin spaces, the font of one
-    letter) and with Unicode signs as LaTeX. Safe before any parser: it changes no meaning."""
+    letter, the emphasis of the whole) and with signs of Unicode and Python as LaTeX. Safe before any parser: it changes
+    no meaning."""
     if not text.isascii() or not text.isprintable():
         text = "".join(_visible(letter) for letter in text)
-    return clean_latex(text).strip()
+    text = _EMPHASIS.sub(r"\2", text.strip().removesuffix(","))
+    return clean_latex(_PI.sub(r"\\pi ", _POWER.sub("^", text))).strip()
 
 
 def clean_latex(text: str) -> str:
