@@ -72,7 +72,7 @@ def test_a_source_without_demonstrations_needs_a_file_of_them(tmp_path: Path) ->
 
 
 def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a model folder: it has no config.json"):
+    with pytest.raises(ConfigError, match=r"is not a model folder: it has no config\.json"):
         material(RL, model={"path": str(tmp_path)})
 
 
