@@ -99,7 +99,8 @@ class StageDataSection(TaskSection):
     pool: Count = 2400
     """arithmetic: number of training problems drawn once for RL."""
     drop_solved_attempts: Count | None = None
-    """Attempts by the current policy; problems it solves every time are left out (8 in stage 3, §4.3). None: keep all."""
+    """Attempts by the current policy; problems it solves every time are left out (8 in stage 3, §4.3). None: all
+    stay."""
 
 
 class DataSection(StageDataSection):
@@ -236,8 +237,8 @@ class EvaluateSection(Section):
     greedy: bool = True
     """Also one greedy attempt per problem."""
     verifier: str = "boxed"
-    """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output: the
-    last tool result; or a reward function of your own as `package.module:name`."""
+    """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output:
+    the last tool result; or a reward function of your own as `package.module:name`."""
 
 
 class SftStage(Section):
@@ -268,6 +269,8 @@ class RlStage(Section):
 
 
 Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
+STAGES: dict[str, type[Section]] = {"sft": SftStage, "rl": RlStage}
+"""By `kind`."""
 
 
 class Recipe(Section):

@@ -5,8 +5,8 @@ Not here: what the keys mean (`config.py`) and what is done with them (`train.py
 - `extends = "other.toml"` names a parent, relative to the file that says it; chains are fine, cycles are refused.
 - Sections merge key by key, the child's value wins; a list replaces a list.
 - A `[[stage]]` entry whose name a parent also has changes that stage key by key; any other is appended.
-- A stage starts from the base sections and overrides them key by key. So a stage's own key, even a parent's, beats
-  a child's base section; only the command line reaches into every stage.
+- A stage starts from the base sections and overrides them key by key, as far as its kind may (`config.py`). So a
+  stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
 - `section.key=value` changes the base and every stage, `stage.NAME.key=value` and `stage.NAME.section.key=value` one
   stage; they are applied last, in the order given. A value is TOML, else plain text; `none` unsets.
 - A single text where a list is expected is a list of one.
@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rocstar.config import Recipe, Section, Stage
+from rocstar.config import STAGES, Recipe, RlStage, Section
 from rocstar.errors import ConfigError
 from rocstar.recipe_complaints import Keys, Layer, Override, Table, complaint, find_line
 
@@ -35,14 +35,19 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     layers = _read_chain(Path(path))
     base = reduce(_merged, (layer.base for layer in layers), Table())
     stages = reduce(_merged_stages, (layer.stages for layer in layers))
-    changes = [_parse_override(text, [stage["name"] for stage in stages]) for text in overrides]
+    changes = [_parse_override(text, stages) for text in overrides]
     for change in changes:
         base, stages = _apply(change, base, stages)
-    tree = {**base, "stage": [_completed(stage, base) for stage in stages]}
     try:
-        return Recipe.model_validate(_lists_made(Recipe, tree), strict=True)
+        return recipe_of(base, stages)
     except ValidationError as error:
         raise ConfigError(complaint(error, layers, changes, [stage["name"] for stage in stages])) from None
+
+
+def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
+    """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
+    listed = [_lists_made(STAGES.get(stage.get("kind", ""), Section), _completed(stage, base)) for stage in stages]
+    return Recipe.model_validate({**_lists_made(Recipe, base), "stage": listed}, strict=True)
 
 
 def dump_resolved(recipe: Recipe) -> dict[str, Any]:
@@ -147,17 +152,30 @@ def _merged_stages(old: tuple[Table, ...], new: tuple[Table, ...]) -> tuple[Tabl
     return (*kept, *changes.values())
 
 
-def _stage_sections() -> Keys:
-    return tuple(name for name, field in Stage.model_fields.items() if _is_section(field.annotation))
+def _sections_of(stage: Table) -> dict[str, type[Section]]:
+    """The sections that a stage of this kind may carry; none where the kind is unknown, which is told later."""
+    kind = stage.get("kind")
+    model = STAGES.get(kind) if isinstance(kind, str) else None
+    fields = model.model_fields.items() if model else ()
+    return {name: field.annotation for name, field in fields if _is_section(field.annotation)}
 
 
 def _completed(stage: Table, base: Table) -> Table:
-    """The stage with full copies of the base sections below its own keys."""
-    sections = {name: _merged(base.get(name, {}), stage.get(name, {})) for name in _stage_sections()}
-    return {**stage, **sections}
+    """The stage with its sections filled up from the base: with those keys, and only those, that a stage may change."""
+    filled = {
+        name: _merged(_known(section, base.get(name)), stage.get(name, {}))
+        for name, section in _sections_of(stage).items()
+    }
+    return {**stage, **filled}
 
 
-def _parse_override(text: str, stages: Sequence[str]) -> Override:
+def _known(section: type[Section], table: Any) -> Table:
+    return (
+        {key: value for key, value in table.items() if key in section.model_fields} if isinstance(table, dict) else {}
+    )
+
+
+def _parse_override(text: str, stages: Sequence[Table]) -> Override:
     name, equals, raw = (part.strip() for part in text.partition("="))
     keys = tuple(name.split("."))
     if not equals or not all(keys):
@@ -166,11 +184,13 @@ def _parse_override(text: str, stages: Sequence[str]) -> Override:
         return Override(text=text, stage=None, keys=keys, value=_value(raw, _annotation(Recipe, keys)))
     if len(keys) < 3:
         raise ConfigError(f"override {text!r}: a stage is addressed as stage.NAME.key=value")
-    if keys[1] not in stages:
-        close = difflib.get_close_matches(keys[1], stages, n=1)
-        known = f"did you mean {close[0]}?" if close else f"its stages are {', '.join(stages) or 'none'}"
+    kinds = {stage["name"]: stage.get("kind") for stage in stages}
+    if keys[1] not in kinds:
+        close = difflib.get_close_matches(keys[1], kinds, n=1)
+        known = f"did you mean {close[0]}?" if close else f"its stages are {', '.join(kinds) or 'none'}"
         raise ConfigError(f"override {text!r}: the recipe has no stage {keys[1]!r}; {known}")
-    return Override(text=text, stage=keys[1], keys=keys[2:], value=_value(raw, _annotation(Stage, keys[2:])))
+    model = STAGES.get(kinds[keys[1]] or "", RlStage)
+    return Override(text=text, stage=keys[1], keys=keys[2:], value=_value(raw, _annotation(model, keys[2:])))
 
 
 def _value(raw: str, annotation: Any) -> Any:
@@ -190,9 +210,14 @@ def _apply(change: Override, base: Table, stages: tuple[Table, ...]) -> tuple[Ta
     table = reduce(lambda inner, key: {key: inner}, reversed(change.keys), change.value)
     if change.stage is not None:
         return base, tuple(_merged(stage, table) if stage["name"] == change.stage else stage for stage in stages)
-    if change.keys[0] in _stage_sections():
-        stages = tuple(_merged(stage, table) for stage in stages)
+    stages = tuple(_merged(stage, table) if _reaches(change.keys, stage) else stage for stage in stages)
     return _merged(base, table), stages
+
+
+def _reaches(keys: Keys, stage: Table) -> bool:
+    """Whether a stage has this key of the base as well."""
+    section = _sections_of(stage).get(keys[0])
+    return section is not None and len(keys) > 1 and keys[1] in section.model_fields
 
 
 # Looking at the typed tree

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rocstar.config import Recipe, Section, Stage
+from rocstar.config import STAGES, Recipe, RlStage, Section
 
 Table = dict[str, Any]
 Keys = tuple[str, ...]
@@ -66,11 +66,13 @@ def complaint(
     # An unknown key comes first: `stepz` also makes `steps` missing, and only the former says what to change.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     place = first["loc"]
-    stage = None
+    stage: str | None = None
+    model: type[Section] = Recipe
     if place[:1] == ("stage",) and len(place) > 1 and isinstance(place[1], int):
-        stage, place = stages[place[1]], place[2:]
+        # The third part names the member of the union that was chosen by `kind`; without one there is no more to say.
+        stage, model, place = stages[place[1]], STAGES.get(str(place[2:3] and place[2]), RlStage), place[3:]
     keys = tuple(part for part in place if isinstance(part, str))
-    what = _what(first, ".".join(keys if stage is None else ("stage", stage, *keys)), keys, Stage if stage else Recipe)
+    what = _what(first, ".".join(keys if stage is None else ("stage", stage, *keys)), keys, model)
     blamed = [keys] if keys else [tuple(key.split(".")) for key in MENTIONED_KEY.findall(what)]
     return f"{_where(stage, blamed, layers, changes)}: {what}"
 
@@ -79,6 +81,10 @@ def _what(fault: ErrorDetails, name: str, keys: Keys, model: type[Section]) -> s
     kind, message, value = fault["type"], fault["msg"], fault["input"]
     if kind == "extra_forbidden":
         return f"unknown key {name}; {_key_hint(keys, model)}"
+    if kind == "union_tag_not_found":
+        return f"{name}.kind is missing; set it to 'sft' or 'rl'"
+    if kind == "union_tag_invalid":
+        return f"{name}.kind = {value.get('kind')!r} should be 'sft' or 'rl'"
     if kind == "missing":
         return f"{name} is missing; give it a value"
     if kind == "value_error":
@@ -92,6 +98,11 @@ def _what(fault: ErrorDetails, name: str, keys: Keys, model: type[Section]) -> s
 def _key_hint(keys: Keys, model: type[Section]) -> str:
     """The same key in another section, else a neighbour of nearly that name, else any key of nearly that name."""
     given, last = ".".join(keys), keys[-1]
+    kinds = [kind for kind, other in STAGES.items() if other is not model and keys in _all_keys(other)]
+    if model is not Recipe and kinds:
+        return f"{given} belongs to stages of kind {kinds[0]!r}"
+    if model is not Recipe and keys in _all_keys(Recipe):
+        return f"{given} holds for the whole run; set it in [{keys[0]}]"
     every = {".".join(path): path for path in _all_keys(model)}
     namesakes = difflib.get_close_matches(given, [name for name, path in every.items() if path[-1] == last], 1, 0.0)
     if namesakes:

@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from rocstar.training.assemble import make_conversation, tool_spec
+
 from rocstar.config import RolloutSection, SandboxSection
 from rocstar.errors import ConfigError
 from rocstar.recipe import load_recipe
@@ -15,7 +17,6 @@ from rocstar.rollout.environment import Conversation
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
-from rocstar.training.assemble import make_conversation, tool_spec
 from tests.rollout.examples import CODEC
 
 RECIPES = Path(__file__).parents[2] / "recipes"
