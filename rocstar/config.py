@@ -194,6 +194,15 @@ class ResampleSection(Section):
     min_negative: int = Field(default=2, ge=0)
     """roc_release only."""
 
+    @model_validator(mode="after")
+    def minima_fit(self) -> ResampleSection:
+        if self.method == "roc_release" and self.min_positive + self.min_negative > self.keep:
+            raise ValueError(
+                f"resample.min_positive {self.min_positive} and resample.min_negative {self.min_negative} do not fit "
+                f"into resample.keep {self.keep}; lower them or raise resample.keep"
+            )
+        return self
+
 
 class LearningSection(Section):
     optimizer: Literal["adamw"] = "adamw"  # §5.1

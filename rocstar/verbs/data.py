@@ -37,9 +37,10 @@ def build(
 
     Example: rocstar data build recipes/data/math_pool.toml data=../shared/data"""
     from rocstar.data.pool.build import build_pool
-    from rocstar.data.pool.recipe import load_pool_config
+    from rocstar.data.pool.config import PoolConfig
+    from rocstar.toml.read import load
 
-    config = load_pool_config(recipe, settings or [])
+    config = load(recipe, PoolConfig, settings or [])
     with verifier() as check:
         sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr, flush=True))
     print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
@@ -109,11 +110,11 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
     from rocstar.data.pool.build import benchmark_questions
     from rocstar.data.pool.config import InputSection, PoolConfig
     from rocstar.data.pool.datasheet import Datasheet
-    from rocstar.data.pool.recipe import load_pool_config
+    from rocstar.toml.read import load
 
     for file in files:
         if file.endswith(".toml"):
-            config = load_pool_config(file)
+            config = load(file, PoolConfig)
         else:
             itself = InputSection(name=Path(file).name, path=file)
             config = PoolConfig(data=".", source=[itself], benchmark=[itself])

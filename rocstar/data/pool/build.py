@@ -6,6 +6,7 @@ the rows: kept rows go to disk at once, and what later rows are compared with is
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -23,7 +24,6 @@ from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
 from rocstar.data.pool.duplicates import QuestionIndex
 from rocstar.data.pool.judges import OVERLAP, RULE_NAMES, Check, Drop, Judges
-from rocstar.data.pool.recipe import nearest
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import Problem, problem_id
@@ -42,7 +42,9 @@ def build_pool(config: PoolConfig, check: Check, note: Note) -> Datasheet:
     DataError for an input that cannot be read and ConfigError for a rule that does not exist."""
     for rule in config.rules.skip:
         if rule not in RULE_NAMES:
-            raise ConfigError(f"rules.skip: there is no rule {rule!r}; {nearest(rule, RULE_NAMES)}")
+            close = difflib.get_close_matches(rule, RULE_NAMES, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(RULE_NAMES)}"
+            raise ConfigError(f"rules.skip: there is no rule {rule!r}; {hint}")
     sheet = Datasheet(config=config, rules=[rule for rule in RULE_NAMES if rule not in config.rules.skip])
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
