@@ -21,8 +21,8 @@ from rocstar.verbs import answers, data, sandbox
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
 if TYPE_CHECKING:
-    from rocstar.config import Recipe
     from rocstar.runs.folder import RunFolder
+    from rocstar.training.material import Material
 
 TRACEBACK = "--traceback"
 
@@ -41,6 +41,9 @@ app.add_typer(answers.app, name="reward")
 app.command()(answers.verify)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+RunsOrNone = Annotated[
+    Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
@@ -102,21 +105,27 @@ def train(
     resume: Resume = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    runs: Runs = Path("runs"),
+    runs: RunsOrNone = None,
 ) -> None:
     """Carry out all stages of a recipe, or go on with a run.
 
     Example: rocstar train recipes/quickstart.toml run.seed=1"""
     if resume is not None:
-        _resume(resume, runs, refused=[recipe, *(settings or [])], as_json=as_json)
+        _resume(resume, runs or Path("runs"), refused=[recipe, *(settings or [])], as_json=as_json)
     else:
-        _start(recipe, settings or [], kinds=("sft", "rl"), dry_run=dry_run, as_json=as_json)
+        _start(recipe, settings or [], kinds=("sft", "rl"), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
-def sft(recipe: RecipeFile = None, settings: Settings = None, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+def sft(
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    runs: RunsOrNone = None,
+) -> None:
     """Carry out only the cold-start (sft) stages of a recipe."""
-    _start(recipe, settings or [], kinds=("sft",), dry_run=dry_run, as_json=as_json)
+    _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(name="eval")
@@ -204,37 +213,42 @@ def show(
 # Runs
 
 
-def _start(path: str | None, settings: list[str], *, kinds: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+def _start(
+    path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
+) -> None:
     from rocstar.recipe import dump_resolved, load_recipe, recipe_text
     from rocstar.runs.folder import RunFolder
+    from rocstar.training.material import read_material
 
     if path is None or ("=" in path and not Path(path).exists()):
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
-    recipe = load_recipe(path, settings)
+    recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
+    material = read_material(recipe)  # whatever is wrong is found before there is a folder
     if dry_run:
         print_json(dump_resolved(recipe))
         return
-    need("train")  # a run that cannot start leaves no folder
+    need("train")
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
-    _carry_out(recipe, folder, resume=False, as_json=as_json)
+    _carry_out(material, folder, resume=False, as_json=as_json)
 
 
 def _resume(name: str, runs: Path, *, refused: list[str | None], as_json: bool) -> None:
     from rocstar.recipe import resolved_from_json
     from rocstar.runs.folder import RunFolder
+    from rocstar.training.material import read_material
 
     given = next((text for text in refused if text is not None), None)
     if given is not None:
         raise ConfigError(f"--resume goes on with the run's own settings and takes no {given!r}; leave that out")
     folder = RunFolder.find(name, runs)
-    _carry_out(resolved_from_json(folder.resolved), folder, resume=True, as_json=as_json)
+    _carry_out(read_material(resolved_from_json(folder.resolved)), folder, resume=True, as_json=as_json)
 
 
-def _carry_out(recipe: Recipe, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
+def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
     from rocstar.launch import run as carry_out
     from rocstar.screen import Screen
 
@@ -242,7 +256,7 @@ def _carry_out(recipe: Recipe, folder: RunFolder, *, resume: bool, as_json: bool
     try:
         with _stoppable(f"stopped; {go_on}"), Screen() as screen:
             screen.note(f"run folder: {folder.path}")
-            carry_out(recipe, folder, screen, resume=resume)
+            carry_out(material, folder, screen, resume=resume)
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise

@@ -100,7 +100,8 @@ class StageDataSection(TaskSection):
     pool: Count = 2400
     """arithmetic: number of training problems drawn once for RL."""
     drop_solved_attempts: Count | None = None
-    """Attempts by the current policy; problems it solves every time are left out (8 in stage 3, §4.3). None: keep all."""
+    """Attempts by the current policy; problems it solves every time are left out (8 in stage 3, §4.3). None: all
+    stay."""
 
 
 class DataSection(StageDataSection):
@@ -194,6 +195,15 @@ class ResampleSection(Section):
     min_negative: int = Field(default=2, ge=0)
     """roc_release only."""
 
+    @model_validator(mode="after")
+    def minima_fit(self) -> ResampleSection:
+        if self.method == "roc_release" and self.min_positive + self.min_negative > self.keep:
+            raise ValueError(
+                f"resample.min_positive {self.min_positive} and resample.min_negative {self.min_negative} do not fit "
+                f"into resample.keep {self.keep}; lower them or raise resample.keep"
+            )
+        return self
+
 
 class LearningSection(Section):
     optimizer: Literal["adamw"] = "adamw"  # §5.1
@@ -237,8 +247,8 @@ class EvaluateSection(Section):
     greedy: bool = True
     """Also one greedy attempt per problem."""
     verifier: str = "boxed"
-    """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output: the
-    last tool result; or a reward function of your own as `package.module:name`."""
+    """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output:
+    the last tool result; or a reward function of your own as `package.module:name`."""
 
 
 class SftStage(Section):
@@ -269,6 +279,8 @@ class RlStage(Section):
 
 
 Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
+STAGES: dict[str, type[Section]] = {"sft": SftStage, "rl": RlStage}
+"""By `kind`."""
 
 
 class Recipe(Section):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import (
-    Batch,
-    BatchRow,
     Completion,
     EngineLoad,
     Group,
@@ -133,26 +130,6 @@ class Resampler(Protocol):
     """Chooses which siblings to train on. Pure: same rng state, same choice."""
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled: ...
-
-
-class Learner(Protocol):
-    """Owns the policy's weights and optimizer."""
-
-    def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
-        """The same rows with `old_logprobs` and `entropies` under the current weights."""
-        ...
-
-    def update(self, batch: Batch) -> dict[str, float]:
-        """Exactly one optimizer step; returns its metrics."""
-        ...
-
-    def publish(self) -> Weights:
-        """Write the current weights where engines can read them."""
-        ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def restore(self, folder: Path) -> None: ...
 
 
 class Tracker(Protocol):

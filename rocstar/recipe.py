@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.toml.read import merge_layers, parse_override, read_layers, read_text, validated
-from rocstar.toml.tree import Keys, Table, annotation_at, chosen, merged, put
+from rocstar.toml.tree import Keys, Table, annotation_at, chosen, merged, put, with_lists
 
 STAGES = Recipe.model_fields["stage"].annotation
 
@@ -33,6 +33,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             table = put(table, keys, change.value)
     stages = [_completed(stage, table) for stage in table.get("stage", [])]
     return validated(Recipe, {**table, "stage": stages}, layers, changes)
+
+
+def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
+    """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
+    listed = [_completed(stage, base) for stage in stages]
+    return Recipe.model_validate(with_lists(Recipe, {**base, "stage": listed}), strict=True)
 
 
 def dump_resolved(recipe: Recipe) -> dict[str, Any]:

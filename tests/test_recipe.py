@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import Recipe, RolloutSection
+from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, Section
 from rocstar.errors import ConfigError
 from rocstar.recipe import dump_resolved, load_recipe, recipe_text, resolved_from_json
 
@@ -244,6 +244,70 @@ def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
 def test_a_mistake_in_an_override_names_the_override(folder: Path, override: str, part: str) -> None:
     message = complaint("parent.toml", "run.seed=1", override)
     assert message.startswith(f"override {override!r}") and part in message, message
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["model.path=x", "sandbox.slots=1", "sandbox.min_isolation=L1", "evaluate.problems=3", "rollout.engine_rows=2",
+     "rollout.template=paper", "data.test_files=a.jsonl", "run.seed=1", "cluster.learners=2"],
+)  # fmt: skip
+def test_a_stage_refuses_what_holds_for_the_whole_run(folder: Path, key: str) -> None:
+    """At d725079 such keys were accepted in a stage and read nowhere."""
+    name = key.partition("=")[0]
+    told = complaint("parent.toml", f"stage.stage1.{key}")
+    assert re.search(rf"unknown key stage\.stage1\.[a-z_.]+; {name.partition('.')[0]}", told), told
+    assert f"set it in [{name.partition('.')[0]}]" in told
+
+
+def test_a_stage_refuses_the_sections_of_the_other_kind(folder: Path) -> None:
+    assert "learning" in complaint("parent.toml", "stage.sft.learning.learning_rate=1e-3")
+    assert "sft belongs to a stage of another kind ('sft')" in complaint("parent.toml", "stage.stage1.sft.batch_rows=3")
+
+
+@pytest.mark.parametrize("kind", ["'sftt'", "3"])
+def test_a_stage_of_no_kind_is_refused(folder: Path, kind: str) -> None:
+    (folder / "bad.toml").write_text(f"[[stage]]\nname = 'a'\nkind = {kind}\nsteps = 1\n")
+    assert "stage.a.kind is unknown; set it to one of 'sft', 'rl'" in complaint("bad.toml")
+    (folder / "bad.toml").write_text("[[stage]]\nname = 'a'\nsteps = 1\n")
+    assert "stage.a.kind is missing; set it to one of 'sft', 'rl'" in complaint("bad.toml")
+
+
+def sections(model: type[Section]) -> dict[str, type[Section]]:
+    return {name: f.annotation for name, f in model.model_fields.items() if isinstance(f.annotation, type)}
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_what_a_stage_may_change_is_a_part_of_the_base(kind: str) -> None:
+    base = sections(Recipe)
+    for name, section in sections(STAGES[kind]).items():
+        if name in base:
+            assert section.model_fields.keys() <= base[name].model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["learning.learning_rate=-1e-6", "learning.learning_rate=nan", "learning.clip_low=-0.2", "sft.max_grad_norm=0",
+     "rollout.temperature=-1", "rollout.temperature=inf", "learning.beta2=1.0", "evaluate.temperature=-0.1"],
+)  # fmt: skip
+def test_numbers_that_cannot_be_meant_are_refused(folder: Path, override: str) -> None:
+    assert complaint("parent.toml", override).startswith(f"override {override!r}: ")
+
+
+def test_a_pretrained_model_starts_from_the_papers_values(tmp_path: Path) -> None:
+    """At d725079: 4e-4 without warm-up, Muon at 0.02, 256 characters of feedback, a checkpoint a minute, 512 rows."""
+    (tmp_path / "mine.toml").write_text("[model]\npath = 'x'\n[[stage]]\nname = 'a'\nkind = 'rl'\nsteps = 1\n")
+    recipe = load_recipe(tmp_path / "mine.toml")
+    (only,) = recipe.stage
+    assert isinstance(only, RlStage)
+    assert (only.learning.learning_rate, only.learning.warmup_steps, only.learning.updates_per_step) == (1e-6, 20, 1)
+    assert (only.rollout.max_response_tokens, only.rollout.max_turns, only.rollout.attempts_per_problem) == (
+        8192,
+        10,
+        32,
+    )
+    assert (recipe.sft.optimizer, recipe.sft.adamw_learning_rate, recipe.sft.decay) == ("adamw", 5e-6, "cosine")
+    assert (recipe.rollout.template, recipe.rollout.feedback_max_chars) == ("paper", 4096)
+    assert recipe.run.checkpoint_seconds >= 600 and recipe.rollout.engine_rows <= 64
 
 
 def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:

@@ -22,6 +22,7 @@ RECIPE = """\
 name = "tiny"
 folder = "runs"
 checkpoint_seconds = 0
+checkpoint_cost = 1
 
 [model]
 hidden_size = 32
@@ -39,6 +40,11 @@ test_files = ["test.jsonl"]
 
 [sft]
 batch_rows = 12
+optimizer = "muon"
+adamw_learning_rate = 3e-3
+decay = "linear"
+decay_share = 0.4
+context_loss_weight = 0.1
 rows_file = "rows.jsonl"
 dropout = 0.02
 warmup_steps = 2
@@ -48,6 +54,8 @@ problems_per_step = 2
 attempts_per_problem = 4
 max_response_tokens = 48
 max_turns = 3
+template = "compact"
+feedback_errors = "short"
 engine_rows = 8
 
 [sandbox]
@@ -55,6 +63,13 @@ preload = []
 
 [resample]
 keep = 4
+
+[learning]
+learning_rate = 4e-4
+beta2 = 0.95
+weight_decay = 0.0
+warmup_steps = 0
+updates_per_step = 2
 
 [evaluate]
 problems = 2

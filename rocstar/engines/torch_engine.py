@@ -102,7 +102,9 @@ class TorchEngine:
 
     def _take(self, weights: Weights) -> None:
         try:
-            tensors = load_file(f"{weights.folder}/model.safetensors", device=str(self._model.device))
+            tensors = weights.tensors or load_file(
+                f"{weights.folder}/model.safetensors", device=str(self._model.device)
+            )
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineUnavailable(
                 f"weights {weights.version} could not be read from {weights.folder}: {error}"

@@ -11,6 +11,7 @@ from rocstar.data.files import load_problems
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.evaluation.subject import Subject, find_subject, opened
 from rocstar.launch import quiet_torch, started_sandbox
+from rocstar.learning.policy import load_model
 from rocstar.learning.threads import use_threads
 from rocstar.screen import Screen
 from rocstar.types import Problem
@@ -59,7 +60,8 @@ async def _evaluate(
 ) -> dict[str, Any]:
     use_threads(recipe.run.threads)
     protocol = Protocol(attempts=n, temperature=temperature, top_p=recipe.rollout.top_p, top_k=recipe.rollout.top_k)
-    async with opened(subject, recipe, sandbox) as roller:
+    model, rows = load_model(subject.model), recipe.rollout.engine_rows
+    async with opened(model, subject, recipe, sandbox, problems, rows=rows) as roller:
         return await evaluate_policy(roller, problems, protocol, folder=folder, step=subject.step)
 
 

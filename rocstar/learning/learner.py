@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rocstar.config import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.logprobs import token_logprobs
 from rocstar.learning.loss import kl_to_reference, policy_loss
@@ -22,32 +23,23 @@ from rocstar.types import Batch, BatchRow, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    """Numbers of the update; defaults are the paper's where it gives one."""
+class Update:
+    """What one optimizer update was."""
 
-    learning_rate: float = 1e-6
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    warmup_steps: int = 20
-    max_grad_norm: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    kl_coefficient: float = 0.0
-    entropy_coefficient: float = 0.0
-    temperature: float = 1.0
-    """Of the rollouts: ratios are taken under the distribution that was sampled from."""
-    tokens_per_microbatch: int = 4096
+    metrics: dict[str, float]
+    rows: tuple[BatchRow, ...]
+    """Those it learned from, scored."""
 
 
 class GrpoLearner:
-    """Learner over a Policy. `weights_folder` is where `publish` puts weights for engines."""
+    """Learner over a Policy."""
 
-    def __init__(self, policy: Policy, settings: LearnerSettings, weights_folder: Path) -> None:
+    def __init__(self, policy: Policy, settings: LearningSection, *, temperature: float = 1.0) -> None:
+        """`temperature` of the rollouts: ratios are taken under the distribution that was sampled from."""
         policy.model.set_attn_implementation("sdpa")
         self._policy = policy
         self._settings = settings
-        self._weights_folder = weights_folder
+        self._temperature = temperature
         self._updates = 0
         self._optimizer = torch.optim.AdamW(
             policy.parameters,
@@ -57,13 +49,14 @@ class GrpoLearner:
         )
         self._reference: Any = copy.deepcopy(policy.model).eval() if settings.kl_coefficient else None
 
-    def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
+    def score(self, batch: Batch) -> Batch:
         """Fill in `old_logprobs` and `entropies` ([T], 0 on the first token) under the current weights."""
+        rows = batch.rows
         scored: list[BatchRow] = list(rows)
         self._policy.model.eval()
         with torch.no_grad():
             for micro in self._pack(rows):
-                logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, self._settings.temperature)
+                logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, self._temperature)
                 for place, index in enumerate(micro.indices):
                     length = len(rows[index].token_ids) - 1
                     scored[index] = replace(
@@ -71,20 +64,22 @@ class GrpoLearner:
                         old_logprobs=(0.0, *logprobs[place, :length].tolist()),
                         entropies=(0.0, *entropies[place, :length].tolist()),
                     )
-        return tuple(scored)
+        return Batch(rows=tuple(scored))
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step over all rows. Raises ContractBroken for rows that were not scored or an empty batch."""
+    def update(self, batch: Batch) -> Update:
+        """One optimizer update over all rows. Raises ContractBroken for an empty batch."""
         tokens = batch.num_loss_tokens
-        if tokens == 0 or any(len(row.old_logprobs) != len(row.token_ids) for row in batch.rows):
-            raise ContractBroken("a learner's batch needs at least one policy token and rows scored by this learner")
+        if tokens == 0:
+            raise ContractBroken("a learner's batch needs at least one policy token")
+        if any(not row.old_logprobs for row in batch.rows):
+            batch = self.score(batch)
         self._policy.model.train()
         self._optimizer.zero_grad(set_to_none=True)
         sums = {"loss": 0.0, "clip_share": 0.0, "kl": 0.0}
         for micro in self._pack(batch.rows):
             for name, value in self._backward(batch.rows, micro, tokens).items():
                 sums[name] += value
-        return {**sums, "grad_norm": self._step()}
+        return Update(metrics={**sums, "grad_norm": self._step()}, rows=batch.rows)
 
     @property
     def version(self) -> int:
@@ -92,7 +87,7 @@ class GrpoLearner:
         return self._policy.version
 
     def publish(self) -> Weights:
-        return self._policy.publish(self._weights_folder)
+        return self._policy.publish()
 
     def refresh_reference(self) -> None:
         """Make the current weights the KL reference (paper, stage 3)."""
@@ -125,7 +120,7 @@ class GrpoLearner:
 
     def _backward(self, rows: Sequence[BatchRow], micro: MicroBatch, tokens: int) -> dict[str, float]:
         settings = self._settings
-        logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, settings.temperature)
+        logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, self._temperature)
         loss = policy_loss(
             logprobs_NT=logprobs,
             old_logprobs_NT=spread([row.old_logprobs for row in rows], micro),
@@ -137,7 +132,7 @@ class GrpoLearner:
         total, kl = loss.total, torch.zeros(())
         if self._reference is not None:
             with torch.no_grad():
-                reference, _ = token_logprobs(self._reference, micro.ids_NT, settings.temperature)
+                reference, _ = token_logprobs(self._reference, micro.ids_NT, self._temperature)
             kl = kl_to_reference(logprobs, reference, micro.mask_NT)
             total = total + settings.kl_coefficient * kl
         if settings.entropy_coefficient:

@@ -115,10 +115,9 @@ class Policy:
             raise _as_os_error(error, partial) from error
         partial.rename(folder / "model.safetensors")
 
-    def publish(self, folder: Path) -> Weights:
-        """Write the current weights where an engine can read them."""
-        self.save_weights(folder)
-        return Weights(version=self.version, folder=str(folder))
+    def publish(self) -> Weights:
+        """The current weights, for an engine in this process."""
+        return Weights(version=self.version, tensors={k: v.detach() for k, v in self.model.state_dict().items()})
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:

@@ -8,42 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from rocstar.config import SftSection
 from rocstar.learning.pack import pack
 from rocstar.learning.policy import Policy
 from rocstar.types import SftRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftSettings:
-    steps: int
-    """Optimizer steps in all; the schedule needs to know the end."""
-    optimizer: str = "muon"
-    """`muon` or `adamw`."""
-    muon_learning_rate: float = 0.02
-    adamw_learning_rate: float = 3e-3
-    weight_decay: float = 0.0
-    warmup_steps: int = 20
-    decay_share: float = 0.4
-    context_loss_weight: float = 0.1
-    dropout: float = 0.0
-    max_grad_norm: float = 1.0
-    tokens_per_microbatch: int = 4096
-
-
 class SftLearner:
     """Imitates demonstrations; one `update` is one optimizer step."""
 
-    def __init__(self, policy: Policy, settings: SftSettings) -> None:
+    def __init__(self, policy: Policy, settings: SftSection, steps: int) -> None:
         policy.model.set_attn_implementation("sdpa")
         self._policy = policy
         self._settings = settings
+        self._steps = steps
         self._updates = 0
         self._optimizers = _optimizers(policy.model, settings)
         self._base_rates = [[group["lr"] for group in o.param_groups] for o in self._optimizers]
@@ -97,8 +81,8 @@ class SftLearner:
         """Linear warm-up, flat, linear decay to zero over the last `decay_share` of the steps."""
         settings = self._settings
         warmth = min(1.0, (done + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-        tail = settings.decay_share * settings.steps
-        left = min(1.0, (settings.steps - done) / tail) if tail else 1.0
+        tail = settings.decay_share * self._steps
+        left = min(1.0, (self._steps - done) / tail) if tail else 1.0
         return min(warmth, left)
 
 
@@ -109,7 +93,7 @@ def next_token_losses(model: Any, ids_NT: torch.Tensor) -> torch.Tensor:
     return flat.view(logits.shape[:2])
 
 
-def _optimizers(model: Any, settings: SftSettings) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Any, settings: SftSection) -> list[torch.optim.Optimizer]:
     decay = settings.weight_decay
     if settings.optimizer == "adamw":
         return [torch.optim.AdamW(model.parameters(), lr=settings.adamw_learning_rate, weight_decay=decay)]

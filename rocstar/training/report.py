@@ -14,10 +14,11 @@ from rocstar.types import BatchRow, Reason, Resampled, Stop
 NO_TOOL = 0.95  # share of attempts without a call from which on a person is told
 
 
-def fault_share(groups: Sequence[Resampled]) -> float:
-    """Share of a step's attempts that ended by a fault of ours."""
+def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
+    """Share of a step's attempts that ended by a fault of ours, and what the first of them says."""
     attempts = [t for resampled in groups for t in resampled.group.trajectories]
-    return sum(t.stop is Stop.ENVIRONMENT_FAILED for t in attempts) / max(1, len(attempts))
+    failed = [t for t in attempts if t.stop is Stop.ENVIRONMENT_FAILED]
+    return len(failed) / max(1, len(attempts)), next((t.fault for t in failed), None)
 
 
 def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[str, float]:

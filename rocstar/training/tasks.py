@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from rocstar.config import DataSection, Recipe
+from rocstar.config import TaskSection
 from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import perform, plan_demonstrations
 from rocstar.data.files import load_problems
 from rocstar.errors import ConfigError
-from rocstar.training.word_task import WordProblemTask
 from rocstar.types import Demonstration, Problem, ToolCall, ToolResult, seed_for
 
 Run = Callable[[ToolCall], Awaitable[ToolResult]]
@@ -42,7 +41,7 @@ class ArithmeticTask:
 
     atoms: tuple[str, ...] = ()
 
-    def __init__(self, settings: DataSection, *, tool_name: str, seed: int, heldout: int) -> None:
+    def __init__(self, settings: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
         self._settings = settings
         self._tool_name = tool_name
         self._seed = seed
@@ -51,7 +50,7 @@ class ArithmeticTask:
         self._taken = frozenset(problem.id for problem in self._heldout)
 
     def problems(self) -> list[Problem]:
-        pool = self._settings.pool
+        pool = getattr(self._settings, "pool", 0)
         return arithmetic_problems(self._settings.families, pool, seed_for(self._seed, "train"), exclude=self._taken)
 
     def heldout(self) -> list[Problem]:
@@ -69,7 +68,7 @@ class FileTask:
 
     atoms: tuple[str, ...] = ()
 
-    def __init__(self, settings: DataSection, *, seed: int, heldout: int) -> None:
+    def __init__(self, settings: TaskSection, *, seed: int, heldout: int) -> None:
         self._settings = settings
         self._seed = seed
         self._count = heldout
@@ -83,12 +82,9 @@ class FileTask:
 
     def heldout(self) -> list[Problem]:
         """The first `evaluate.problems` rows of the test files, in a seeded order."""
-        rows = list({p.id: p for path in self._settings.test_files for p in self._load(path)}.values())
+        rows = list({p.id: p for path in getattr(self._settings, "test_files", ()) for p in self._load(path)}.values())
         random.Random(seed_for(self._seed, "heldout")).shuffle(rows)
         return rows[: self._count]
-
-    async def demonstrations(self, count: int, run: Run) -> list[Demonstration]:
-        raise ConfigError("data.source files has no demonstrations; set sft.rows_file to a JSONL of messages")
 
     def _load(self, path: str) -> list[Problem]:
         columns = self._settings.columns
@@ -97,15 +93,8 @@ class FileTask:
         )
 
 
-def make_task(settings: DataSection, *, tool_name: str, seed: int, heldout: int) -> Task:
+def make_task(settings: TaskSection, *, tool_name: str, seed: int, heldout: int) -> Task:
     """The task a `[data]` section asks for. Raises ConfigError or DataError."""
     if settings.source == "files":
         return FileTask(settings, seed=seed, heldout=heldout)
-    if settings.source == "word_problems":
-        return WordProblemTask(settings, tool_name=tool_name, seed=seed, heldout=heldout)
     return ArithmeticTask(settings, tool_name=tool_name, seed=seed, heldout=heldout)
-
-
-def task_of(recipe: Recipe, data: DataSection) -> Task:
-    """The task of a `[data]` section; held-out problems depend on the run only, so stages share them."""
-    return make_task(data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems)

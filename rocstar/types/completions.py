@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Finish(StrEnum):
@@ -50,8 +52,10 @@ class Weights:
 
     version: int
     """Policy version, counts optimizer steps."""
-    folder: str
-    """Hugging Face model folder that holds them."""
+    folder: str | None = None
+    """Hugging Face model folder that holds them, for engines of other processes."""
+    tensors: Mapping[str, Any] | None = None
+    """Or the tensors themselves by name, for engines of this process; they change with the next update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

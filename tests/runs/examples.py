@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocstar.config import Recipe
+from rocstar.recipe import recipe_of
 from rocstar.runs.folder import RunFolder
 from rocstar.types import (
     Choice,
@@ -32,9 +33,8 @@ PROBLEM = Problem(id=problem_id("1+1?"), question="1+1?", answer="2", source="te
 
 
 def recipe(name: str = "tiny") -> Recipe:
-    cold = {"name": "cold", "kind": "sft", "steps": 2, "data": {}, "sft": {}}
-    rl = {"name": "stage1", "kind": "rl", "steps": 3, "data": {}, "rollout": {}, "resample": {}, "learning": {}}
-    return Recipe.model_validate({"run": {"name": name}, "evaluate": {"problems": 5}, "stage": [cold, rl]})
+    stages = [{"name": "cold", "kind": "sft", "steps": 2}, {"name": "stage1", "kind": "rl", "steps": 3}]
+    return recipe_of({"run": {"name": name}, "evaluate": {"problems": 5}, "rollout": {"template": "compact"}}, stages)
 
 
 def run(base: Path, name: str = "tiny") -> RunFolder:

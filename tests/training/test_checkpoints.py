@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.learning.learner import GrpoLearner, LearnerSettings
+from rocstar.config import LearningSection
+from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy, load_model
 from rocstar.runs.folder import RunFolder
 from rocstar.training.checkpoints import Progress, latest, prune, save
@@ -23,7 +24,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def saved(folder: RunFolder, step: int, *, complete: bool = False) -> Policy:
     mine = policy()
-    learner = GrpoLearner(mine, LearnerSettings(), folder.path / "weights")
+    learner = GrpoLearner(mine, LearningSection())
     progress = Progress(stage=1, stage_step=step, step=step, policy_version=2 * step, stage_complete=complete)
     save(folder, progress, mine, learner)
     return mine

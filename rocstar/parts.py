@@ -1,0 +1,101 @@
+"""Wiring: from a recipe to the parts that make and judge attempts. Decisions live in the parts; here they only meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
+from rocstar.config import Recipe, RolloutSection, SandboxSection, StageRolloutSection
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.feedback import feedback_text
+from rocstar.dialogue.template import template_named
+from rocstar.protocols import Engine, Tool, ToolSpec, Verifier
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import Conversation, Limits
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.wire import Limits as ProgramLimits
+from rocstar.tools.notebook import NotebookTool
+from rocstar.tools.python import PythonTool
+from rocstar.types import ToolResult
+
+
+def program_limits(limits: SandboxSection) -> ProgramLimits:
+    return ProgramLimits(
+        wall_seconds=limits.timeout_seconds,
+        cpu_seconds=limits.cpu_seconds,
+        memory_bytes=limits.memory_bytes,
+        output_bytes=limits.output_bytes,
+        processes=limits.processes,
+    )
+
+
+def make_python_tool(recipe: Recipe, sandbox: SandboxClient) -> PythonTool:
+    """For programs that stand alone."""
+    return PythonTool(sandbox, program_limits(recipe.sandbox), name=recipe.rollout.tool_name)
+
+
+def make_notebooks(recipe: Recipe, sandbox: SandboxClient) -> tuple[NotebookTool, ...]:
+    """For one attempt, and closed with it."""
+    limits = program_limits(recipe.sandbox)
+    count = recipe.sandbox.tools.count("notebook")
+    return tuple(NotebookTool(sandbox, limits, name=recipe.rollout.tool_name) for _ in range(count))
+
+
+def tool_specs(recipe: Recipe, sandbox: SandboxClient) -> list[ToolSpec]:
+    """What the model is told about its tools."""
+    shared: list[Tool] = [make_python_tool(recipe, sandbox) for name in recipe.sandbox.tools if name == "python"]
+    return [tool.spec for tool in (*shared, *make_notebooks(recipe, sandbox))]
+
+
+def make_conversation(recipe: Recipe, codec: Codec, sandbox: SandboxClient, *, with_tools: bool = True) -> Conversation:
+    """What all attempts share: how text becomes tokens, and which tools there are."""
+    shared = [make_python_tool(recipe, sandbox) for name in recipe.sandbox.tools if name == "python" and with_tools]
+    return Conversation(
+        codec=codec,
+        template=template_named(recipe.rollout.template),
+        tools=shared,
+        feedback=make_feedback(recipe.rollout),
+        own_tools=lambda: make_notebooks(recipe, sandbox) if with_tools else (),
+    )
+
+
+def make_feedback(rollout: RolloutSection) -> Callable[[ToolResult], str]:
+    """How tool results are worded for the model."""
+    return partial(
+        feedback_text,
+        max_chars=rollout.feedback_max_chars,
+        truncate=rollout.feedback_truncate,
+        errors=rollout.feedback_errors,
+    )
+
+
+def make_verifier(recipe: Recipe, codec: Codec, grader: Grader) -> Verifier:
+    if recipe.evaluate.verifier == "tool_output":
+        return ToolOutputVerifier(codec)
+    return BoxedVerifier(codec, grader, strict=recipe.evaluate.verifier == "boxed_strict")
+
+
+def make_roller(
+    recipe: Recipe,
+    rollout: StageRolloutSection,
+    *,
+    codec: Codec,
+    engine: Engine,
+    sandbox: SandboxClient,
+    grader: Grader,
+) -> Roller:
+    """Makes and judges attempts under the limits of `rollout`. With a single turn there is no use for a tool."""
+    conversation = make_conversation(recipe, codec, sandbox, with_tools=rollout.max_turns > 1)
+    return Roller(
+        engine=engine,
+        conversation=conversation,
+        verifier=make_verifier(recipe, codec, grader),
+        limits=Limits(
+            max_turns=rollout.max_turns,
+            max_response_tokens=rollout.max_response_tokens,
+            max_parallel_calls=rollout.max_parallel_calls,
+        ),
+        stop_token_ids=(codec.token_id(conversation.template.stop),),
+    )

@@ -1,0 +1,139 @@
+"""What a run works on, read and checked before a run folder exists: problems, rows to imitate, the pretrained model's
+tokenizer and limits. Loads no torch and starts nothing, so `--dry-run` finds what a run would stumble over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.data.sft.format import Conversation
+from rocstar.data.sft.loading import load_conversations
+from rocstar.dialogue.codec import Codec
+from rocstar.errors import ConfigError
+from rocstar.lengths import positions_needed
+from rocstar.modelfolder import ModelFacts, find_model, model_facts
+from rocstar.parts import make_conversation
+from rocstar.sandbox.client import SandboxClient
+from rocstar.training.tasks import Task, make_task
+from rocstar.types import Problem
+
+COVERED = 0.5
+"""Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """The model a run starts from."""
+
+    facts: ModelFacts
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    recipe: Recipe
+    task: Task
+    """Of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
+    heldout: Sequence[Problem]
+    problems: Mapping[str, Sequence[Problem]]
+    """By RL stage; none of them is held out."""
+    conversations: Mapping[str, Sequence[Conversation]]
+    """By SFT stage that imitates a file; other SFT stages imitate their task's own demonstrations."""
+    pretrained: Pretrained | None
+    """None for random weights."""
+
+
+def read_material(recipe: Recipe) -> Material:
+    """Raises ConfigError and DataError for whatever can be known without loading a model."""
+    recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
+    _refuse_unknown_tools(recipe)
+    pretrained = _pretrained(recipe)
+    task = task_of(recipe, recipe)
+    heldout = task.heldout()
+    material = Material(
+        recipe=recipe,
+        task=task,
+        heldout=heldout,
+        problems={
+            stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
+        },
+        conversations={
+            stage.name: load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
+            for stage in recipe.stage
+            if isinstance(stage, SftStage) and stage.sft.rows_file
+        },
+        pretrained=pretrained,
+    )
+    _refuse_impossible(material)
+    if pretrained:
+        positions_of(material, pretrained.codec, pretrained.facts.positions)
+    return material
+
+
+def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
+    """The task that a `[data]` section asks for, the base's or a stage's."""
+    return make_task(
+        part.data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems
+    )
+
+
+def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
+    """Under which limits attempts are made, in training and evaluation."""
+    return [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
+
+
+def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
+    """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
+    conversation = make_conversation(material.recipe, codec, SandboxClient(slots=1, preload=()))
+    problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
+    return positions_needed(
+        problems.values(),
+        conversation,
+        response_tokens=max(rollout.max_response_tokens for rollout in rollouts_of(material.recipe)),
+        model_positions=model_positions,
+    )
+
+
+def _problems(recipe: Recipe, stage: RlStage, heldout: Sequence[Problem]) -> Sequence[Problem]:
+    known = {problem.id for problem in heldout}
+    problems = [problem for problem in task_of(recipe, stage).problems() if problem.id not in known]
+    if not problems:
+        raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
+    return problems
+
+
+def _pretrained(recipe: Recipe) -> Pretrained | None:
+    if recipe.model.path is None:
+        if not isinstance(next(iter(recipe.stage), None), SftStage):
+            raise ConfigError(
+                "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
+                "a stage of kind sft"
+            )
+        return None
+    folder = find_model(recipe.model.path)
+    facts, codec = model_facts(folder), Codec.load(folder)
+    if not COVERED * facts.embeddings <= codec.vocab_size <= facts.embeddings:
+        raise ConfigError(
+            f"the tokenizer in {folder} has {codec.vocab_size} ids and the model's embedding {facts.embeddings} rows; "
+            "they do not belong together"
+        )
+    return Pretrained(facts=facts, codec=codec)
+
+
+def _refuse_impossible(material: Material) -> None:
+    for stage in material.recipe.stage:
+        if isinstance(stage, SftStage) and stage.name not in material.conversations:
+            task = task_of(material.recipe, stage)
+            if not hasattr(task, "demonstrations"):
+                raise ConfigError(
+                    f"stage {stage.name}: data.source {stage.data.source!r} has no demonstrations; set sft.rows_file "
+                    "to a JSONL of messages"
+                )
+
+
+def _refuse_unknown_tools(recipe: Recipe) -> None:
+    for name in recipe.sandbox.tools:
+        if name not in ("python", "notebook"):
+            raise ConfigError(f"sandbox.tools: there is no tool {name!r}; the tools are python and notebook")
