@@ -28,6 +28,8 @@ class RunSection(Section):
     name: str = "run"
     """Folder name below `folder`; a number is appended when it is taken."""
     folder: str = "runs"
+    code_folders: list[str] = []
+    """Where modules of your own are looked for first; the folder of the recipe file is put in front."""
     seed: int = 0
     """Everything random in a run follows from it and from identities."""
     threads: Count = 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import (
     Completion,
+    Demonstration,
     EngineLoad,
     Group,
     Outcome,
@@ -22,6 +23,39 @@ from rocstar.types import (
     Trajectory,
     Weights,
 )
+
+RunCall = Callable[[ToolCall], Awaitable[ToolResult]]
+"""Runs one tool call."""
+
+
+class Task(Protocol):
+    """What a run learns: problems to train on, and held-out problems that it is judged by.
+
+    Promise: same settings and seed, same problems in the same order; one id for one question; nothing to train on is
+    held out. A Task of the user's own is made as `Name(data, tool_name=..., seed=..., heldout=...)`: `data` is the
+    `[data]` section, or a stage's, which has no `test_files`; `heldout` is the most problems to hold out."""
+
+    @property
+    def atoms(self) -> tuple[str, ...]:
+        """Strings that a tokenizer trained for this task keeps whole."""
+        return ()
+
+    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
+        """Problems to train on. `exclude`: ids of the run's held-out problems."""
+        ...
+
+    def heldout(self) -> list[Problem]:
+        """Asked only of the Task made from the `[data]` section."""
+        ...
+
+
+@runtime_checkable
+class DemonstratingTask(Task, Protocol):
+    """A Task that can also show how it is done; an sft stage without `sft.rows_file` needs one."""
+
+    async def demonstrations(self, count: int, run: RunCall) -> list[Demonstration]:
+        """`count` conversations to imitate; tool results in them are what `run` gave, or what it would give."""
+        ...
 
 
 class Engine(Protocol):

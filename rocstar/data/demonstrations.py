@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -16,9 +16,8 @@ from enum import StrEnum
 from rocstar.data.families import FAMILIES, Chain, Family
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError
-from rocstar.types import Demonstration, DemoTurn, Problem, ToolCall, ToolResult, seed_for
-
-Run = Callable[[ToolCall], Awaitable[ToolResult]]
+from rocstar.protocols import RunCall
+from rocstar.types import Demonstration, DemoTurn, Problem, seed_for
 
 
 class Move(StrEnum):
@@ -92,7 +91,7 @@ def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> lis
 
 
 async def perform(
-    plans: Sequence[Plan], run: Run, *, tool_name: str = "python", parallel: int = 32
+    plans: Sequence[Plan], run: RunCall, *, tool_name: str = "python", parallel: int = 32
 ) -> list[Demonstration]:
     """Run every plan's programs through `run`, at most `parallel` plans at a time; demonstrations in order of plans.
 
@@ -160,7 +159,7 @@ def _wrong_number(answer: str, rng: random.Random) -> str:
             return guess
 
 
-async def _perform(plan: Plan, run: Run, tool_name: str) -> Demonstration:
+async def _perform(plan: Plan, run: RunCall, tool_name: str) -> Demonstration:
     turns: list[DemoTurn] = []
     output = ""
     for n, code in enumerate(plan.codes):

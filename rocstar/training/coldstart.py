@@ -25,6 +25,7 @@ from rocstar.protocols import ToolSpec
 from rocstar.runs.sftrows import read_rows, write_rows
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.material import Material, task_of
+from rocstar.training.tasks import require_demonstrations
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
 TOKENIZER_ROWS = 3000  # demonstrations a tokenizer is trained on; more change nothing that matters
@@ -77,7 +78,8 @@ async def _layouts(material: Material, stage: SftStage, sandbox: SandboxClient) 
         shown = [_as_shown(conversation, feedback) for conversation in material.conversations[stage.name]]
     else:
         tool = make_python_tool(recipe, sandbox)
-        made = await task_of(recipe, stage).demonstrations(stage.steps * stage.sft.batch_rows, tool.run)
+        task = require_demonstrations(task_of(recipe, stage))
+        made = await task.demonstrations(stage.steps * stage.sft.batch_rows, tool.run)
         shown = [from_demonstration(demo, feedback) for demo in made]
     return [_pieces(recipe, conversation, specs) for conversation in shown]
 

@@ -15,8 +15,9 @@ from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import make_conversation
+from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.tasks import Task, make_task
+from rocstar.training.tasks import make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
 
 COVERED = 0.5
@@ -66,7 +67,9 @@ def read_material(recipe: Recipe) -> Material:
         },
         pretrained=pretrained,
     )
-    _refuse_impossible(material)
+    for stage in recipe.stage:
+        if isinstance(stage, SftStage) and stage.name not in material.conversations:
+            require_demonstrations(task_of(recipe, stage))
     if pretrained:
         positions_of(material, pretrained.codec, pretrained.facts.positions)
     return material
@@ -75,7 +78,11 @@ def read_material(recipe: Recipe) -> Material:
 def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
     """The task that a `[data]` section asks for, the base's or a stage's."""
     return make_task(
-        part.data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems
+        part.data,
+        tool_name=recipe.rollout.tool_name,
+        seed=recipe.run.seed,
+        heldout=recipe.evaluate.problems,
+        folders=recipe.run.code_folders,
     )
 
 
@@ -97,8 +104,7 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
 
 
 def _problems(recipe: Recipe, stage: RlStage, heldout: Sequence[Problem]) -> Sequence[Problem]:
-    known = {problem.id for problem in heldout}
-    problems = [problem for problem in task_of(recipe, stage).problems() if problem.id not in known]
+    problems = training_problems(task_of(recipe, stage), heldout)
     if not problems:
         raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
     return problems
@@ -120,17 +126,6 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
             "they do not belong together"
         )
     return Pretrained(facts=facts, codec=codec)
-
-
-def _refuse_impossible(material: Material) -> None:
-    for stage in material.recipe.stage:
-        if isinstance(stage, SftStage) and stage.name not in material.conversations:
-            task = task_of(material.recipe, stage)
-            if not hasattr(task, "demonstrations"):
-                raise ConfigError(
-                    f"stage {stage.name}: data.source {stage.data.source!r} has no demonstrations; set sft.rows_file "
-                    "to a JSONL of messages"
-                )
 
 
 def _refuse_unknown_tools(recipe: Recipe) -> None:

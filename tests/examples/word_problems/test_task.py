@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import random
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,19 @@ from typing import Any
 import pytest
 
 from rocstar.config import DataSection
-from rocstar.data.expressions import parse_prefix
-from rocstar.data.programs import unordered_program
-from rocstar.data.word_problems import WordProblem, read_word_problems
-from rocstar.data.wording import things, with_decoy, with_story_shuffled, with_things_renamed
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.tools.scripted import ScriptedTool
-from rocstar.training.tasks import make_task
-from rocstar.training.word_task import WordProblemTask
 from rocstar.types import Completion, Demonstration, Finish, Problem, ToolCall, ToolResult
+from word_problems.expressions import parse_prefix
+from word_problems.programs import unordered_program
+from word_problems.rows import WordProblem, read_word_problems
+from word_problems.task import WordProblemTask
+from word_problems.wording import things, with_decoy, with_story_shuffled, with_things_renamed
 
-DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[3] / "shared" / "data")) / "word_problems"
+DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[4] / "shared" / "data")) / "word_problems"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is absent; set ROCSTAR_DATA to the data folder")
 
 TRAIN = """Question,Numbers,Equation,Answer
@@ -51,11 +51,16 @@ def files(tmp_path: Path) -> dict[str, Any]:
     return {"train_files": [str(tmp_path / "train.csv.gz")], "test_files": [str(tmp_path / "test.csv.gz")]}
 
 
-def made(heldout: int = 10, **settings: Any) -> WordProblemTask:
-    data = DataSection(source="word_problems", **settings)
-    task = make_task(data, tool_name="python", seed=1, heldout=heldout)
-    assert isinstance(task, WordProblemTask)
-    return task
+def made(
+    heldout: int = 10, train_files: Sequence[str] = (), test_files: Sequence[str] = (), **options: Any
+) -> WordProblemTask:
+    data = DataSection(
+        source="word_problems:WordProblemTask",
+        train_files=list(train_files),
+        test_files=list(test_files),
+        options=options,
+    )
+    return WordProblemTask(data, tool_name="python", seed=1, heldout=heldout)
 
 
 async def never(call: ToolCall) -> ToolResult:
@@ -134,7 +139,7 @@ def test_rows_of_two_operators_are_shown_as_often_as_asked(files: dict[str, Any]
 def test_missing_files_and_a_holdout_that_leaves_nothing_are_refused(files: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"data\.train_files is empty"):
         made().problems()
-    with pytest.raises(ConfigError, match=r"lower data\.holdout"):
+    with pytest.raises(ConfigError, match=r"lower data\.options\.holdout"):
         made(train_files=files["train_files"], holdout=4).heldout()
 
 

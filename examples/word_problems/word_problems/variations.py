@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rocstar.data.expressions import Exact, Tree, decimal_places, evaluate, operations, renumber, swapped
-from rocstar.data.word_problems import MASK, Numbers, WordProblem, demonstrate, inline_program, to_problem
 from rocstar.types import Demonstration, Problem, seed_for
+from word_problems.expressions import Exact, Tree, decimal_places, evaluate, operations, renumber, swapped
+from word_problems.rows import MASK, Numbers, WordProblem, demonstrate, inline_program, to_problem
 
 MAX_DRAWS = 200  # draws of numbers before a row stays as it is; nine rows in ten need fewer than twenty
 MAX_NUMBERS = 8  # a question with more than this is left without distractor; the data has seven at most

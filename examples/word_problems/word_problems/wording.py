@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rocstar.data.variations import MAX_NUMBERS, renumbered
-from rocstar.data.word_problems import MASK, WordProblem
+from word_problems.rows import MASK, WordProblem
+from word_problems.variations import MAX_NUMBERS, renumbered
 
 COUNTED = re.compile(r"number\d+ (?:[a-z]+ )?([a-z]+s)\b")
 # Words the pattern catches that are not names of things, or whose meaning the arithmetic rests on.

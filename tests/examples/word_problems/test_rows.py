@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.data import word_problems as wp
-from rocstar.data.expressions import exact, parse_prefix
-from rocstar.data.variations import Variation, training_demonstrations, training_problems, training_rows
 from rocstar.errors import DataError
+from word_problems import rows as wp
+from word_problems.expressions import exact, parse_prefix
+from word_problems.variations import Variation, training_demonstrations, training_problems, training_rows
 
-DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[3] / "shared" / "data")) / "word_problems"
+DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[4] / "shared" / "data")) / "word_problems"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is absent; set ROCSTAR_DATA to the data folder")
 
 ROW = wp.WordProblem(
@@ -86,7 +86,7 @@ def test_held_out_questions_take_their_repeats_with_them() -> None:
     assert len(train) == 8
     assert not {row.template for row in train} & {row.template for row in dev}
     assert wp.held_out(rows, 2, seed=0) == (train, dev)
-    with pytest.raises(ValueError, match=r"data\.holdout 6 leaves nothing"):
+    with pytest.raises(ValueError, match=r"data\.options\.holdout 6 leaves nothing"):
         wp.held_out(rows, 6, seed=0)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from rocstar.data import word_problems as wp
-from rocstar.data.expressions import exact, parse_prefix
-from rocstar.data.variations import (
+from word_problems import rows as wp
+from word_problems.expressions import exact, parse_prefix
+from word_problems.variations import (
     Variation,
     asked_twice,
     oversampled,

@@ -22,13 +22,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rocstar.data.expressions import python_output
 from rocstar.evaluation.metrics import Estimate, mean_over_problems, paired_difference
 from rocstar.recipe import resolved_from_json
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.show import show_run
 from rocstar.training.tasks import make_task
 from rocstar.types import Problem
+from word_problems.expressions import python_output
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("ROCSTAR_DATA", ROOT.parent / "shared" / "data")) / "word_problems"

@@ -1,28 +1,25 @@
 """Word problems as a Task: CSV rows in, varied demonstrations and problems out, test rows untouched.
 
-Reading rows is `data/word_problems.py`, varying them `data/variations.py`; here the switches of `[data]` meet them.
+Reading rows is `rows.py`, varying them `variations.py` and `wording.py`; here the options meet them.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from rocstar.config import DataSection
-from rocstar.data.programs import unordered_program
-from rocstar.data.variations import (
-    MAX_NUMBERS,
-    Variation,
-    asked_twice,
-    oversampled,
-    training_demonstrations,
-    training_problems,
-)
-from rocstar.data.word_problems import (
+from rocstar.config import DataSection, TaskSection
+from rocstar.errors import ConfigError
+from rocstar.protocols import RunCall, Task
+from rocstar.training.tasks import checked_options
+from rocstar.types import Demonstration, Problem, seed_for
+from word_problems.options import Options
+from word_problems.programs import unordered_program
+from word_problems.rows import (
     WordProblem,
     bound_program,
     consistent,
@@ -31,40 +28,47 @@ from rocstar.data.word_problems import (
     read_word_problems,
     to_problem,
 )
-from rocstar.data.wording import reworded
-from rocstar.errors import ConfigError
-from rocstar.types import Demonstration, Problem, ToolCall, ToolResult, seed_for
+from word_problems.variations import (
+    MAX_NUMBERS,
+    Variation,
+    asked_twice,
+    oversampled,
+    training_demonstrations,
+    training_problems,
+)
+from word_problems.wording import reworded
 
 PLACEHOLDERS = tuple(f"n{index}" for index in range(MAX_NUMBERS))
 """Names of numbers, one token each."""
 PROGRAMS = {"inline": inline_program, "bound": bound_program, "unordered": unordered_program}
 
 
-class WordProblemTask:
+class WordProblemTask(Task):
     """Real questions, varied for training; held-out problems stay as they are in their file.
 
-    Held out are the test files; without any, the development questions set aside by `data.holdout`, so that settings
-    can be chosen without a look at the test. No RL problem equals a held-out one in question and numbers, but the
-    published MAWPS folds repeat questions, and demonstrations are made of whatever the training files hold. Outputs in
-    them are worked out, not run through `run` (see `demonstrate`); tests compare them with real runs."""
+    Held out are the test files; without any, the questions set aside by the option `holdout`, so that settings can be
+    chosen without a look at the test. No RL problem equals a held-out one in question and numbers, but the published
+    MAWPS folds repeat questions, and demonstrations are made of whatever the training files hold. Outputs in them are
+    worked out, not run through `run` (see `demonstrate`); tests compare them with real runs."""
 
-    def __init__(self, settings: DataSection, *, tool_name: str, seed: int, heldout: int) -> None:
-        self._settings = settings
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        self._data = data
+        self._options = checked_options(Options, data)
         self._tool_name = tool_name
         self._seed = seed
         self._count = heldout
 
     @property
     def atoms(self) -> tuple[str, ...]:
-        named = self._settings.numbers == "masked" or self._settings.program == "bound"
+        named = self._options.numbers == "masked" or self._options.program == "bound"
         return PLACEHOLDERS if named else ()
 
-    def problems(self) -> list[Problem]:
-        known = {problem.id for problem in self.heldout()}
+    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
+        known = exclude | {problem.id for problem in self.heldout()}
         drawn = training_problems(
             self._varied_rows,
-            self._settings.pool,
-            numbers=self._settings.numbers,
+            self._options.pool,
+            numbers=self._options.numbers,
             variation=self._variation,
             seed=seed_for(self._seed, "problems"),
         )
@@ -74,7 +78,8 @@ class WordProblemTask:
         """The first `evaluate.problems` of the different test problems, in a seeded order. Metadata `rows` says how
         often a problem stands in the files, `duplicate` whether its question was trained on."""
         training, development = self._parts
-        rows = _read(self._settings.test_files) if self._settings.test_files else development
+        files = self._data.test_files if isinstance(self._data, DataSection) else []
+        rows = _read(files) if files else development
         seen = {row.template for row in training}
         problems = [self._asked(row, seen) for row in rows]
         repeats = Counter(problem.id for problem in problems)
@@ -82,53 +87,53 @@ class WordProblemTask:
         random.Random(seed_for(self._seed, "heldout")).shuffle(order)
         return order[: self._count]
 
-    async def demonstrations(self, count: int, run: Callable[[ToolCall], Awaitable[ToolResult]]) -> list[Demonstration]:
+    async def demonstrations(self, count: int, run: RunCall) -> list[Demonstration]:
         return training_demonstrations(
             self._varied_rows,
             count,
-            numbers=self._settings.numbers,
+            numbers=self._options.numbers,
             variation=self._variation,
             seed=seed_for(self._seed, "demonstrations"),
             tool_name=self._tool_name,
-            answer_share=self._settings.answer_share,
-            program=PROGRAMS[self._settings.program],
+            answer_share=self._options.answer_share,
+            program=PROGRAMS[self._options.program],
         )
 
     @property
     def _variation(self) -> Variation:
-        settings = self._settings
+        options = self._options
         return Variation(
-            redraws=settings.redraws, distractor_share=settings.distractor_share, swap_share=settings.swap_share
+            redraws=options.redraws, distractor_share=options.distractor_share, swap_share=options.swap_share
         )
 
     @cached_property
     def _parts(self) -> tuple[list[WordProblem], list[WordProblem]]:
         """(training rows, development rows) of the training files."""
-        if not self._settings.train_files:
+        if not self._data.train_files:
             raise ConfigError("data.train_files is empty; give at least one CSV file of word problems")
-        rows = consistent(_read(self._settings.train_files))[: self._settings.max_problems]
+        rows = consistent(_read(self._data.train_files))[: self._data.max_problems]
         if not rows:
             raise ConfigError("data.train_files hold no row whose equation gives its answer; check the files")
-        return _set_aside(rows, self._settings.holdout, self._seed)
+        return _set_aside(rows, self._options.holdout, self._seed)
 
     @cached_property
     def _varied_rows(self) -> Sequence[WordProblem]:
         """Training rows in all their wordings, as often as they are shown in one pass."""
-        settings = self._settings
-        rows = oversampled(self._parts[0], settings.oversample)
+        options = self._options
+        rows = oversampled(self._parts[0], options.oversample)
         worded = reworded(
             rows,
-            settings.wordings,
-            rename_share=settings.rename_share,
-            decoy_share=settings.decoy_share,
-            shuffle_share=settings.shuffle_share,
+            options.wordings,
+            rename_share=options.rename_share,
+            decoy_share=options.decoy_share,
+            shuffle_share=options.shuffle_share,
             seed=seed_for(self._seed, "wordings"),
         )
-        return [asked_twice(row) if settings.ask_twice else row for row in worded]
+        return [asked_twice(row) if options.ask_twice else row for row in worded]
 
     def _asked(self, row: WordProblem, seen: set[str]) -> Problem:
         """A held-out row as a problem; looked up among the training questions before it is asked twice."""
-        problem = to_problem(asked_twice(row) if self._settings.ask_twice else row, self._settings.numbers)
+        problem = to_problem(asked_twice(row) if self._options.ask_twice else row, self._options.numbers)
         return _noted(problem, template=row.template, duplicate=row.template in seen)
 
 
@@ -144,4 +149,4 @@ def _set_aside(rows: list[WordProblem], count: int, seed: int) -> tuple[list[Wor
     try:
         return held_out(rows, count, seed)
     except ValueError as error:
-        raise ConfigError(f"{error}; lower data.holdout or give more files") from None
+        raise ConfigError(f"{error}; lower data.options.holdout or give more files") from None

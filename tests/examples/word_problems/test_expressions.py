@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.data.expressions import (
+from word_problems.expressions import (
     Constant,
     Exact,
     Operation,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocstar.data.expressions import Operation, Slot, Tree, evaluate, infix, literal
-from rocstar.data.word_problems import Numbers, WordProblem
+from word_problems.expressions import Operation, Slot, Tree, evaluate, infix, literal
+from word_problems.rows import Numbers, WordProblem
 
 
 def unordered_program(row: WordProblem, numbers: Numbers) -> str:

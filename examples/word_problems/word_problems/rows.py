@@ -27,7 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO, TypeVar
 
-from rocstar.data.expressions import (
+from rocstar.dialogue.calls import render_call
+from rocstar.errors import DataError
+from rocstar.types import Demonstration, DemoTurn, Problem, Status, ToolResult, problem_id, seed_for
+from word_problems.expressions import (
     Exact,
     Tree,
     evaluate,
@@ -39,9 +42,6 @@ from rocstar.data.expressions import (
     python_output,
     slots,
 )
-from rocstar.dialogue.calls import render_call
-from rocstar.errors import DataError
-from rocstar.types import Demonstration, DemoTurn, Problem, Status, ToolResult, problem_id, seed_for
 
 T = TypeVar("T")
 Numbers = Literal["digits", "masked"]
@@ -112,7 +112,9 @@ def held_out(rows: Sequence[WordProblem], count: int, seed: int) -> tuple[list[W
     aside are in neither part. Raises ValueError when there are not more than `count` different questions."""
     keys = sorted({row.template for row in rows})
     if count >= len(keys):
-        raise ValueError(f"data.holdout {count} leaves nothing to train on; the files hold {len(keys)} questions")
+        raise ValueError(
+            f"data.options.holdout {count} leaves nothing to train on; the files hold {len(keys)} questions"
+        )
     aside = set(random.Random(seed_for(seed, "holdout")).sample(keys, count))
     first = {row.template: row for row in reversed(rows) if row.template in aside}
     return [row for row in rows if row.template not in aside], [first[key] for key in sorted(aside)]
