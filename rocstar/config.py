@@ -73,7 +73,8 @@ class ModelSection(Section):
 
 
 class ColumnsSection(Section):
-    question: str = "question"
+    question: list[str] = Field(default=["question"], min_length=1)
+    """Several are joined by a space, such as a story and the question about it."""
     answer: str = "answer"
 
 

@@ -9,7 +9,8 @@ Not here: what the keys mean (`config.py`) and what is done with them (`train.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
     """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
     listed = [_completed(stage, base) for stage in stages]
     return Recipe.model_validate(with_lists(Recipe, {**base, "stage": listed}), strict=True)
+
+
+def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
+    """A recipe with other base settings, for what no stage has a say in. `settings` are `section.key=value`; `options`
+    maps such a text to the words of the command line that ask for it. Raises ConfigError."""
+    table = recipe.model_dump()
+    given = [parse_override(text, Recipe, table) for text in settings]
+    asked = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
+    for change in (*given, *asked):
+        table = put(table, change.keys, change.value)
+    return validated(Recipe, table, (), (*given, *asked))
 
 
 def dump_resolved(recipe: Recipe) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_a_stage_override_reaches_one_stage_and_later_ones_win(folder: Path) -> 
     [
         ('data.train_files=["a.jsonl", "b.csv"]', "data", "train_files", ["a.jsonl", "b.csv"]),
         ("data.train_files=a.jsonl", "data", "train_files", ["a.jsonl"]),
-        ("data.columns.question=Body", "data", "columns", {"question": "Body", "answer": "answer"}),
+        ("data.columns.question=Body", "data", "columns", {"question": ["Body"], "answer": "answer"}),
         ("run.name=2024", "run", "name", "2024"),
         ("run.name=a b = c", "run", "name", "a b = c"),
         ("run.save_rollouts=false", "run", "save_rollouts", False),

@@ -17,6 +17,7 @@ from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
+from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
@@ -190,7 +191,20 @@ class Run:
                 greedy=settings.greedy,
                 seed=self.recipe.run.seed,
             )
-            await evaluate_policy(self.roller(rollout), problems, protocol, folder=folder, step=self.progress.step)
+            roller = self.roller(rollout)
+            setup = setup_of(
+                self.recipe,
+                rollout,
+                roller.conversation,
+                problems,
+                protocol,
+                model=self.folder.name,
+                step=self.progress.step,
+                data=self.recipe.data.model_dump(include={"source", "test_files"}),
+            )
+            budget = self.recipe.run.fault_budget
+            made = await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
+            made.write(folder, self.progress.step)
 
     def finish(self) -> None:
         """Write the summary."""
