@@ -227,7 +227,7 @@ async def opened_run(
     with meter.phase("cold start"):
         if checkpoint is None:
             screen.stage("cold start", "demonstrations, tokenizer, model")
-            policy = await opening(material, sandbox, folder.path)
+            policy = opening(material, folder.path)
         else:
             policy = opened_policy(material.recipe, checkpoint)
             policy.version = progress.policy_version
