@@ -1,7 +1,8 @@
 """Code of the user's own, named in a recipe: `package.module:name`, or `file.py:name` with a path.
 
-Modules are looked up as Python does for a script: in the folders given, which are put in front of `sys.path` and stay
-there, because a module may import its neighbours later. A `file.py` is a module found in that file's folder.
+Modules are looked up as Python does for a script: first in the folders given (of a recipe: `run.modules`), then in the
+current one, then where Python looks. Those folders are put in front of `sys.path` and stay there, because a module may
+import its neighbours later. A `file.py` is a module found in that file's folder.
 
 Every failure is one ConfigError sentence that starts with the setting and its value. An error that the user's code
 raises while it is imported is kept as the cause.
@@ -32,14 +33,14 @@ def is_reference(text: str) -> bool:
 def load(reference: str, *, folders: Sequence[PathLike] = (), setting: str = "plug-in") -> Any:
     """The callable (function or class) that `reference` names.
 
-    folders: searched before the rest of `sys.path`, the first one first; also where a relative `file.py` is looked for.
-    setting: key of the recipe, for messages. Raises ConfigError when the reference has another form, there is no such
-    module, importing it fails, it holds no such name, or that is not callable. Source: ours."""
+    folders: searched first, the first one first; also for a relative `file.py`. setting: key of the recipe, for
+    messages. Raises ConfigError when the reference has another form, there is no such module, importing it fails, it
+    holds no such name, or that is not callable. Source: ours."""
     said = f"{setting} = {reference!r}"
     place, colon, name = reference.rpartition(":")
     if not colon or not place or not name.isidentifier():
         raise ConfigError(f"{said} should be package.module:name or file.py:name")
-    module, searched = _module_named(place, [Path(folder).resolve() for folder in folders], said)
+    module, searched = _module_named(place, [*(Path(folder).resolve() for folder in folders), Path.cwd()], said)
     return _callable_in(_imported(module, searched, said), name, said)
 
 
@@ -64,7 +65,7 @@ def _module_named(place: str, folders: list[Path], said: str) -> tuple[str, list
                 f"{said}: {place!r} is not the dotted name of a module; a file is written {place}.py:name"
             )
         return place, folders
-    found = [file for folder in (*folders, Path.cwd()) if (file := folder / place).is_file()]
+    found = [file for folder in folders if (file := folder / place).is_file()]
     if not found:
         raise ConfigError(f"{said}: there is no file {place}; {_searched(folders)}")
     if not found[0].stem.isidentifier():
@@ -113,5 +114,4 @@ def _callable_in(module: ModuleType, name: str, said: str) -> Any:
 
 
 def _searched(folders: Sequence[Path]) -> str:
-    looked = ", ".join(map(str, folders))
-    return f"looked in {looked} and where Python looks" if looked else "looked where Python looks"
+    return f"looked in {', '.join(map(str, dict.fromkeys(folders)))} and where Python looks"

@@ -14,6 +14,7 @@ from rocstar.config import DataSection, StageDataSection, TaskSection
 from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import perform, plan_demonstrations
 from rocstar.data.files import load_problems
+from rocstar.data.worked import work_out
 from rocstar.errors import ConfigError
 from rocstar.plugins import check_call, is_reference, load
 from rocstar.protocols import DemonstratingTask, RunCall, Task
@@ -45,7 +46,7 @@ class ArithmeticTask(Task):
         seed = seed_for(self._seed, "demonstrations")
         problems = arithmetic_problems(self._data.families, count, seed, exclude=self._taken)
         plans = plan_demonstrations(problems, self._data.demo_mix, seed)
-        return await perform(plans, run, tool_name=self._tool_name)
+        return await perform(plans, work_out, tool_name=self._tool_name)
 
 
 class FileTask(Task):
