@@ -100,22 +100,13 @@ async def test_what_is_worked_out_is_what_the_sandbox_says(client: SandboxClient
     """Every program of every family, tracebacks included, but for the work directory and the clock."""
     tool = PythonTool(client, Limits())
     problems = arithmetic_problems(NAMES, 2 * len(NAMES), 5)
-    fields = [
-        (p, {**p.metadata["operands"], **FAMILIES[p.metadata["family"]].fragments(p.metadata["operands"])})
-        for p in problems
-    ]
     codes = {
-        code.format(**values).replace("{out}", "12")
-        for p, values in fields
-        for family in [FAMILIES[p.metadata["family"]]]
+        code.format(**operands, **family.fragments(operands)).replace("{out}", "12")
+        for family, operands in ((FAMILIES[p.metadata["family"]], p.metadata["operands"]) for p in problems)
         for code in (*(c for chain in (*family.right, *family.wrong) for c in chain), *family.broken, *family.silent)
     } | {"print(3", "print 3", "def f(n):\n    return f(n - 1) if n else g\nprint(f(3))"}
     for code in sorted(codes):
         (call,) = parse_calls(render_call("python", {"code": code}))
         ours, real = work_out(call), await tool.run(call)
-        assert (ours.status, ours.stdout, ours.stderr, ours.value) == (
-            real.status,
-            real.stdout,
-            real.stderr,
-            real.value,
-        )
+        assert (ours.status, ours.stdout, ours.value) == (real.status, real.stdout, real.value)
+        assert ours.stderr == real.stderr
