@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rocstar.answers.grade import Grader
@@ -11,13 +11,13 @@ from rocstar.config import Recipe, RolloutSection, SandboxSection, StageRolloutS
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import template_named
-from rocstar.protocols import Engine, Tool, ToolSpec, Verifier
+from rocstar.plugins import check_call, load
+from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation, Limits
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Limits as ProgramLimits
-from rocstar.tools.notebook import NotebookTool
-from rocstar.tools.python import PythonTool
+from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
 from rocstar.types import ToolResult
 
 
@@ -31,33 +31,41 @@ def program_limits(limits: SandboxSection) -> ProgramLimits:
     )
 
 
-def make_python_tool(recipe: Recipe, sandbox: SandboxClient) -> PythonTool:
-    """For programs that stand alone."""
-    return PythonTool(sandbox, program_limits(recipe.sandbox), name=recipe.rollout.tool_name)
+def tools_of(recipe: Recipe, sandbox: SandboxClient) -> Tools:
+    """What the model may call. Raises ConfigError for a tool that there is not or that does not fit."""
+    return _tools(recipe, sandbox, recipe.sandbox.tools)
 
 
-def make_notebooks(recipe: Recipe, sandbox: SandboxClient) -> tuple[NotebookTool, ...]:
-    """For one attempt, and closed with it."""
-    limits = program_limits(recipe.sandbox)
-    count = recipe.sandbox.tools.count("notebook")
-    return tuple(NotebookTool(sandbox, limits, name=recipe.rollout.tool_name) for _ in range(count))
+def demonstration_tools(recipe: Recipe, sandbox: SandboxClient) -> Tools:
+    """What runs the calls of demonstrations: programs that stand alone, also where attempts have notebooks."""
+    return _tools(recipe, sandbox, ["python" if name == "notebook" else name for name in recipe.sandbox.tools])
 
 
-def tool_specs(recipe: Recipe, sandbox: SandboxClient) -> list[ToolSpec]:
-    """What the model is told about its tools."""
-    shared: list[Tool] = [make_python_tool(recipe, sandbox) for name in recipe.sandbox.tools if name == "python"]
-    return [tool.spec for tool in (*shared, *make_notebooks(recipe, sandbox))]
+def _tools(recipe: Recipe, sandbox: SandboxClient, names: Sequence[str]) -> Tools:
+    limits, name = program_limits(recipe.sandbox), recipe.rollout.tool_name
+    return make_tools(names, sandbox, limits, tool_name=name, folders=recipe.run.modules)
+
+
+def environment_of(recipe: Recipe) -> EnvironmentFactory:
+    """Makes the environment of each attempt. Raises ConfigError."""
+    reference = recipe.rollout.environment
+    if reference is None:
+        return ToolEnvironment
+    found: EnvironmentFactory = load(reference, folders=recipe.run.modules, setting="rollout.environment")
+    arguments = ("problem", "conversation", "limits", "seed")
+    check_call(found, arguments, said=f"rollout.environment = {reference!r}")
+    return found
 
 
 def make_conversation(recipe: Recipe, codec: Codec, sandbox: SandboxClient, *, with_tools: bool = True) -> Conversation:
     """What all attempts share: how text becomes tokens, and which tools there are."""
-    shared = [make_python_tool(recipe, sandbox) for name in recipe.sandbox.tools if name == "python" and with_tools]
+    tools = tools_of(recipe, sandbox) if with_tools else NO_TOOLS
     return Conversation(
         codec=codec,
         template=template_named(recipe.rollout.template),
-        tools=shared,
+        tools=tools.shared,
         feedback=make_feedback(recipe.rollout),
-        own_tools=lambda: make_notebooks(recipe, sandbox) if with_tools else (),
+        own_tools=tools.own,
     )
 
 
@@ -98,4 +106,5 @@ def make_roller(
             max_parallel_calls=rollout.max_parallel_calls,
         ),
         stop_token_ids=(codec.token_id(conversation.template.stop),),
+        environment=environment_of(recipe),
     )

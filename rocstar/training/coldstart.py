@@ -20,11 +20,12 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy, Shape, load_model, random_model
-from rocstar.parts import make_feedback, make_python_tool, tool_specs
+from rocstar.parts import demonstration_tools, make_feedback, tools_of
 from rocstar.protocols import ToolSpec
 from rocstar.runs.sftrows import read_rows, write_rows
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.material import Material, task_of
+from rocstar.training.tasks import require_demonstrations
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
 TOKENIZER_ROWS = 3000  # demonstrations a tokenizer is trained on; more change nothing that matters
@@ -72,12 +73,13 @@ def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> li
 async def _layouts(material: Material, stage: SftStage, sandbox: SandboxClient) -> list[list[Piece]]:
     recipe = material.recipe
     feedback = make_feedback(recipe.rollout)
-    specs = tool_specs(recipe, sandbox)
+    specs = tools_of(recipe, sandbox).specs
     if stage.name in material.conversations:
         shown = [_as_shown(conversation, feedback) for conversation in material.conversations[stage.name]]
     else:
-        tool = make_python_tool(recipe, sandbox)
-        made = await task_of(recipe, stage).demonstrations(stage.steps * stage.sft.batch_rows, tool.run)
+        task = require_demonstrations(task_of(recipe, stage), stage.name)
+        tools = demonstration_tools(recipe, sandbox)
+        made = await task.demonstrations(stage.steps * stage.sft.batch_rows, tools.run)
         shown = [from_demonstration(demo, feedback) for demo in made]
     return [_pieces(recipe, conversation, specs) for conversation in shown]
 

@@ -14,9 +14,10 @@ from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import make_conversation
+from rocstar.parts import environment_of, make_conversation, tools_of
+from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.tasks import Task, make_task
+from rocstar.training.tasks import make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
 
 COVERED = 0.5
@@ -48,7 +49,8 @@ class Material:
 def read_material(recipe: Recipe) -> Material:
     """Raises ConfigError and DataError for whatever can be known without loading a model."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
-    _refuse_unknown_tools(recipe)
+    tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
+    environment_of(recipe)
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
     heldout = task.heldout()
@@ -75,7 +77,11 @@ def read_material(recipe: Recipe) -> Material:
 def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
     """The task that a `[data]` section asks for, the base's or a stage's."""
     return make_task(
-        part.data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems
+        part.data,
+        tool_name=recipe.rollout.tool_name,
+        seed=recipe.run.seed,
+        heldout=recipe.evaluate.problems,
+        folders=recipe.run.modules,
     )
 
 
@@ -93,12 +99,12 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
         conversation,
         response_tokens=max(rollout.max_response_tokens for rollout in rollouts_of(material.recipe)),
         model_positions=model_positions,
+        environment=environment_of(material.recipe),
     )
 
 
 def _problems(recipe: Recipe, stage: RlStage, heldout: Sequence[Problem]) -> Sequence[Problem]:
-    known = {problem.id for problem in heldout}
-    problems = [problem for problem in task_of(recipe, stage).problems() if problem.id not in known]
+    problems = training_problems(task_of(recipe, stage), heldout)
     if not problems:
         raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
     return problems
@@ -125,15 +131,4 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
 def _refuse_impossible(material: Material) -> None:
     for stage in material.recipe.stage:
         if isinstance(stage, SftStage) and stage.name not in material.conversations:
-            task = task_of(material.recipe, stage)
-            if not hasattr(task, "demonstrations"):
-                raise ConfigError(
-                    f"stage {stage.name}: data.source {stage.data.source!r} has no demonstrations; set sft.rows_file "
-                    "to a JSONL of messages"
-                )
-
-
-def _refuse_unknown_tools(recipe: Recipe) -> None:
-    for name in recipe.sandbox.tools:
-        if name not in ("python", "notebook"):
-            raise ConfigError(f"sandbox.tools: there is no tool {name!r}; the tools are python and notebook")
+            require_demonstrations(task_of(material.recipe, stage), stage.name)
