@@ -77,5 +77,5 @@ def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_tool_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="sandbox.tools names 'jupyter', which is none of python, notebook"):
+    with pytest.raises(ConfigError, match=r"sandbox\.tools names 'jupyter', which is none of python, notebook"):
         material(COLD, sandbox={"tools": ["jupyter"]})
