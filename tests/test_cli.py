@@ -57,7 +57,7 @@ def train_with(monkeypatch: pytest.MonkeyPatch, carry_out: CarryOut) -> None:
     install(monkeypatch, "rocstar.launch", run=carry_out)
 
 
-def finish(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
+def finish(material: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
     """A run that is over at once."""
     screen.step("stage1", 3, 3, {"reward/mean": 0.5})
     figure = {"value": 0.98, "interval": [0.96, 0.99], "n": 400}
@@ -107,7 +107,7 @@ def test_training_prints_the_table_of_the_run(
     assert "stage1 step 3/3  reward .500" in told.err
     assert "reward" not in told.out
     resolved = json.loads(Path("runs/tiny/config.resolved.json").read_text())
-    assert [stage["rollout"]["max_turns"] for stage in resolved["stage"]] == [2, 2]
+    assert [stage["rollout"]["max_turns"] for stage in resolved["stage"] if stage["kind"] == "rl"] == [2]
     assert "# override: 'rollout.max_turns=2'" in Path("runs/tiny/config.toml").read_text()
 
 
@@ -124,7 +124,7 @@ def test_json_is_one_object_on_stdout(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_sft_carries_out_only_the_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
     carried_out: list[str] = []
-    train_with(monkeypatch, lambda recipe, *_, **__: carried_out.extend(stage.name for stage in recipe.stage))
+    train_with(monkeypatch, lambda material, *_, **__: carried_out.extend(s.name for s in material.recipe.stage))
     assert cli.run(["sft", "tiny.toml"]) == exits.OK
     assert carried_out == ["cold"]
 
@@ -140,8 +140,8 @@ def test_resume_reads_the_settings_of_the_run_and_takes_no_others(
 ) -> None:
     seen: list[tuple[int, str, bool]] = []
 
-    def carry_out(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
-        seen.append((recipe.run.seed, folder.name, resume))
+    def carry_out(material: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
+        seen.append((material.recipe.run.seed, folder.name, resume))
 
     train_with(monkeypatch, carry_out)
     assert cli.run(["train", "tiny.toml", "run.seed=4"]) == exits.OK
