@@ -16,7 +16,7 @@ import typer
 
 import rocstar
 from rocstar.errors import ConfigError
-from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results, need
+from rocstar.exits import FAILED, INTERRUPTED, OK, failure, flush_results, is_disk_full, need
 from rocstar.verbs import answers, data, sandbox
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
@@ -273,7 +273,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
             screen.note(f"run folder: {folder.path}")
             carry_out(material, folder, screen, resume=resume)
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if not is_disk_full(error):
             raise
         _stop(FAILED, f"the disk is full; free some space, then {go_on}")
     _print_run(folder, as_json=as_json)
