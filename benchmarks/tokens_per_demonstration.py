@@ -13,12 +13,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rocstar.training.assemble import make_feedback, make_tool
+
 from rocstar.data.sft.render import from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.template import template_named
 from rocstar.recipe import load_recipe
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.assemble import make_feedback, make_tool
 from rocstar.training.tasks import task_of
 
 QUICKSTART = str(Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml")

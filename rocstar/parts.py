@@ -11,13 +11,13 @@ from rocstar.config import Recipe, RolloutSection, SandboxSection, StageRolloutS
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import template_named
-from rocstar.protocols import Engine, Tool, ToolSpec, Verifier
+from rocstar.plugins import check_call, load
+from rocstar.protocols import Engine, ToolSpec, Verifier
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation, Limits
+from rocstar.rollout.environment import Conversation, Limits, MakeEnvironment, ToolEnvironment
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Limits as ProgramLimits
-from rocstar.tools.notebook import NotebookTool
-from rocstar.tools.python import PythonTool
+from rocstar.tools.choose import Tools, make_tools
 from rocstar.types import ToolResult
 
 
@@ -31,34 +31,42 @@ def program_limits(limits: SandboxSection) -> ProgramLimits:
     )
 
 
-def make_python_tool(recipe: Recipe, sandbox: SandboxClient) -> PythonTool:
-    """For programs that stand alone."""
-    return PythonTool(sandbox, program_limits(recipe.sandbox), name=recipe.rollout.tool_name)
+def tools_of(recipe: Recipe, sandbox: SandboxClient) -> Tools:
+    """Raises ConfigError for a tool that does not exist."""
+    return make_tools(
+        recipe.sandbox.tools,
+        sandbox,
+        program_limits(recipe.sandbox),
+        tool_name=recipe.rollout.tool_name,
+        folders=recipe.run.code_folders,
+    )
 
 
-def make_notebooks(recipe: Recipe, sandbox: SandboxClient) -> tuple[NotebookTool, ...]:
-    """For one attempt, and closed with it."""
-    limits = program_limits(recipe.sandbox)
-    count = recipe.sandbox.tools.count("notebook")
-    return tuple(NotebookTool(sandbox, limits, name=recipe.rollout.tool_name) for _ in range(count))
-
-
-def tool_specs(recipe: Recipe, sandbox: SandboxClient) -> list[ToolSpec]:
-    """What the model is told about its tools."""
-    shared: list[Tool] = [make_python_tool(recipe, sandbox) for name in recipe.sandbox.tools if name == "python"]
-    return [tool.spec for tool in (*shared, *make_notebooks(recipe, sandbox))]
+def tool_specs(recipe: Recipe) -> tuple[ToolSpec, ...]:
+    """What the model is told about its tools. Starts nothing."""
+    return tools_of(recipe, SandboxClient(slots=1, preload=())).specs
 
 
 def make_conversation(recipe: Recipe, codec: Codec, sandbox: SandboxClient, *, with_tools: bool = True) -> Conversation:
     """What all attempts share: how text becomes tokens, and which tools there are."""
-    shared = [make_python_tool(recipe, sandbox) for name in recipe.sandbox.tools if name == "python" and with_tools]
+    tools = tools_of(recipe, sandbox)
     return Conversation(
         codec=codec,
         template=template_named(recipe.rollout.template),
-        tools=shared,
+        tools=tools.shared if with_tools else (),
         feedback=make_feedback(recipe.rollout),
-        own_tools=lambda: make_notebooks(recipe, sandbox) if with_tools else (),
+        own_tools=tools.own if with_tools else tuple,
     )
+
+
+def make_environment(recipe: Recipe) -> MakeEnvironment:
+    """Raises ConfigError where `rollout.environment` names none."""
+    reference = recipe.rollout.environment
+    if reference is None:
+        return ToolEnvironment
+    made: MakeEnvironment = load(reference, folders=recipe.run.code_folders, setting="rollout.environment")
+    check_call(made, ("problem", "conversation", "limits", "seed"), said=f"rollout.environment = {reference!r}")
+    return made
 
 
 def make_feedback(rollout: RolloutSection) -> Callable[[ToolResult], str]:
@@ -91,6 +99,7 @@ def make_roller(
     return Roller(
         engine=engine,
         conversation=conversation,
+        environment=make_environment(recipe),
         verifier=make_verifier(recipe, codec, grader),
         limits=Limits(
             max_turns=rollout.max_turns,

@@ -16,7 +16,7 @@ from rocstar.types import Status, ToolCall, ToolResult
 NAME = "<program>"  # as the sandbox calls a program in its tracebacks
 
 
-async def work_out(call: ToolCall) -> ToolResult:
+def work_out(call: ToolCall) -> ToolResult:
     """The result of a call whose `code` is a program of our own that ends by itself. Source: ours."""
     code = call.arguments["code"]
     output = io.StringIO()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import Conversation, Limits, MakeEnvironment, ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
@@ -26,6 +26,8 @@ class Roller:
     verifier: Verifier
     limits: Limits
     stop_token_ids: tuple[int, ...]
+    environment: MakeEnvironment = ToolEnvironment
+    """Makes the environment of one attempt."""
 
     async def roll(
         self,
@@ -54,7 +56,7 @@ class Roller:
     async def _attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         return await run_episode(
             self.engine,
-            ToolEnvironment(problem, self.conversation, self.limits, sampling.seed),
+            self.environment(problem, self.conversation, self.limits, sampling.seed),
             problem,
             index=index,
             sampling=sampling,

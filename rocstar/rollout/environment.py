@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rocstar.dialogue.calls import parse_calls
 from rocstar.dialogue.template import Template
 from rocstar.errors import SandboxUnavailable
-from rocstar.protocols import AttemptTool, Reply, TextCodec, Tool
+from rocstar.protocols import AttemptTool, Environment, Reply, TextCodec, Tool
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
@@ -136,3 +136,7 @@ class ToolEnvironment:
 
 def _refuse(call: ToolCall, reason: str) -> ToolResult:
     return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)
+
+
+MakeEnvironment = Callable[[Problem, Conversation, Limits, int], Environment]
+"""(problem, conversation, limits, seed) -> the environment of one attempt."""

@@ -14,7 +14,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import make_conversation
+from rocstar.parts import make_conversation, make_environment, tool_specs
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.tasks import make_task, require_demonstrations, training_problems
@@ -49,7 +49,7 @@ class Material:
 def read_material(recipe: Recipe) -> Material:
     """Raises ConfigError and DataError for whatever can be known without loading a model."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
-    _refuse_unknown_tools(recipe)
+    tool_specs(recipe), make_environment(recipe)  # raise where the recipe names what is not there
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
     heldout = task.heldout()
@@ -126,9 +126,3 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
             "they do not belong together"
         )
     return Pretrained(facts=facts, codec=codec)
-
-
-def _refuse_unknown_tools(recipe: Recipe) -> None:
-    for name in recipe.sandbox.tools:
-        if name not in ("python", "notebook"):
-            raise ConfigError(f"sandbox.tools: there is no tool {name!r}; the tools are python and notebook")

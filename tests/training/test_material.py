@@ -74,8 +74,3 @@ def test_a_source_without_demonstrations_needs_a_file_of_them(tmp_path: Path) ->
 def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a model folder: it has no config\.json"):
         material(RL, model={"path": str(tmp_path)})
-
-
-def test_a_tool_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there is no tool 'jupyter'"):
-        material(COLD, sandbox={"tools": ["jupyter"]})
