@@ -50,7 +50,10 @@ def failure(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] != "rocstar":
         return NOT_READY, f"{error.name} is not installed; {_remedy(error.name)}"
     if is_disk_full(error):
-        return FAILED, f"the disk is full ({getattr(error, 'filename', None) or 'while writing'}); free some space and try again"
+        return (
+            FAILED,
+            f"the disk is full ({getattr(error, 'filename', None) or 'while writing'}); free some space and try again",
+        )
     if isinstance(error, OSError) and error.filename:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None
