@@ -48,6 +48,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
 ]
+Question = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
+]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
@@ -132,41 +136,49 @@ def sft(
 def evaluate(
     model: Model,
     data: Annotated[str, typer.Option(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip.")],
+    settings: Settings = None,
     n: Annotated[int, typer.Option("--n", min=1, metavar="K", help="Attempts per problem.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Default: the run's, else the recipe default.")] = None,
-    max_response_tokens: Annotated[int | None, typer.Option(min=1, help="Same default.")] = None,
-    question: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the question.")] = "question",
+    max_turns: Annotated[int | None, typer.Option(help="Default: the run's, else the recipe default.")] = None,
+    max_response_tokens: Annotated[int | None, typer.Option(help="Same default.")] = None,
+    question: Question = None,
     answer: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")] = "answer",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    template: Annotated[str | None, typer.Option(help="compact or paper; default: the run's.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="boxed, boxed_strict, tool_output; default: the run's.")] = None,
+    template: Annotated[str | None, typer.Option(help="As rollout.template; same default.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="As evaluate.verifier; same default.")] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Measure a model on a file of problems: avg@k and pass@k with 95% intervals.
 
-    Example: rocstar eval last --data test.jsonl --n 4"""
+    Example: rocstar eval last --data test.jsonl --n 4 rollout.top_p=0.95"""
+    need("train")
+    from rocstar.evaluation.command import Source
     from rocstar.evaluation.command import evaluate as carry_out
     from rocstar.screen import Screen
 
+    given = {
+        "rollout.max_turns": max_turns,
+        "rollout.max_response_tokens": max_response_tokens,
+        "rollout.template": template,
+        "evaluate.verifier": verifier,
+    }
     with _stoppable("stopped; nothing was saved"), Screen() as screen:
         result = carry_out(
             model=model,
-            data=data,
-            n=n,
+            source=Source(path=data, question=question or ["question"], answer=answer, limit=limit),
+            attempts=n,
             temperature=temperature,
-            max_turns=max_turns,
-            max_response_tokens=max_response_tokens,
-            question=question,
-            answer=answer,
-            limit=limit,
-            template=template,
-            verifier=verifier,
+            settings=settings or [],
+            options={f"{key}={value}": _as_typed(key, value) for key, value in given.items() if value is not None},
             runs=runs,
             screen=screen,
         )
         print_json(result) if as_json else screen.figures(result)
+
+
+def _as_typed(key: str, value: object) -> str:
+    return f"--{key.partition('.')[2].replace('_', '-')} {value}"
 
 
 @app.command()
@@ -177,6 +189,7 @@ def chat(
     runs: Runs = Path("runs"),
 ) -> None:
     """Talk to a model that may use the tool."""
+    need("train")
     from rocstar.evaluation.chat import chat as carry_out
 
     carry_out(model=model, prompt=prompt, as_json=as_json, runs=runs)
@@ -224,6 +237,8 @@ def _start(
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
     recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
+    code = [str(Path(path).resolve().parent), *recipe.run.code_folders]
+    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"code_folders": code})})
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     material = read_material(recipe)  # whatever is wrong is found before there is a folder

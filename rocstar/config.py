@@ -10,14 +10,29 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 """A learning rate."""
+
+
+def _named(what: str, *names: str) -> AfterValidator:
+    """Takes one of `names`, or what looks like the user's own (`rocstar/plugins.py` loads it)."""
+
+    def check(value: str) -> str:
+        if value in names or ":" in value:
+            return value
+        close = get_close_matches(value, names, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"there is no {what} {value!r}; did you mean {close!r}? Your own is written package.module:name"
+        )
+
+    return AfterValidator(check)
 
 
 class Section(BaseModel):
@@ -28,6 +43,8 @@ class RunSection(Section):
     name: str = "run"
     """Folder name below `folder`; a number is appended when it is taken."""
     folder: str = "runs"
+    code_folders: list[str] = []
+    """Where modules of your own are looked for first; the folder of the recipe file is put in front."""
     seed: int = 0
     """Everything random in a run follows from it and from identities."""
     threads: Count = 1
@@ -40,9 +57,6 @@ class RunSection(Section):
     """Older ones are deleted; the last one of each stage stays."""
     fault_budget: Share = 0.05
     """Share of a step's or an evaluation's attempts that may end ENVIRONMENT_FAILED before the run halts."""
-    modules: list[str] = []
-    """Folders in which modules of your own (`package.module:name`) are found before the current one; left empty, the
-    recipe's own folder and those of the recipes it extends."""
     save_rollouts: bool = True
     """Write every attempt of every step to parquet."""
 
@@ -74,7 +88,8 @@ class ModelSection(Section):
 
 
 class ColumnsSection(Section):
-    question: str = "question"
+    question: list[str] = Field(default=["question"], min_length=1)
+    """Several are joined by a space, such as a story and the question about it."""
     answer: str = "answer"
 
 
@@ -171,7 +186,7 @@ class RolloutSection(StageRolloutSection):
 
 
 class SandboxSection(Section):
-    tools: list[str] = ["python"]
+    tools: list[Annotated[str, _named("tool", "python", "notebook")]] = ["python"]
     """python: each call is a program of its own (§2.1); notebook: the calls of an attempt are cells that share their
     names and files; or a Tool of your own as `package.module:name`."""
     preload: list[str] = ["numpy", "sympy"]
@@ -248,7 +263,7 @@ class EvaluateSection(Section):
     temperature: float = Field(default=1.0, ge=0)
     greedy: bool = True
     """Also one greedy attempt per problem."""
-    verifier: str = "boxed"
+    verifier: Annotated[str, _named("verifier", "boxed", "boxed_strict", "tool_output")] = "boxed"
     """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output:
     the last tool result; or a reward function of your own as `package.module:name`."""
 

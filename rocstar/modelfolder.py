@@ -45,10 +45,10 @@ def find_model(name: str) -> Path:
 def model_facts(folder: Path) -> ModelFacts:
     """Raises ConfigError where config.json lacks what every decoder has."""
     config = _config(folder)
-    facts = [config.get(key) for key in ("max_position_embeddings", "vocab_size")]
-    if not all(isinstance(fact, int) for fact in facts):
+    positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
+    if not isinstance(positions, int) or not isinstance(embeddings, int):
         raise ConfigError(f"{folder}/config.json lacks max_position_embeddings or vocab_size; it is no decoder's")
-    return ModelFacts(folder=folder, positions=facts[0], embeddings=facts[1])
+    return ModelFacts(folder=folder, positions=positions, embeddings=embeddings)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,9 +23,6 @@ from rocstar.types import (
     Trajectory,
     Weights,
 )
-
-RunCall = Callable[[ToolCall], Awaitable[ToolResult]]
-"""Runs one tool call."""
 
 
 class Task(Protocol):
@@ -53,8 +50,8 @@ class Task(Protocol):
 class DemonstratingTask(Task, Protocol):
     """A Task that can also show how it is done; an sft stage without `sft.rows_file` needs one."""
 
-    async def demonstrations(self, count: int, run: RunCall) -> list[Demonstration]:
-        """`count` conversations to imitate; tool results in them are what `run` gave, or what it would give."""
+    def demonstrations(self, count: int) -> list[Demonstration]:
+        """`count` conversations to imitate; tool results in them are what the tools would give."""
         ...
 
 

@@ -5,12 +5,12 @@ Not here: what the keys mean (`config.py`) and what is done with them (`train.py
 - A stage starts from the base sections, as far as it may carry them (`config.py`), and overrides them key by key. So a
   stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
 - `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
-- `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,24 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         for keys in (change.keys, *_same_in_stages(change.keys, table)):
             table = put(table, keys, change.value)
     stages = [_completed(stage, table) for stage in table.get("stage", [])]
-    recipe = validated(Recipe, {**table, "stage": stages}, layers, changes)
-    beside = list(dict.fromkeys(str(layer.path.resolve().parent) for layer in reversed(layers)))
-    run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
-    return recipe.model_copy(update={"run": run})
+    return validated(Recipe, {**table, "stage": stages}, layers, changes)
 
 
 def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
     """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
     listed = [_completed(stage, base) for stage in stages]
     return Recipe.model_validate(with_lists(Recipe, {**base, "stage": listed}), strict=True)
+
+
+def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
+    """A recipe with other base settings, for what no stage has a say in. `settings` are `section.key=value`; `options`
+    maps such a text to the words of the command line that ask for it. Raises ConfigError."""
+    table = recipe.model_dump()
+    given = [parse_override(text, Recipe, table) for text in settings]
+    asked = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
+    for change in (*given, *asked):
+        table = put(table, change.keys, change.value)
+    return validated(Recipe, table, (), (*given, *asked))
 
 
 def dump_resolved(recipe: Recipe) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rocstar.protocols import AttemptTool, Environment, Reply, TextCodec, Tool
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
-TRIES = 3  # a call is run at most so often when we are at fault
+TRIES = 3  # a call is run at most so often when the sandbox itself fails
 RETRY_SECONDS = 0.2  # first pause between tries; doubles
 
 
@@ -134,9 +134,9 @@ class ToolEnvironment:
         return replace(call, arguments={**call.arguments, "code": f"{given}{code}"})
 
 
-EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]
-"""(problem, conversation, limits, seed) -> the environment of one attempt; `ToolEnvironment` is one."""
-
-
 def _refuse(call: ToolCall, reason: str) -> ToolResult:
     return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)
+
+
+MakeEnvironment = Callable[[Problem, Conversation, Limits, int], Environment]
+"""(problem, conversation, limits, seed) -> the environment of one attempt."""

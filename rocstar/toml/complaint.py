@@ -170,7 +170,7 @@ def _where(addresses: Sequence[Keys], layers: Sequence[Layer], changes: Sequence
         for layer in reversed(layers):
             if line := layer.line_of(keys):
                 return f"{layer.path} line {line}"
-    return str(layers[-1].path)
+    return str(layers[-1].path) if layers else "the settings"
 
 
 def find_line(text: str, keys: tuple[str | int, ...]) -> int | None:

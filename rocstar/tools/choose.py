@@ -13,11 +13,9 @@ from rocstar.errors import ConfigError
 from rocstar.plugins import check_call, is_reference, load
 from rocstar.protocols import AttemptTool, Tool, ToolSpec
 from rocstar.sandbox.wire import Limits
-from rocstar.tools.arguments import bad_call
 from rocstar.tools.function import FunctionTool
 from rocstar.tools.notebook import NotebookTool, Opener
 from rocstar.tools.python import PythonTool, Runner
-from rocstar.types import ToolCall, ToolResult
 
 BUILT_IN = ("python", "notebook")
 
@@ -39,24 +37,6 @@ class Tools:
     def own(self) -> tuple[AttemptTool, ...]:
         """Fresh ones for one attempt."""
         return tuple(make() for make in self.makers)
-
-    async def run(self, call: ToolCall) -> ToolResult:
-        """One call by itself, as demonstrations make them. Raises Unavailable."""
-        if call.parse_error is not None:
-            return bad_call(call, call.parse_error)
-        own = self.own()
-        try:
-            for tool in (*self.shared, *own):
-                if call.tool in (tool.spec.name, *tool.spec.aliases):
-                    return await tool.run(call)
-        finally:
-            for fresh in own:
-                await fresh.close()
-        names = ", ".join(spec.name for spec in self.specs)
-        return bad_call(call, f"there is no tool named {call.tool!r}; the tools are: {names}")
-
-
-NO_TOOLS = Tools(shared=(), makers=(), specs=())
 
 
 def make_tools(

@@ -20,10 +20,9 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy, Shape, load_model, random_model
-from rocstar.parts import demonstration_tools, make_feedback, tools_of
+from rocstar.parts import make_feedback, tool_specs
 from rocstar.protocols import ToolSpec
 from rocstar.runs.sftrows import read_rows, write_rows
-from rocstar.sandbox.client import SandboxClient
 from rocstar.training.material import Material, task_of
 from rocstar.training.tasks import require_demonstrations
 from rocstar.types import SftRow, Status, ToolResult, seed_for
@@ -41,11 +40,11 @@ def opened_policy(recipe: Recipe, checkpoint: Path) -> Policy:
     return Policy(load_model(model), Codec.load(model), recipe.rollout.template)
 
 
-async def opening(material: Material, sandbox: SandboxClient, run: Path) -> Policy:
+def opening(material: Material, run: Path) -> Policy:
     """A fresh run's policy; writes the rows of each SFT stage. Raises ConfigError, DataError."""
     recipe = material.recipe
     stages = [stage for stage in recipe.stage if isinstance(stage, SftStage)]
-    layouts = {stage.name: await _layouts(material, stage, sandbox) for stage in stages}
+    layouts = {stage.name: _layouts(material, stage) for stage in stages}
     policy = _policy(material, layouts[stages[0].name] if stages else ())
     for name, pieces_of in layouts.items():
         rows = [encoded(layout, policy.codec) for layout in pieces_of]
@@ -70,16 +69,14 @@ def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> li
     return [rows[i] for i in order[place * count : (place + 1) * count]]
 
 
-async def _layouts(material: Material, stage: SftStage, sandbox: SandboxClient) -> list[list[Piece]]:
+def _layouts(material: Material, stage: SftStage) -> list[list[Piece]]:
     recipe = material.recipe
     feedback = make_feedback(recipe.rollout)
-    specs = tools_of(recipe, sandbox).specs
+    specs = tool_specs(recipe)
     if stage.name in material.conversations:
         shown = [_as_shown(conversation, feedback) for conversation in material.conversations[stage.name]]
     else:
-        task = require_demonstrations(task_of(recipe, stage), stage.name)
-        tools = demonstration_tools(recipe, sandbox)
-        made = await task.demonstrations(stage.steps * stage.sft.batch_rows, tools.run)
+        made = require_demonstrations(task_of(recipe, stage)).demonstrations(stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]
     return [_pieces(recipe, conversation, specs) for conversation in shown]
 

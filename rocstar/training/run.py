@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
+from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
@@ -190,7 +191,20 @@ class Run:
                 greedy=settings.greedy,
                 seed=self.recipe.run.seed,
             )
-            await evaluate_policy(self.roller(rollout), problems, protocol, folder=folder, step=self.progress.step)
+            roller = self.roller(rollout)
+            setup = setup_of(
+                self.recipe,
+                rollout,
+                roller.conversation,
+                problems,
+                protocol,
+                model=self.folder.name,
+                step=self.progress.step,
+                data=self.recipe.data.model_dump(include={"source", "test_files"}),
+            )
+            budget = self.recipe.run.fault_budget
+            made = await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
+            made.write(folder, self.progress.step)
 
     def finish(self) -> None:
         """Write the summary."""
@@ -203,25 +217,24 @@ class Run:
 async def opened_run(
     material: Material, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
 ) -> AsyncIterator[Run]:
-    """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
-    meter = Meter(sandbox)
-    found = latest(folder) if resume else None
-    progress, checkpoint = found or (Progress(), None)
-    if resume:
-        folder.rewind(progress.step)
-        screen.note(f"going on after step {progress.step}")
-    with meter.phase("cold start"):
-        if checkpoint is None:
-            screen.stage("cold start", "demonstrations, tokenizer, model")
-            policy = await opening(material, sandbox, folder.path)
-        else:
-            policy = opened_policy(material.recipe, checkpoint)
-            policy.version = progress.policy_version
-    positions = positions_of(material, policy.codec, int(policy.model.config.max_position_embeddings))
-    engine = TorchEngine(copy.deepcopy(policy.model), rows=material.recipe.rollout.engine_rows, positions=positions)
-    grader = Grader()
-    try:
-        with RunTracker(folder, decode=policy.codec.decode) as tracker:
+    """A run at its start or where its newest checkpoint left it; its parts are closed with the context. Raises
+    ConfigError when another process writes the folder."""
+    with ExitStack() as closing:
+        closing.enter_context(folder.locked())
+        meter = Meter(sandbox)
+        found = latest(folder) if resume else None
+        progress, checkpoint = found or (Progress(), None)
+        if resume:
+            folder.rewind(progress.step)
+            screen.note(f"going on after step {progress.step}")
+        with meter.phase("cold start"):
+            policy = _policy(material, folder, screen, progress, checkpoint)
+        recipe = material.recipe
+        positions = positions_of(material, policy.codec, int(policy.model.config.max_position_embeddings))
+        engine = TorchEngine(copy.deepcopy(policy.model), rows=recipe.rollout.engine_rows, positions=positions)
+        grader = Grader()
+        tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        try:
             yield Run(
                 material=material,
                 folder=folder,
@@ -236,6 +249,17 @@ async def opened_run(
                 progress=progress,
                 checkpoint=checkpoint,
             )
-    finally:
-        await engine.close()
-        await grader.close()
+        finally:
+            await engine.close()
+            await grader.close()
+
+
+def _policy(
+    material: Material, folder: RunFolder, screen: Screen, progress: Progress, checkpoint: Path | None
+) -> Policy:
+    if checkpoint is None:
+        screen.stage("cold start", "demonstrations, tokenizer, model")
+        return opening(material, folder.path)
+    policy = opened_policy(material.recipe, checkpoint)
+    policy.version = progress.policy_version
+    return policy

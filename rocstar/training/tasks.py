@@ -16,7 +16,7 @@ from rocstar.data.demonstrations import perform, plan_demonstrations
 from rocstar.data.files import load_problems
 from rocstar.errors import ConfigError
 from rocstar.plugins import check_call, is_reference, load
-from rocstar.protocols import DemonstratingTask, RunCall, Task
+from rocstar.protocols import DemonstratingTask, Task
 from rocstar.types import Demonstration, Problem, seed_for
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -41,11 +41,11 @@ class ArithmeticTask(Task):
     def heldout(self) -> list[Problem]:
         return self._heldout
 
-    async def demonstrations(self, count: int, run: RunCall) -> list[Demonstration]:
+    def demonstrations(self, count: int) -> list[Demonstration]:
         seed = seed_for(self._seed, "demonstrations")
         problems = arithmetic_problems(self._data.families, count, seed, exclude=self._taken)
         plans = plan_demonstrations(problems, self._data.demo_mix, seed)
-        return await perform(plans, run, tool_name=self._tool_name)
+        return perform(plans, tool_name=self._tool_name)
 
 
 class FileTask(Task):
@@ -116,13 +116,13 @@ def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
     return problems
 
 
-def require_demonstrations(task: Task, stage: str) -> DemonstratingTask:
-    """The task itself. Raises ConfigError when it has no demonstrations for an SFT stage to learn from."""
+def require_demonstrations(task: Task) -> DemonstratingTask:
+    """The task itself. Raises ConfigError when it has no demonstrations for an sft stage to learn from."""
     if isinstance(task, DemonstratingTask):
         return task
     raise ConfigError(
-        f"stage {stage} needs demonstrations and {type(task).__name__} has none; set sft.rows_file to a JSONL of "
-        "messages, or give the Task a method demonstrations(count, run)"
+        f"an sft stage needs demonstrations and {type(task).__name__} has none; set sft.rows_file to a JSONL of "
+        "messages, or give the Task a method demonstrations(count)"
     )
 
 

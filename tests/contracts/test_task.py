@@ -13,7 +13,6 @@ from rocstar.config import DataSection, StageDataSection, TaskSection
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
 from rocstar.training.tasks import make_task, require_demonstrations, training_problems
-from rocstar.types import Status, ToolCall, ToolResult
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORDS = """Question,Numbers,Equation,Answer
@@ -72,10 +71,6 @@ def made(data: TaskSection, heldout: int = 20) -> Task:
     return make_task(data, tool_name="python", seed=3, heldout=heldout, folders=[EXAMPLES / "word_problems"])
 
 
-async def ran(call: ToolCall) -> ToolResult:
-    return ToolResult(call_id=call.id, status=Status.OK, stdout="1\n")
-
-
 def test_no_problem_to_train_on_is_held_out_in_any_stage(section: Section) -> None:
     task = made(DataSection(**section))
     heldout = task.heldout()
@@ -100,21 +95,21 @@ def test_no_more_is_held_out_than_was_asked_for(section: Section) -> None:
     assert made(DataSection(**section), heldout=0).heldout() == []
 
 
-async def test_the_same_settings_and_seed_give_the_same_everything(section: Section) -> None:
+def test_the_same_settings_and_seed_give_the_same_everything(section: Section) -> None:
     first, second = (made(DataSection(**section)) for _ in range(2))
     assert first.problems() == second.problems()
     assert first.heldout() == second.heldout()
     assert first.atoms == second.atoms
     if isinstance(first, DemonstratingTask) and isinstance(second, DemonstratingTask):
-        assert await first.demonstrations(9, ran) == await second.demonstrations(9, ran)
+        assert first.demonstrations(9) == second.demonstrations(9)
 
 
-async def test_an_sft_stage_gets_as_many_demonstrations_as_it_asks_for_or_a_sentence(section: Section) -> None:
+def test_an_sft_stage_gets_as_many_demonstrations_as_it_asks_for_or_a_sentence(section: Section) -> None:
     task = made(DataSection(**section))
     if not isinstance(task, DemonstratingTask):
         with pytest.raises(ConfigError, match=r"has none; set sft\.rows_file .* or give the Task a method"):
-            require_demonstrations(task, "cold")
+            require_demonstrations(task)
         return
-    demonstrations = await require_demonstrations(task, "cold").demonstrations(17, ran)
+    demonstrations = require_demonstrations(task).demonstrations(17)
     assert len(demonstrations) == 17
     assert all(demo.turns and not demo.turns[-1].results for demo in demonstrations)

@@ -57,12 +57,9 @@ def opened(folder: Path, **model: Any) -> Material:
     return read_material(recipe_of(base, [cold]))
 
 
-NO_SANDBOX: Any = None  # demonstrations from a file run nothing
-
-
-async def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
+def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
     made = opened(tmp_path)
-    policy = await opening(made, NO_SANDBOX, tmp_path)
+    policy = opening(made, tmp_path)
     rows = load_sft_rows(tmp_path, "cold")
     assert len(rows) == 5
     text = policy.codec.decode(rows[3].token_ids)
@@ -74,12 +71,12 @@ async def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: 
     assert again.codec.encode(text) == list(rows[3].token_ids)
 
 
-async def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the longest row has \d+ tokens and the model holds 20"):
-        await opening(opened(tmp_path, max_positions=20), NO_SANDBOX, tmp_path)
+        opening(opened(tmp_path, max_positions=20), tmp_path)
 
 
-async def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
+def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
     """At d725079 a second stage's `sft.rows_file` was accepted and never read."""
     first = opened(tmp_path)
     other = tmp_path / "other.jsonl"
@@ -87,7 +84,7 @@ async def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> Non
     stages = [stage.model_dump() for stage in first.recipe.stage]
     stages.append({**stages[0], "name": "second", "sft": {**stages[0]["sft"], "rows_file": str(other)}})
     base = first.recipe.model_dump(exclude={"stage"})
-    await opening(read_material(recipe_of(base, stages)), NO_SANDBOX, tmp_path)
+    opening(read_material(recipe_of(base, stages)), tmp_path)
     assert [len(load_sft_rows(tmp_path, name)) for name in ("cold", "second")] == [5, 1]
 
 

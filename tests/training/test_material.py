@@ -67,15 +67,10 @@ def test_a_stage_whose_problems_are_all_held_out_is_refused(tmp_path: Path) -> N
 
 def test_a_source_without_demonstrations_needs_a_file_of_them(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
-    with pytest.raises(ConfigError, match=r"stage cold needs demonstrations and FileTask has none; set sft.rows_file"):
+    with pytest.raises(ConfigError, match=r"sft stage needs demonstrations and FileTask has none; set sft.rows_file"):
         material(COLD, RL, data={"source": "files", "train_files": [file]})
 
 
 def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a model folder: it has no config\.json"):
         material(RL, model={"path": str(tmp_path)})
-
-
-def test_a_tool_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.tools names 'jupyter', which is none of python, notebook"):
-        material(COLD, sandbox={"tools": ["jupyter"]})

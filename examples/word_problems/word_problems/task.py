@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocstar.config import DataSection, TaskSection
 from rocstar.errors import ConfigError
-from rocstar.protocols import RunCall, Task
+from rocstar.protocols import Task
 from rocstar.training.tasks import checked_options
 from rocstar.types import Demonstration, Problem, seed_for
 from word_problems.options import Options
@@ -87,7 +87,7 @@ class WordProblemTask(Task):
         random.Random(seed_for(self._seed, "heldout")).shuffle(order)
         return order[: self._count]
 
-    async def demonstrations(self, count: int, run: RunCall) -> list[Demonstration]:
+    def demonstrations(self, count: int) -> list[Demonstration]:
         return training_demonstrations(
             self._varied_rows,
             count,

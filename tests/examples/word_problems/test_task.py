@@ -20,7 +20,7 @@ from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.tools.scripted import ScriptedTool
-from rocstar.types import Completion, Demonstration, Finish, Problem, ToolCall, ToolResult
+from rocstar.types import Completion, Demonstration, Finish, Problem
 from word_problems.expressions import parse_prefix
 from word_problems.programs import unordered_program
 from word_problems.rows import WordProblem, read_word_problems
@@ -63,12 +63,8 @@ def made(
     return WordProblemTask(data, tool_name="python", seed=1, heldout=heldout)
 
 
-async def never(call: ToolCall) -> ToolResult:
-    raise AssertionError("demonstrations of word problems are not run")
-
-
 def shown(task: WordProblemTask, count: int) -> list[Demonstration]:
-    return asyncio.run(task.demonstrations(count, never))
+    return task.demonstrations(count)
 
 
 def printed(demo: Demonstration) -> str:
