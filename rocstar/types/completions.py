@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Finish(StrEnum):
@@ -50,8 +52,10 @@ class Weights:
 
     version: int
     """Policy version, counts optimizer steps."""
-    folder: str
+    folder: str | None = None
     """Hugging Face model folder that holds them."""
+    tensors: Mapping[str, Any] | None = None
+    """The tensors themselves, by name, for an engine in the same process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
