@@ -23,6 +23,7 @@ from rocstar.types import (
     ToolCall,
     ToolResult,
     Trajectory,
+    Update,
     Weights,
 )
 
@@ -136,18 +137,14 @@ class Resampler(Protocol):
 
 
 class Learner(Protocol):
-    """Owns the policy's weights and optimizer."""
+    """Trains the policy's weights; what it says it did on one process, it did on all that share the work."""
 
     def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
         """The same rows with `old_logprobs` and `entropies` under the current weights."""
         ...
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """Exactly one optimizer step; returns its metrics."""
-        ...
-
-    def publish(self) -> Weights:
-        """Write the current weights where engines can read them."""
+    def update(self, batch: Batch) -> Update:
+        """Exactly one optimizer update; a row that was not scored takes its logprobs of this very pass as old ones."""
         ...
 
     def save(self, folder: Path) -> None: ...

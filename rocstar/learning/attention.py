@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,31 +114,31 @@ def packed_sdpa(
             f"a row has {longest} tokens and the model attends over a sliding window of {sliding_window}, which the "
             "learner does not do; lower rollout.max_response_tokens"
         )
-    parts = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    call = partial(
+        scaled_dot_product_attention,
+        is_causal=True,
+        scale=scaling,
+        dropout_p=dropout,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
     with torch.autocast(query.device.type, enabled=False):
+        parts = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, heads, D]
         if query.device.type == "cpu":  # the bf16 kernel's backward pass takes ten times as long as the fp32 one's
             parts = [part.float() for part in parts]
-        outputs = [_block_attention(block, *parts, scaling, dropout) for block in blocks]
+        outputs = [_of_tokens(call(*(_of_documents(part, block) for part in parts)), block) for block in blocks]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0).to(query.dtype), None
 
 
-def _block_attention(
-    block: Block, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, dropout: float
-) -> torch.Tensor:
-    """query, key, value [T, heads, D] of the whole sequence -> [end - begin, heads, D]."""
-    rows = [
-        _documents(tensor[block.begin : block.end], block).transpose(1, 2) for tensor in (query, key, value)
-    ]  # [count, heads, longest, D]
-    output = scaled_dot_product_attention(
-        *rows, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    tokens = output.transpose(1, 2).reshape(block.count * block.longest, *query.shape[1:])
-    return tokens if block.slots is None else _Gather.apply(tokens, block.slots)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _documents(tokens: torch.Tensor, block: Block) -> torch.Tensor:
-    """[end - begin, heads, D] -> [count, longest, heads, D], zeros behind the shorter ones; causal attention keeps
+def _of_documents(tokens_THD: torch.Tensor, block: Block) -> torch.Tensor:
+    """The block's tokens as [count, heads, longest, D], zeros behind the shorter documents: causal attention keeps
     those from every real token."""
+    tokens = tokens_THD[block.begin : block.end]
     if block.slots is not None:
         tokens = _Spread.apply(tokens, block.slots, block.count * block.longest)  # type: ignore[no-untyped-call]
-    return tokens.unflatten(0, (block.count, block.longest))
+    return tokens.reshape(block.count, block.longest, *tokens.shape[1:]).transpose(1, 2)
+
+
+def _of_tokens(documents_NHLD: torch.Tensor, block: Block) -> torch.Tensor:
+    """The reverse: [end - begin, heads, D]."""
+    tokens = documents_NHLD.transpose(1, 2).flatten(0, 1)
+    return tokens if block.slots is None else _Gather.apply(tokens, block.slots)  # type: ignore[no-untyped-call]

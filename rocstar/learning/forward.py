@@ -15,8 +15,9 @@ CHECK_ROWS = ((1, 2, 3, 4, 5), (5, 4, 3))  # token ids of two documents
 CHECK_TOLERANCE = 1e-3  # nats; the same numbers in another order of summation differ by 1e-6
 
 
-def prepare(model: Any, dtype: torch.dtype) -> None:
-    """Choose how the model attends to packed rows, and check that it then says what it says to each row alone.
+def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Choose how the model will attend to packed rows on `device` in `dtype`; check, where it has weights, that packed
+    rows get the log-probabilities that each gets alone.
 
     Raises ConfigError for a model that can't be packed: one that mixes documents, or does more to logits than its
     output embeddings do."""
@@ -33,7 +34,7 @@ def prepare(model: Any, dtype: torch.dtype) -> None:
                 f"a model of type {model.config.model_type} can't be trained here: rows packed into one sequence get "
                 f"log-probabilities that differ by {gap:.2g} from those of each row alone"
             )
-    flash = model.device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
+    flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
     model.set_attn_implementation("flash_attention_2" if flash else PACKED_SDPA)
 
 

@@ -42,7 +42,7 @@ class Head:
 
 @torch.no_grad()
 def score_tokens(head: Head, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target under the full softmax after temperature, and that softmax's entropy; nats, [K]."""
+    """Log-probability of each target under the full softmax after temperature, and its entropy; nats, [K]."""
     logprobs, entropies = (hidden_KD.new_empty(len(targets_K), dtype=torch.float) for _ in range(2))
     for chunk in head.chunks(len(targets_K)):
         everything = head.logits(hidden_KD[chunk]).log_softmax(-1)
@@ -65,6 +65,7 @@ def backward_tokens(
         entropy = entropy_of(everything if entropy_gradient else everything.detach())
         loss(chosen, entropy, chunk).backward()  # type: ignore[no-untyped-call]
         logprobs[chunk], entropies[chunk] = chosen.detach(), entropy.detach()
+        assert leaf.grad is not None
         gradient_KD[chunk] = leaf.grad
         del everything, chosen, entropy
     return logprobs, entropies, gradient_KD
@@ -72,4 +73,5 @@ def backward_tokens(
 
 def entropy_of(everything_CV: torch.Tensor) -> torch.Tensor:
     """[C] nats, of rows of log-probabilities."""
-    return -torch.linalg.vecdot(everything_CV.exp(), everything_CV)
+    entropy: torch.Tensor = -torch.linalg.vecdot(everything_CV.exp(), everything_CV)
+    return entropy

@@ -8,7 +8,7 @@ one that is trained, so with top_p < 1 the two differ by the mass that was cut."
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,7 @@ from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import Ranks, together
 from rocstar.learning.reference import Reference
 from rocstar.learning.update import TokenNumbers, Updater
-from rocstar.types import Batch, BatchRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """What one optimizer update came to."""
-
-    metrics: Mapping[str, float]
-    """loss, grad_norm, clip_share, kl, learning_rate, skipped (1 where weights were left alone), tokens (of all rows)."""
-    rows: tuple[BatchRow, ...]
-    """The batch's rows, scored."""
+from rocstar.types import Batch, BatchRow, Update
 
 
 class GrpoLearner:
@@ -79,8 +69,8 @@ class GrpoLearner:
     @together
     def update(self, batch: Batch) -> Update:
         """Exactly one optimizer update over all rows. A row that was not scored takes its logprobs of this very pass
-        as old ones, so its ratio is 1. Raises ContractBroken for a batch without policy tokens, RunHalted when gradients
-        stay infinite."""
+        as old ones, so its ratio is 1. Raises ContractBroken for a batch without policy tokens, RunHalted when several
+        gradients in a row are not finite."""
         rows, tokens = batch.rows, batch.num_loss_tokens
         if tokens == 0:
             raise ContractBroken("a learner's batch needs at least one policy token")

@@ -72,7 +72,7 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     update = self._momentum(parameter, group["momentum"])
-                    by_shape.setdefault(tuple(sorted(parameter.shape)), []).append((parameter, update))  # type: ignore[arg-type]
+                    by_shape.setdefault(tuple(sorted(parameter.shape)), []).append((parameter, update))
             for pairs in by_shape.values():
                 self._apply(pairs, group["lr"], group["weight_decay"])
 

@@ -98,7 +98,8 @@ def _micro(
     tokens = [ids[i] for i in indices] or [(0,)]  # an idle rank still takes part in the passes of the others
     lengths = tuple(len(row) for row in tokens)
     ids_T = torch.tensor(list(chain.from_iterable(tokens)))
-    counts, places = [], []
+    counts: list[int] = []
+    places: list[int] = []
     begin = 0
     for index in indices:
         found = [t for t, counts_here in enumerate(counted[index]) if counts_here and t]

@@ -54,8 +54,9 @@ class Policy:
         self._template_name, self._stop_token_ids = template_name, stop_token_ids
         if model is not None:
             model.to(self.device if ranks.mesh is None else "cpu")
-            prepare(model, self.dtype)
-        self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype)
+            prepare(model, self.device, self.dtype)
+        with ranks.guarded("sharding the model"):
+            self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype)
         if section.gradient_checkpointing:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
             (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})

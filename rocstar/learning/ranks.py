@@ -24,6 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rocstar.config import ClusterSection, ModelSection
@@ -111,14 +112,12 @@ class Ranks:
         """Turn what torch says when a rank is gone into one sentence."""
         try:
             yield
-        except RocstarError:
-            raise
-        except RuntimeError as error:  # torch's own errors of a broken exchange derive from it
-            if self.size == 1:
+        except RuntimeError as error:
+            if self.size == 1 or not _broken_exchange(error):
                 raise
             raise RunHalted(
-                f"learner ranks lost one another during {doing} ({self._causes() or _first_line(error)}); resume the run "
-                "from its last checkpoint, on as many ranks as there are"
+                f"learner ranks lost one another during {doing} ({self._causes() or _first_line(error)}); resume the "
+                "run from its last checkpoint, on as many ranks as there are"
             ) from error
 
     def _causes(self) -> str:
@@ -144,13 +143,11 @@ class Ranks:
                 getattr(members[role], what)(*arguments[0], **arguments[1])
 
     def close(self) -> None:
-        """End the other ranks; rank 0 only. Harmless when they are gone."""
-        if self.size > 1 and self.rank == 0:
+        """End the other ranks. Harmless when they are gone."""
+        if self.size > 1 and self.rank == 0 and not self.children:
             with contextlib.suppress(RuntimeError):
                 self.share(("stop", None, None))
-        for child in self.children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=5)
+        for child in self.children:  # whatever rank 0 called is done, so there is nothing to wait for
             child.kill()
             child.wait()
         if self.mesh is not None and dist.is_initialized():
@@ -168,7 +165,7 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
         with self.ranks.told(self.role, method.__name__, arguments, named):
             return method(self, *arguments, **named)
 
-    return on_all
+    return on_all  # type: ignore[return-value]
 
 
 def start(cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str]) -> Ranks:
@@ -199,7 +196,7 @@ def serve_rank(environment: Mapping[str, str]) -> None:
 
 def _launch(cluster: ClusterSection, model: ModelSection) -> Ranks:
     size = cluster.learners
-    store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=START)
+    store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=START)
     children = [_child(rank, size, store.port) for rank in range(1, size)]
     try:
         ranks = _joined(0, 0, size, store, model, cluster.offload_optimizer)
@@ -234,7 +231,7 @@ def _child(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
 
 def _join(environment: Mapping[str, str], model: ModelSection | None, offload: bool) -> Ranks:
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    store = dist.TCPStore(
+    store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         size,
@@ -244,13 +241,11 @@ def _join(environment: Mapping[str, str], model: ModelSection | None, offload: b
     return _joined(rank, int(environment.get("LOCAL_RANK", rank)), size, store, model, offload)
 
 
-def _joined(
-    rank: int, local_rank: int, size: int, store: dist.Store, model: ModelSection | None, offload: bool
-) -> Ranks:
+def _joined(rank: int, local_rank: int, size: int, store: Store, model: ModelSection | None, offload: bool) -> Ranks:
     """`model` and `offload` are rank 0's to say; the others read them from the store."""
     from rocstar.learning.models import device_of
 
-    shared = dist.PrefixStore("rocstar", store)
+    shared = PrefixStore("rocstar", store)
     if model is not None:
         shared.set("device", f"{device_of(model).type} {int(offload)}")
     kind, offloaded = shared.get("device").decode().split()
@@ -266,7 +261,7 @@ def _joined(
 
 
 @contextlib.contextmanager
-def _interface(store: dist.Store) -> Iterator[None]:
+def _interface(store: Store) -> Iterator[None]:
     """gloo listens on loopback only where all ranks are on this machine."""
     host = getattr(store, "host", "")
     before = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -277,6 +272,11 @@ def _interface(store: dist.Store) -> Iterator[None]:
     finally:
         if before is None:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def _broken_exchange(error: RuntimeError) -> bool:
+    """gloo raises a plain RuntimeError that names its own source file."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def _exit_text(code: int) -> str:

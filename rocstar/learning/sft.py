@@ -51,8 +51,8 @@ class SftLearner:
     @together
     def update(self, rows: Sequence[SftRow], *, seed: int) -> dict[str, float]:
         """Learn from `rows` once; `seed` fixes dropout. Metrics: loss (mean over assistant tokens, nats), grad_norm,
-        learning_rate, skipped, tokens. Raises ContractBroken where no token carries loss, RunHalted when gradients
-        stay infinite."""
+        learning_rate, skipped, tokens. Raises ContractBroken where no token carries loss, RunHalted when several
+        gradients in a row are not finite."""
         weights = [self._weights(row) for row in rows]
         total = sum(sum(row[1:]) for row in weights)
         if not total:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial
+
+from rocstar.learning.forward import prepare
 
 if TYPE_CHECKING:
     from rocstar.learning.ranks import Ranks
@@ -21,12 +23,10 @@ def shard(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype) ->
     not part of it: `Policy.head` gathers it once for all chunks of an update."""
     from transformers import AutoModelForCausalLM
 
-    config, implementation, generation = ranks.share(
-        None if ranks.rank else (model.config, model.config._attn_implementation, model.generation_config)
-    )
+    config, generation = ranks.share(None if ranks.rank else (model.config, model.generation_config))
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
-    empty.set_attn_implementation(implementation)
+        empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32)
+    prepare(empty, device, dtype)
     empty.config.dtype, empty.generation_config = config.dtype, generation
     settings: dict[str, Any] = {
         "mesh": ranks.mesh,
@@ -44,7 +44,7 @@ def shard(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype) ->
     else:
         fully_shard(head, **settings)
     for module in empty.modules():
-        if hasattr(module, "set_gradient_divide_factor"):
+        if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no PREMUL_SUM
             module.set_gradient_divide_factor(1.0)
     empty.to_empty(device="cpu" if ranks.offload else device)
@@ -65,11 +65,18 @@ def _fill_buffers(empty: Any, model: Any, ranks: Ranks) -> None:
         buffer.copy_(values[name])
 
 
+def reshard(model: Any) -> None:
+    """Give up gathered weights: after a pass without a backward one, FSDP2 keeps those of its root."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def full(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """The whole of a sharded tensor, detached; collective. Others as they are."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    whole = tensor.detach().full_tensor()
+    whole: torch.Tensor = tensor.full_tensor().detach()
     return whole if device is None else whole.to(device)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.api import CheckpointException
 
 STATE_FOLDER = "learner"
@@ -28,7 +28,7 @@ def save_state(folder: Path, tensors: dict[str, Any]) -> None:
     """Collective. Raises OSError."""
     target = folder / STATE_FOLDER
     with _torch_words(target):
-        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(target), no_dist=not dist.is_initialized())
+        save(tensors, storage_writer=FileSystemWriter(target), no_dist=not dist.is_initialized())
     synced(target, deep=False)
 
 
@@ -36,18 +36,18 @@ def load_state(folder: Path, tensors: dict[str, Any]) -> None:
     """Collective; fills `tensors` in place. Raises OSError."""
     target = folder / STATE_FOLDER
     with _torch_words(target):
-        dcp.load(tensors, storage_reader=dcp.FileSystemReader(target), no_dist=not dist.is_initialized())
+        load(tensors, storage_reader=FileSystemReader(target), no_dist=not dist.is_initialized())
 
 
 def names_in(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shape of every saved tensor. Raises OSError."""
-    found = dcp.FileSystemReader(folder / STATE_FOLDER).read_metadata().state_dict_metadata
+    found = FileSystemReader(folder / STATE_FOLDER).read_metadata().state_dict_metadata
     return {name: tuple(entry.size) for name, entry in found.items() if hasattr(entry, "size")}
 
 
 def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
     """What the optimizers keep, by parameter name."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"moments.{names[parameter]}.{key}": value
         for optimizer in optimizers
@@ -93,7 +93,8 @@ def _torch_words(path: Path) -> Iterator[None]:
 
 def _as_os_error(error: CheckpointException, path: Path) -> OSError:
     """The OSError that the system gave, where one is the cause or stands behind it."""
-    first = cause = next(iter(error.failures.values()))[0]
+    first = next(iter(error.failures.values()))[0]
+    cause: BaseException | None = first
     while cause is not None:
         if isinstance(cause, OSError):
             return cause

@@ -19,6 +19,7 @@ from rocstar.learning.head import ChunkLoss, Head, backward_tokens, score_tokens
 from rocstar.learning.optimizers import Schedule, set_rates
 from rocstar.learning.pack import MicroBatch, pack
 from rocstar.learning.policy import Policy
+from rocstar.learning.sharding import reshard
 from rocstar.learning.state import load_state, moments, restore_moments, save_state
 
 MOST_SKIPPED = 3  # updates in a row; one bad batch is passed over, more are not chance
@@ -71,6 +72,7 @@ class Updater:
                 with self.policy.autocast():
                     hidden = hidden_states(self.policy.model, micro)
                     found.append((micro, *score_tokens(head, hidden[micro.places_K], micro.targets_K)))
+        reshard(self.policy.model)
         return self._collected(counted, found)
 
     def update(
@@ -149,8 +151,8 @@ class Updater:
         if self._skipped >= MOST_SKIPPED:
             self.policy.require_finite()
             raise RunHalted(
-                f"{self._skipped} updates in a row gave no finite gradient (loss {loss:g}, gradient norm {norm:g}); the "
-                "weights were left as they were before; lower the learning rate and resume from the last checkpoint"
+                f"{self._skipped} updates in a row gave no finite gradient (loss {loss:g}, gradient norm {norm:g}); "
+                "the weights were left as they were before; lower the learning rate and resume from the last checkpoint"
             )
 
     def _collected(

@@ -18,7 +18,6 @@ from rocstar.learning.sft import SftLearner
 from tests.learning import examples
 from tests.learning.examples import policy, sft_rows
 
-
 BASE = {"optimizer": "muon", "adamw_learning_rate": 3e-3, "warmup_steps": 2, "decay": "linear", "decay_share": 0.4}
 
 
