@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.types import Weights
 
@@ -98,7 +99,7 @@ class Policy:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         self.model.config.save_pretrained(fresh)
-        self.codec.save(fresh, self._template_name)
+        self.codec.save(fresh, template_named(self._template_name))
         self.save_weights(fresh)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)

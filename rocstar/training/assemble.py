@@ -13,7 +13,7 @@ from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
 from rocstar.config import EvaluateSection, LearningSection, ModelSection, RolloutSection, SandboxSection, SftSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.learning.learner import LearnerSettings
 from rocstar.learning.policy import Policy, Shape
@@ -116,7 +116,7 @@ def make_roller(
             max_response_tokens=rollout.max_response_tokens,
             max_parallel_calls=rollout.max_parallel_calls,
         ),
-        stop_token_ids=(codec.token_id(conversation.template.stop),),
+        stop_token_ids=codec.stop_ids(conversation.template),
     )
 
 

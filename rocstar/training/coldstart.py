@@ -15,10 +15,11 @@ from pathlib import Path
 from rocstar.config import Recipe, Stage
 from rocstar.data.sft.format import Conversation, Role
 from rocstar.data.sft.loading import load_conversations
-from rocstar.data.sft.render import CHAT, Piece, encoded, from_demonstration, pieces
+from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.template import CHAT
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy, load_model, random_model
 from rocstar.runs.sftrows import read_rows, write_rows
@@ -120,7 +121,7 @@ def _policy(recipe: Recipe, task: Task, layouts: Sequence[Sequence[Piece]]) -> P
 
 
 def _rows(recipe: Recipe, codec: Codec, layouts: Sequence[Sequence[Piece]]) -> list[SftRow]:
-    rows = [encoded(layout, codec) for layout in layouts]
+    rows = [encoded(layout, codec, CHAT.reserved) for layout in layouts]
     longest = max(len(row.token_ids) for row in rows)
     if not recipe.model.path and longest > recipe.model.max_positions:
         raise ConfigError(

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from rocstar.dialogue.bpe import train_bpe
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.learning.policy import Policy, Shape, random_model
 from rocstar.types import BatchRow, SftRow
 

@@ -11,7 +11,7 @@ from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.protocols import Engine, Tool
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment

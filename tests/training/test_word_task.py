@@ -19,7 +19,7 @@ from rocstar.data.programs import unordered_program
 from rocstar.data.word_problems import WordProblem, read_word_problems
 from rocstar.data.wording import things, with_decoy, with_story_shuffled, with_things_renamed
 from rocstar.dialogue.calls import parse_calls, render_call
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.tools.scripted import ScriptedTool
