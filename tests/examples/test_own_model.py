@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.plugins import load
 from rocstar.rollout.environment import Conversation, Limits
 from rocstar.types import Completion, Finish, Problem, Stop
