@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 import rocstar
 from rocstar.errors import ConfigError
-from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results, need
+from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
 from rocstar.verbs import answers, data, sandbox
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rocstar.training.material import Material
 
 TRACEBACK = "--traceback"
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
 app = typer.Typer(
     **STYLE,
@@ -80,10 +81,21 @@ def run(arguments: list[str]) -> int:
 
 def _exit_code(arguments: list[str]) -> int:
     try:
-        app(arguments, prog_name="rocstar")
+        code = app(arguments, prog_name="rocstar", standalone_mode=False)
+    except USAGE_ERROR as error:
+        print(_usage_sentence(error), file=sys.stderr)
+        return USAGE
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
-    return OK
+    return code if isinstance(code, int) else OK
+
+
+def _usage_sentence(error: Any) -> str:
+    told: str = error.format_message()
+    if "\n" in told:  # the help page, where no argument was given
+        return told
+    page = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+    return f"rocstar: {told[:1].lower()}{told[1:].rstrip('.')}{page}"
 
 
 def _show_version(wanted: bool) -> None:
@@ -237,8 +249,6 @@ def _start(
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
     recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
-    code = [str(Path(path).resolve().parent), *recipe.run.code_folders]
-    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"code_folders": code})})
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     material = read_material(recipe)  # whatever is wrong is found before there is a folder
@@ -273,7 +283,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
             screen.note(f"run folder: {folder.path}")
             carry_out(material, folder, screen, resume=resume)
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if not is_disk_full(error):
             raise
         _stop(FAILED, f"the disk is full; free some space, then {go_on}")
     _print_run(folder, as_json=as_json)

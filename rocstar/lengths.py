@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rocstar.errors import ConfigError
-from rocstar.rollout.environment import Conversation, Limits, MakeEnvironment, ToolEnvironment
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.types import Problem
 
 UNLIMITED = Limits(max_turns=1, max_response_tokens=1, max_parallel_calls=1)  # a prompt depends on no limit
+
+
+def prompt_tokens(
+    problem: Problem, conversation: Conversation, environment: EnvironmentFactory = ToolEnvironment
+) -> int:
+    return len(environment(problem, conversation, UNLIMITED, 0).opening())
 
 
 def positions_needed(
@@ -17,11 +23,10 @@ def positions_needed(
     *,
     response_tokens: int,
     model_positions: int,
-    environment: MakeEnvironment = ToolEnvironment,
+    environment: EnvironmentFactory = ToolEnvironment,
 ) -> int:
     """Tokens of the longest attempt. Raises ConfigError when the model holds less."""
-    openings = (environment(problem, conversation, UNLIMITED, 0).opening() for problem in problems)
-    prompt = max(map(len, openings), default=0)
+    prompt = max((prompt_tokens(problem, conversation, environment) for problem in problems), default=0)
     needed = prompt + response_tokens
     if needed > model_positions:
         room = model_positions - prompt

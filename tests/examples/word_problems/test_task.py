@@ -18,9 +18,10 @@ from rocstar.config import DataSection
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import Conversation, Limits
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Completion, Demonstration, Finish, Problem
+from word_problems.environment import GivenEnvironment
 from word_problems.expressions import parse_prefix
 from word_problems.programs import unordered_program
 from word_problems.rows import WordProblem, read_word_problems
@@ -158,7 +159,7 @@ async def one_call(problem: Problem, code: str) -> tuple[str, str]:
     limits = Limits(max_turns=2, max_response_tokens=1000, max_parallel_calls=1)
     ids = tuple(codec.encode(render_call("python", {"code": code}) + template.stop))
     completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
-    reply = await ToolEnvironment(problem, conversation, limits, seed=0).reply(completion)
+    reply = await GivenEnvironment(problem, conversation, limits, seed=0).reply(completion)
     return tool.calls[0].arguments["code"], reply.calls[0].arguments["code"]
 
 
