@@ -129,5 +129,9 @@ EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]
 """(problem, conversation, limits, seed) -> the environment of one attempt; `ToolEnvironment` is one."""
 
 
+EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]
+"""(problem, conversation, limits, seed) -> the environment of one attempt; `ToolEnvironment` is one."""
+
+
 def _refuse(call: ToolCall, reason: str) -> ToolResult:
     return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)
