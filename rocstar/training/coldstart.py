@@ -20,11 +20,7 @@ from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
-<<<<<<< HEAD
-from rocstar.learning.policy import Policy, Shape, load_model, random_model
-=======
 from rocstar.learning.models import Shape, load_model, random_model
->>>>>>> core
 from rocstar.parts import make_feedback, tools_of
 from rocstar.protocols import ToolSpec
 from rocstar.runs.sftrows import read_rows, write_rows
