@@ -15,7 +15,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
-from rocstar.parts import environment_of, make_conversation, make_roller
+from rocstar.parts import environment_of, make_conversation, make_roller, template_of
 from rocstar.recipe import resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
@@ -56,17 +56,19 @@ async def opened(
 ) -> AsyncIterator[Roller]:
     """An engine over `model`, the subject's weights, ready to attempt these problems under `recipe`, `rows` at once;
     closed with the context. Raises ConfigError where the longest of them and the cap do not fit into the model."""
-    codec, grader = Codec.load(subject.model), Grader()
+    codec, template, grader = Codec.load(subject.model), template_of(recipe, subject.model), Grader()
     positions = positions_needed(
         problems,
-        make_conversation(recipe, codec, sandbox),
+        make_conversation(recipe, codec, template, sandbox),
         response_tokens=recipe.rollout.max_response_tokens,
         model_positions=model_facts(subject.model).positions,
         environment=environment_of(recipe),
     )
     engine = TorchEngine(model, rows=rows, positions=positions)
     try:
-        yield make_roller(recipe, recipe.rollout, codec=codec, engine=engine, sandbox=sandbox, grader=grader)
+        yield make_roller(
+            recipe, recipe.rollout, codec=codec, template=template, engine=engine, sandbox=sandbox, grader=grader
+        )
     finally:
         await engine.close()
         await grader.close()

@@ -17,6 +17,7 @@ from torch import nn
 
 from rocstar.config import ModelSection
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import Template
 from rocstar.errors import RunHalted
 from rocstar.learning.forward import prepare
 from rocstar.learning.head import Head
@@ -38,20 +39,18 @@ class Policy:
         self,
         model: Any,
         codec: Codec,
-        template_name: str,
+        template: Template,
         section: ModelSection | None = None,
         *,
         ranks: Ranks = ALONE,
-        stop_token_ids: tuple[int, ...] = (),
     ) -> None:
-        """`stop_token_ids` end an assistant's turn; an export names them in generation_config.json where the model
-        it came from has none. Raises ConfigError for a model that can't be trained packed."""
+        """Raises ConfigError for a model that can't be trained packed."""
         section = section or ModelSection()
         ranks.make(self, section)
         self.ranks, self.codec, self.version = ranks, codec, 0
         self.device = device_of(section, ranks.local_rank)
         self.dtype = compute_dtype(section, self.device)
-        self._template_name, self._stop_token_ids = template_name, stop_token_ids
+        self._template = template
         if model is not None:
             model.to(self.device if ranks.mesh is None else "cpu")
             prepare(model, self.device, self.dtype)
@@ -65,7 +64,7 @@ class Policy:
     def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: ModelSection) -> Policy:
         """The same policy on a rank above 0."""
         nothing: Any = None
-        return cls(nothing, nothing, "", section, ranks=ranks)
+        return cls(nothing, nothing, nothing, section, ranks=ranks)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -106,8 +105,7 @@ class Policy:
         fresh.mkdir(parents=True)
         try:
             self.model.config.save_pretrained(fresh)
-            self._generation_config().save_pretrained(fresh)
-            self.codec.save(fresh, self._template_name)
+            self.codec.save(fresh, self._template)
             _write_weights(fresh, tensors)
             synced(fresh)
         except OSError:
@@ -155,12 +153,6 @@ class Policy:
                 if not self.ranks.rank:
                     tensors[name] = whole if dtype is None else whole.to(dtype)
         return tensors
-
-    def _generation_config(self) -> Any:
-        config = self.model.generation_config
-        if config.eos_token_id is None and self._stop_token_ids:
-            config.eos_token_id = list(self._stop_token_ids)
-        return config
 
 
 def _finite(tensor: torch.Tensor) -> bool:

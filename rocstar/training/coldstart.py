@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.config import ModelSection, Recipe, SftStage
+from rocstar.config import ModelSection, SftStage
 from rocstar.data.sft.format import Conversation, Role
-from rocstar.data.sft.render import CHAT, Piece, encoded, from_demonstration, pieces
+from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.models import Shape, load_model, random_model
 from rocstar.parts import make_feedback, tools_of
@@ -58,7 +59,7 @@ def opening(material: Material, run: Path) -> Opened:
     layouts = {stage.name: _layouts(material, stage) for stage in stages}
     made = _model(material, layouts[stages[0].name] if stages else ())
     for name, pieces_of in layouts.items():
-        rows = [encoded(layout, made.codec) for layout in pieces_of]
+        rows = [encoded(layout, made.codec, material.template.reserved) for layout in pieces_of]
         _refuse_long(name, rows, int(made.model.config.max_position_embeddings))
         rows_file(run, name).parent.mkdir(exist_ok=True)
         write_rows(rows_file(run, name), rows)
@@ -90,7 +91,7 @@ def _layouts(material: Material, stage: SftStage) -> list[list[Piece]]:
         task = require_demonstrations(task_of(recipe, stage), stage.name)
         made = task.demonstrations(stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]
-    return [_pieces(recipe, conversation, specs) for conversation in shown]
+    return [_pieces(material.template, conversation, specs) for conversation in shown]
 
 
 def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str]) -> Conversation:
@@ -107,12 +108,12 @@ def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str])
     return replace(conversation, messages=tuple(messages))
 
 
-def _pieces(recipe: Recipe, conversation: Conversation, own: Sequence[ToolSpec]) -> list[Piece]:
+def _pieces(template: Template, conversation: Conversation, own: Sequence[ToolSpec]) -> list[Piece]:
     """A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
     and preamble speak of problems and boxes, which would be wrong there."""
     if conversation.tools is not None:
-        return list(pieces(conversation, CHAT, conversation.tools))
-    return list(pieces(conversation, template_named(recipe.rollout.template), own))
+        return list(pieces(conversation, template.chat(), conversation.tools))
+    return list(pieces(conversation, template, own))
 
 
 def _model(material: Material, layouts: Sequence[Sequence[Piece]]) -> Opened:

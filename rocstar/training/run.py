@@ -101,6 +101,7 @@ class Run:
             self.recipe,
             rollout,
             codec=self.policy.codec,
+            template=self.material.template,
             engine=self.engine,
             sandbox=self.sandbox,
             grader=self.grader,
@@ -239,7 +240,7 @@ async def opened_run(
         ranks = start(recipe.cluster, recipe.model, os.environ)
         closing.callback(ranks.close)
         engine = _engine(recipe, made, positions)
-        policy = Policy(made.model, made.codec, recipe.rollout.template, recipe.model, ranks=ranks)
+        policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoint is not None:
             policy.restore(checkpoint)
             policy.version = progress.policy_version

@@ -9,7 +9,7 @@ from typing import Any
 from rocstar.config import ModelSection
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.learning.models import Shape, random_model
 from rocstar.learning.policy import Policy
 from rocstar.types import BatchRow, SftRow
@@ -45,7 +45,7 @@ def codec() -> Codec:
 
 
 def policy(seed: int = 0, **section: Any) -> Policy:
-    return Policy(model(seed), codec(), "compact", ModelSection(**section))
+    return Policy(model(seed), codec(), template_named("compact"), ModelSection(**section))
 
 
 def rows(lengths: Sequence[int] = (12, 5, 9, 20, 7), seed: int = 0) -> tuple[BatchRow, ...]:
