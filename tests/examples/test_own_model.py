@@ -70,7 +70,7 @@ async def test_a_bare_answer_is_answered_with_a_hint_once_and_within_the_limits(
     made = load("environment.py:HintEnvironment", folders=[EXAMPLE])
     ids = (*CODEC.encode(ANSWER), STOP)
     answer = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
-    roomy, narrow = (made(PROBLEM, conversation(), limits(max_response_tokens=most), 0) for most in (500, 40))
+    roomy, narrow = (made(PROBLEM, conversation(), limits(max_response_tokens=most), 0) for most in (500, len(ids) + 9))
     hint = await roomy.reply(answer)
     assert hint.stop is None and "Look the unit up" in CODEC.decode(hint.reply_ids)
     assert roomy.budget() == 500 - len(ids) - len(hint.reply_ids)
