@@ -13,14 +13,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rocstar.training.assemble import make_feedback, make_tool
-
 from rocstar.data.sft.render import from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.template import template_named
+from rocstar.parts import demonstration_tools, make_feedback
 from rocstar.recipe import load_recipe
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.tasks import task_of
+from rocstar.training.material import task_of
+from rocstar.training.tasks import require_demonstrations
 
 QUICKSTART = str(Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml")
 FOUR = ["gcd", "powmod", "digsum", "fib"]
@@ -49,12 +49,12 @@ def main() -> None:
 async def measured(case: tuple[list[str], str], count: int, sandbox: SandboxClient) -> dict[str, Any]:
     families, mix = case
     recipe = load_recipe(QUICKSTART, [f"data.families={json.dumps(families)}", f"data.demo_mix={mix}"])
-    task, template = task_of(recipe, recipe.data), template_named(recipe.rollout.template)
-    tool = make_tool(sandbox, recipe.sandbox, recipe.rollout.tool_name)
-    demonstrations = await task.demonstrations(count, tool.run)
+    task, template = task_of(recipe, recipe), template_named(recipe.rollout.template)
+    tools = demonstration_tools(recipe, sandbox)
+    demonstrations = await require_demonstrations(task, "measured").demonstrations(count, tools.run)
     feedback = make_feedback(recipe.rollout)
     texts = [
-        "".join(piece.text for piece in pieces(from_demonstration(one, feedback), template, [tool.spec]))
+        "".join(piece.text for piece in pieces(from_demonstration(one, feedback), template, tools.specs))
         for one in demonstrations
     ]
     phrases = (*task.atoms, *fixed_phrases(template, recipe.rollout.tool_name))

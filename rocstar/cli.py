@@ -249,8 +249,6 @@ def _start(
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
     recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
-    code = [str(Path(path).resolve().parent), *recipe.run.code_folders]
-    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"code_folders": code})})
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     material = read_material(recipe)  # whatever is wrong is found before there is a folder

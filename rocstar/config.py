@@ -43,8 +43,6 @@ class RunSection(Section):
     name: str = "run"
     """Folder name below `folder`; a number is appended when it is taken."""
     folder: str = "runs"
-    code_folders: list[str] = []
-    """Where modules of your own are looked for first; the folder of the recipe file is put in front."""
     seed: int = 0
     """Everything random in a run follows from it and from identities."""
     threads: Count = 1
@@ -57,6 +55,9 @@ class RunSection(Section):
     """Older ones are deleted; the last one of each stage stays."""
     fault_budget: Share = 0.05
     """Share of a step's or an evaluation's attempts that may end ENVIRONMENT_FAILED before the run halts."""
+    modules: list[str] = []
+    """Folders in which modules of your own (`package.module:name`) are found before the current one; left empty, the
+    recipe's own folder and those of the recipes it extends."""
     save_rollouts: bool = True
     """Write every attempt of every step to parquet."""
 

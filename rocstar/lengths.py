@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rocstar.errors import ConfigError
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.types import Problem
 
 UNLIMITED = Limits(max_turns=1, max_response_tokens=1, max_parallel_calls=1)  # a prompt depends on no limit
 
 
-def prompt_tokens(problem: Problem, conversation: Conversation) -> int:
-    return len(ToolEnvironment(problem, conversation, UNLIMITED, 0).opening())
+def prompt_tokens(
+    problem: Problem, conversation: Conversation, environment: EnvironmentFactory = ToolEnvironment
+) -> int:
+    return len(environment(problem, conversation, UNLIMITED, 0).opening())
 
 
 def positions_needed(
-    problems: Iterable[Problem], conversation: Conversation, *, response_tokens: int, model_positions: int
+    problems: Iterable[Problem],
+    conversation: Conversation,
+    *,
+    response_tokens: int,
+    model_positions: int,
+    environment: EnvironmentFactory = ToolEnvironment,
 ) -> int:
     """Tokens of the longest attempt. Raises ConfigError when the model holds less."""
-    prompt = max((prompt_tokens(problem, conversation) for problem in problems), default=0)
+    prompt = max((prompt_tokens(problem, conversation, environment) for problem in problems), default=0)
     needed = prompt + response_tokens
     if needed > model_positions:
         room = model_positions - prompt

@@ -12,12 +12,12 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import template_named
 from rocstar.plugins import check_call, load
-from rocstar.protocols import Engine, ToolSpec, Verifier
+from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation, Limits, MakeEnvironment, ToolEnvironment
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Limits as ProgramLimits
-from rocstar.tools.choose import Tools, make_tools
+from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
 from rocstar.types import ToolResult
 
 
@@ -32,41 +32,32 @@ def program_limits(limits: SandboxSection) -> ProgramLimits:
 
 
 def tools_of(recipe: Recipe, sandbox: SandboxClient) -> Tools:
-    """Raises ConfigError for a tool that does not exist."""
-    return make_tools(
-        recipe.sandbox.tools,
-        sandbox,
-        program_limits(recipe.sandbox),
-        tool_name=recipe.rollout.tool_name,
-        folders=recipe.run.code_folders,
-    )
+    """What the model may call. Raises ConfigError for a tool that there is not or that does not fit."""
+    limits, name = program_limits(recipe.sandbox), recipe.rollout.tool_name
+    return make_tools(recipe.sandbox.tools, sandbox, limits, tool_name=name, folders=recipe.run.modules)
 
 
-def tool_specs(recipe: Recipe) -> tuple[ToolSpec, ...]:
-    """What the model is told about its tools. Starts nothing."""
-    return tools_of(recipe, SandboxClient(slots=1, preload=())).specs
+def environment_of(recipe: Recipe) -> EnvironmentFactory:
+    """Makes the environment of each attempt. Raises ConfigError."""
+    reference = recipe.rollout.environment
+    if reference is None:
+        return ToolEnvironment
+    found: EnvironmentFactory = load(reference, folders=recipe.run.modules, setting="rollout.environment")
+    arguments = ("problem", "conversation", "limits", "seed")
+    check_call(found, arguments, said=f"rollout.environment = {reference!r}")
+    return found
 
 
 def make_conversation(recipe: Recipe, codec: Codec, sandbox: SandboxClient, *, with_tools: bool = True) -> Conversation:
     """What all attempts share: how text becomes tokens, and which tools there are."""
-    tools = tools_of(recipe, sandbox)
+    tools = tools_of(recipe, sandbox) if with_tools else NO_TOOLS
     return Conversation(
         codec=codec,
         template=template_named(recipe.rollout.template),
-        tools=tools.shared if with_tools else (),
+        tools=tools.shared,
         feedback=make_feedback(recipe.rollout),
-        own_tools=tools.own if with_tools else tuple,
+        own_tools=tools.own,
     )
-
-
-def make_environment(recipe: Recipe) -> MakeEnvironment:
-    """Raises ConfigError where `rollout.environment` names none."""
-    reference = recipe.rollout.environment
-    if reference is None:
-        return ToolEnvironment
-    made: MakeEnvironment = load(reference, folders=recipe.run.code_folders, setting="rollout.environment")
-    check_call(made, ("problem", "conversation", "limits", "seed"), said=f"rollout.environment = {reference!r}")
-    return made
 
 
 def make_feedback(rollout: RolloutSection) -> Callable[[ToolResult], str]:
@@ -99,7 +90,6 @@ def make_roller(
     return Roller(
         engine=engine,
         conversation=conversation,
-        environment=make_environment(recipe),
         verifier=make_verifier(recipe, codec, grader),
         limits=Limits(
             max_turns=rollout.max_turns,
@@ -107,4 +97,5 @@ def make_roller(
             max_parallel_calls=rollout.max_parallel_calls,
         ),
         stop_token_ids=(codec.token_id(conversation.template.stop),),
+        environment=environment_of(recipe),
     )

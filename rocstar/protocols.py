@@ -99,7 +99,7 @@ class ToolSpec:
 class Tool(Protocol):
     """Something the model can call.
 
-    Promise: never raises for what the model wrote; raises SandboxUnavailable when we are at fault."""
+    Promise: never raises for what the model wrote; raises Unavailable when we are at fault."""
 
     @property
     def spec(self) -> ToolSpec: ...

@@ -5,6 +5,7 @@ Not here: what the keys mean (`config.py`) and what is done with them (`train.py
 - A stage starts from the base sections, as far as it may carry them (`config.py`), and overrides them key by key. So a
   stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
 - `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
+- `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         for keys in (change.keys, *_same_in_stages(change.keys, table)):
             table = put(table, keys, change.value)
     stages = [_completed(stage, table) for stage in table.get("stage", [])]
-    return validated(Recipe, {**table, "stage": stages}, layers, changes)
+    recipe = validated(Recipe, {**table, "stage": stages}, layers, changes)
+    beside = list(dict.fromkeys(str(layer.path.resolve().parent) for layer in reversed(layers)))
+    run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
+    return recipe.model_copy(update={"run": run})
 
 
 def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, Section
+from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, RunSection, Section
 from rocstar.errors import ConfigError
 from rocstar.recipe import dump_resolved, load_recipe, recipe_text, resolved_from_json
 
@@ -84,7 +84,15 @@ def complaint(path: str | Path, *overrides: str) -> str:
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
-    assert load_recipe(tmp_path / "empty.toml") == Recipe()
+    assert load_recipe(tmp_path / "empty.toml") == Recipe(run=RunSection(modules=[str(tmp_path)]))
+
+
+def test_modules_are_found_beside_the_recipe_and_beside_those_it_extends_unless_it_says_where(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "base.toml").write_text("")
+    (tmp_path / "mine" / "child.toml").write_text('extends = "../base.toml"')
+    assert load_recipe(tmp_path / "mine" / "child.toml").run.modules == [str(tmp_path / "mine"), str(tmp_path)]
+    assert load_recipe(tmp_path / "base.toml", ["run.modules=there"]).run.modules == ["there"]
 
 
 def test_stages_carry_full_copies_of_the_base_and_their_own_keys(folder: Path) -> None:

@@ -1,9 +1,9 @@
 """Real word problems: SVAMP and MAWPS after SFT and after RL, digits and masked apart, beside published figures.
 
-    python benchmarks/word_problems.py [--only PART]... [--runs FOLDER] [--data FOLDER] [SECTION.KEY=VALUE]...
+    python examples/word_problems/benchmark.py [--only PART]... [--runs FOLDER] [--data FOLDER] [SECTION.KEY=VALUE]...
 
-A real-data check, not a benchmark claim; docs/word-problems.md says what is measured and why it ends where it ends.
-Each part is a run of `rocstar train recipes/word_problems.toml` in a process of its own. A run that is already in the
+A real-data check, not a benchmark claim; README.md says what is measured and why it ends where it ends.
+Each part is a run of `rocstar train word_problems.toml` in a process of its own. A run that is already in the
 folder is gone on with, or only read when it is finished, so the parts can be run one at a time. Prints a table and
 last one JSON line. Intervals are 95% over test problems; one seed each, so the variance of training is not in them.
 """
@@ -30,14 +30,19 @@ from rocstar.training.tasks import make_task
 from rocstar.types import Problem
 from word_problems.expressions import python_output
 
-ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("ROCSTAR_DATA", ROOT.parent / "shared" / "data")) / "word_problems"
-RECIPE = ROOT / "recipes" / "word_problems.toml"
+HERE = Path(__file__).resolve().parent
+DATA = Path(os.environ.get("ROCSTAR_DATA", HERE.parents[2] / "shared" / "data")) / "word_problems"
+RECIPE = HERE / "word_problems.toml"
 
 SVAMP = ("mawps_asdiv_a_train.csv.gz", "svamp_test.csv.gz")
 FOLDS = tuple((f"cv_mawps_fold{k}_train.csv.gz", f"cv_mawps_fold{k}_dev.csv.gz") for k in range(5))
 # Half of the rows: fewer steps. Five in six questions need all their numbers: no sentences that do not matter.
-FOLD_SETTINGS = ("stage.sft.steps=600", "stage.rl.steps=20", "data.decoy_share=0", "data.distractor_share=0")
+FOLD_SETTINGS = (
+    "stage.sft.steps=600",
+    "stage.rl.steps=20",
+    "data.options.decoy_share=0",
+    "data.options.distractor_share=0",
+)
 
 # Patel et al., NAACL 2021: solvers without a pretrained encoder. MAWPS is their mean over five folds.
 PUBLISHED = {
@@ -66,8 +71,8 @@ class Part:
 
 # Copying digits is learned late when the text varies much: there only the numbers do.
 DIGITS_SETTINGS = (
-    *("data.wordings=1", "data.redraws=24"),
-    *(f"data.{share}_share=0" for share in ("rename", "decoy", "shuffle", "distractor")),
+    *("data.options.wordings=1", "data.options.redraws=24"),
+    *(f"data.options.{share}_share=0" for share in ("rename", "decoy", "shuffle", "distractor")),
 )
 SETTINGS: dict[str, tuple[str, ...]] = {"masked": (), "digits": DIGITS_SETTINGS}
 PARTS = {f"svamp-{numbers}": Part(SVAMP, numbers, settings) for numbers, settings in SETTINGS.items()} | {
@@ -138,7 +143,7 @@ def carried_out(name: str, part: Part, arguments: argparse.Namespace) -> RunFold
             f"run.folder={arguments.runs}",
             f"data.train_files={train}",
             f"data.test_files={test}",
-            f"data.numbers={part.numbers}",
+            f"data.options.numbers={part.numbers}",
             *part.settings,
             *arguments.settings,
         ]
@@ -152,7 +157,11 @@ def carried_out(name: str, part: Part, arguments: argparse.Namespace) -> RunFold
 def results_of(folder: RunFolder) -> Results:
     recipe = resolved_from_json(folder.resolved)
     task = make_task(
-        recipe.data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems
+        recipe.data,
+        tool_name=recipe.rollout.tool_name,
+        seed=recipe.run.seed,
+        heldout=recipe.evaluate.problems,
+        folders=recipe.run.modules,
     )
     shares = {
         (when, how): shares_right(folder.evaluation(when, step) / f"{how}.parquet")

@@ -15,7 +15,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
-from rocstar.parts import make_conversation, make_roller
+from rocstar.parts import environment_of, make_conversation, make_roller
 from rocstar.recipe import resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
@@ -62,6 +62,7 @@ async def opened(
         make_conversation(recipe, codec, sandbox),
         response_tokens=recipe.rollout.max_response_tokens,
         model_positions=model_facts(subject.model).positions,
+        environment=environment_of(recipe),
     )
     engine = TorchEngine(model, rows=rows, positions=positions)
     try:

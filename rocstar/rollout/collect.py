@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
-from rocstar.rollout.environment import Conversation, Limits, MakeEnvironment, ToolEnvironment
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
@@ -26,8 +26,7 @@ class Roller:
     verifier: Verifier
     limits: Limits
     stop_token_ids: tuple[int, ...]
-    environment: MakeEnvironment = ToolEnvironment
-    """Makes the environment of one attempt."""
+    environment: EnvironmentFactory = ToolEnvironment
 
     async def roll(
         self,

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from rocstar.dialogue.calls import parse_calls
 from rocstar.dialogue.template import Template
-from rocstar.errors import SandboxUnavailable
+from rocstar.errors import Unavailable
 from rocstar.protocols import AttemptTool, Environment, Reply, TextCodec, Tool
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
-TRIES = 3  # a call is run at most so often when the sandbox itself fails
+TRIES = 3  # a call is run at most so often when we are at fault
 RETRY_SECONDS = 0.2  # first pause between tries; doubles
 
 
@@ -78,7 +78,7 @@ class ToolEnvironment:
         return self._limits.max_response_tokens - self._used_tokens
 
     async def reply(self, completion: Completion) -> Reply:
-        """Raises SandboxUnavailable when a tool could not be run after several tries."""
+        """Raises Unavailable when a tool could not be run after several tries."""
         self._turns += 1
         self._used_tokens += len(completion.token_ids)
         if completion.finish is not Finish.STOP:
@@ -121,7 +121,7 @@ class ToolEnvironment:
         for attempt in range(TRIES):
             try:
                 return await tool.run(self._with_given(call), seed=seed_for(self._seed, call.id))
-            except SandboxUnavailable:
+            except Unavailable:
                 if attempt + 1 == TRIES:
                     raise
                 await asyncio.sleep(RETRY_SECONDS * 2**attempt)
@@ -134,9 +134,9 @@ class ToolEnvironment:
         return replace(call, arguments={**call.arguments, "code": f"{given}{code}"})
 
 
+EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]
+"""(problem, conversation, limits, seed) -> the environment of one attempt; `ToolEnvironment` is one."""
+
+
 def _refuse(call: ToolCall, reason: str) -> ToolResult:
     return ToolResult(call_id=call.id, status=Status.BAD_CALL, stderr=reason)
-
-
-MakeEnvironment = Callable[[Problem, Conversation, Limits, int], Environment]
-"""(problem, conversation, limits, seed) -> the environment of one attempt."""

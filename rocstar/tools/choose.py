@@ -39,6 +39,9 @@ class Tools:
         return tuple(make() for make in self.makers)
 
 
+NO_TOOLS = Tools(shared=(), makers=(), specs=())
+
+
 def make_tools(
     names: Sequence[str],
     sandbox: Sandbox,

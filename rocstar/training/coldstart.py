@@ -20,9 +20,10 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy, Shape, load_model, random_model
-from rocstar.parts import make_feedback, tool_specs
+from rocstar.parts import make_feedback, tools_of
 from rocstar.protocols import ToolSpec
 from rocstar.runs.sftrows import read_rows, write_rows
+from rocstar.sandbox.client import SandboxClient
 from rocstar.training.material import Material, task_of
 from rocstar.training.tasks import require_demonstrations
 from rocstar.types import SftRow, Status, ToolResult, seed_for
@@ -72,11 +73,12 @@ def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> li
 def _layouts(material: Material, stage: SftStage) -> list[list[Piece]]:
     recipe = material.recipe
     feedback = make_feedback(recipe.rollout)
-    specs = tool_specs(recipe)
+    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs  # never started: nothing is run
     if stage.name in material.conversations:
         shown = [_as_shown(conversation, feedback) for conversation in material.conversations[stage.name]]
     else:
-        made = require_demonstrations(task_of(recipe, stage)).demonstrations(stage.steps * stage.sft.batch_rows)
+        task = require_demonstrations(task_of(recipe, stage), stage.name)
+        made = task.demonstrations(stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]
     return [_pieces(recipe, conversation, specs) for conversation in shown]
 

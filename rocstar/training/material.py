@@ -14,7 +14,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import make_conversation, make_environment, tool_specs
+from rocstar.parts import environment_of, make_conversation, tools_of
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.tasks import make_task, require_demonstrations, training_problems
@@ -49,7 +49,8 @@ class Material:
 def read_material(recipe: Recipe) -> Material:
     """Raises ConfigError and DataError for whatever can be known without loading a model."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
-    tool_specs(recipe), make_environment(recipe)  # raise where the recipe names what is not there
+    tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
+    environment_of(recipe)
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
     heldout = task.heldout()
@@ -67,9 +68,7 @@ def read_material(recipe: Recipe) -> Material:
         },
         pretrained=pretrained,
     )
-    for stage in recipe.stage:
-        if isinstance(stage, SftStage) and stage.name not in material.conversations:
-            require_demonstrations(task_of(recipe, stage))
+    _refuse_impossible(material)
     if pretrained:
         positions_of(material, pretrained.codec, pretrained.facts.positions)
     return material
@@ -82,7 +81,7 @@ def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
         tool_name=recipe.rollout.tool_name,
         seed=recipe.run.seed,
         heldout=recipe.evaluate.problems,
-        folders=recipe.run.code_folders,
+        folders=recipe.run.modules,
     )
 
 
@@ -100,6 +99,7 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
         conversation,
         response_tokens=max(rollout.max_response_tokens for rollout in rollouts_of(material.recipe)),
         model_positions=model_positions,
+        environment=environment_of(material.recipe),
     )
 
 
@@ -126,3 +126,9 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
             "they do not belong together"
         )
     return Pretrained(facts=facts, codec=codec)
+
+
+def _refuse_impossible(material: Material) -> None:
+    for stage in material.recipe.stage:
+        if isinstance(stage, SftStage) and stage.name not in material.conversations:
+            require_demonstrations(task_of(material.recipe, stage), stage.name)

@@ -116,13 +116,13 @@ def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
     return problems
 
 
-def require_demonstrations(task: Task) -> DemonstratingTask:
+def require_demonstrations(task: Task, stage: str) -> DemonstratingTask:
     """The task itself. Raises ConfigError when it has no demonstrations for an sft stage to learn from."""
     if isinstance(task, DemonstratingTask):
         return task
     raise ConfigError(
-        f"an sft stage needs demonstrations and {type(task).__name__} has none; set sft.rows_file to a JSONL of "
-        "messages, or give the Task a method demonstrations(count)"
+        f"stage {stage}: an sft stage needs demonstrations and {type(task).__name__} has none; set sft.rows_file to a "
+        "JSONL of messages, or give the Task a method demonstrations(count)"
     )
 
 

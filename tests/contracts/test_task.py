@@ -108,8 +108,8 @@ def test_an_sft_stage_gets_as_many_demonstrations_as_it_asks_for_or_a_sentence(s
     task = made(DataSection(**section))
     if not isinstance(task, DemonstratingTask):
         with pytest.raises(ConfigError, match=r"has none; set sft\.rows_file .* or give the Task a method"):
-            require_demonstrations(task)
+            require_demonstrations(task, "cold")
         return
-    demonstrations = require_demonstrations(task).demonstrations(17)
+    demonstrations = require_demonstrations(task, "cold").demonstrations(17)
     assert len(demonstrations) == 17
     assert all(demo.turns and not demo.turns[-1].results for demo in demonstrations)

@@ -67,7 +67,7 @@ def test_a_stage_whose_problems_are_all_held_out_is_refused(tmp_path: Path) -> N
 
 def test_a_source_without_demonstrations_needs_a_file_of_them(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
-    with pytest.raises(ConfigError, match=r"sft stage needs demonstrations and FileTask has none; set sft.rows_file"):
+    with pytest.raises(ConfigError, match=r"stage cold: .* demonstrations and FileTask has none; set sft.rows_file"):
         material(COLD, RL, data={"source": "files", "train_files": [file]})
 
 
