@@ -239,7 +239,11 @@ def test_a_dry_run_finds_it_too(start: Start, place: Path, capsys: pytest.Captur
 
 def test_a_run_that_is_under_way_is_not_resumed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunFolder(place / "runs" / "sound").locked():
-        ends(other("", ["train", "--resume", "sound"], ["run sound is being written by process", "stop it"]), place, capsys)
+        ends(
+            other("", ["train", "--resume", "sound"], ["run sound is being written by process", "stop it"]),
+            place,
+            capsys,
+        )
 
 
 @pytest.mark.parametrize(
