@@ -1,5 +1,7 @@
 """An environment of your own: what is said to a completion. This one asks again, once, when no tool was used."""
 
+from dataclasses import replace
+
 from rocstar.protocols import Reply
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.types import Completion, Problem, Stop
@@ -24,12 +26,15 @@ class HintEnvironment:
 
     async def reply(self, completion: Completion) -> Reply:
         reply = await self._inner.reply(completion)
-        if reply.calls or reply.stop is not Stop.ANSWERED or not self._may_hint or self.budget() <= len(self._hint):
-            self._may_hint = self._may_hint and not reply.calls
-            return reply
-        self._may_hint = False
-        self._spent = len(self._hint)
-        return Reply(reply_ids=self._hint)
+        if reply.calls:
+            self._may_hint = False
+        if reply.stop is Stop.ANSWERED and self._may_hint:
+            self._may_hint = False
+            self._spent = len(self._hint)
+            reply = Reply(reply_ids=self._hint)
+        if reply.stop is None and self.budget() <= 0:  # the limits are this environment's to keep
+            return replace(reply, reply_ids=(), stop=Stop.MAX_TOKENS)
+        return reply
 
     async def close(self) -> None:
         await self._inner.close()

@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rocstar.dialogue.template import template_named
+
 HERE = Path(__file__).parent
 MARKERS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
@@ -49,7 +51,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=900,
+        vocab_size=1000,
         special_tokens=MARKERS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -59,12 +61,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def texts() -> list[str]:
-    return [
-        text
-        for line in (HERE / "demonstrations.jsonl").read_text(encoding="utf-8").splitlines()
-        for message in json.loads(line)["messages"]
-        for text in (message["content"], json.dumps(message.get("tool_calls", "")))
-    ]
+    """The demonstrations, and the prompt around them: few tokens for the words that every attempt begins with."""
+    rows = [json.loads(line) for line in (HERE / "demonstrations.jsonl").read_text(encoding="utf-8").splitlines()]
+    messages = [message for row in rows for message in row["messages"]]
+    calls = [json.dumps(call["function"]) for message in messages for call in message.get("tool_calls", ())]
+    return [*(message["content"] for message in messages), *calls, template_named("paper").opening("", ())]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A second tool: a plain typed function. Its name, docstring and annotations are what the model is told about it.
 
-It runs in rocstar's own process, in a thread, for at most `sandbox.timeout_seconds`. What it raises the model is shown
-as an error of its call; raise `rocstar.errors.Unavailable` instead where a service of yours is down: the call is then
-tried again and, if that does not help, the attempt is left out rather than counted as wrong.
+It runs in rocstar's own process, in a thread, for at most `sandbox.timeout_seconds`. What it raises is shown to the
+model as an error of its call; raise `rocstar.errors.Unavailable` instead where a service of yours is down: the call is
+then tried again and, if that does not help, the attempt is left out rather than counted as wrong.
 """
 
 GRAMS = {
