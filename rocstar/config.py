@@ -73,6 +73,20 @@ class ModelSection(Section):
     word_merges: bool = False
     """Keep merges inside words (GPT-2 regex); false lets merges cross spaces, which suits fixed phrases."""
 
+    @model_validator(mode="after")
+    def heads_divide(self) -> ModelSection:
+        if self.hidden_size % (2 * self.num_heads):  # positions turn pairs of numbers
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be an even multiple of model.num_heads {self.num_heads}; "
+                "change one of them"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_heads {self.num_heads} must be a multiple of model.num_kv_heads {self.num_kv_heads}; "
+                "change one of them"
+            )
+        return self
+
 
 class ColumnsSection(Section):
     question: list[str] = Field(default=["question"], min_length=1)
@@ -313,3 +327,9 @@ class Recipe(Section):
     cluster: ClusterSection = ClusterSection()
     evaluate: EvaluateSection = EvaluateSection()
     stage: list[Stage] = []
+
+    @model_validator(mode="after")
+    def template_has_a_model(self) -> Recipe:
+        if self.rollout.template == "model" and self.stage and self.model.path is None:
+            raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
+        return self

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from tests.tiny_run import RECIPE, workplace, write_rows
 
 Spoil = Callable[[Path], Any]
 
+BAD = ("bad.toml",)
+TINY = ("tiny.toml",)
+PRETRAINED = ("pretrained.toml",)
 RL_ONLY = RECIPE[: RECIPE.index("[[stage]]")] + RECIPE[RECIPE.index('[[stage]]\nname = "stage1"') :]
 
 
@@ -77,3 +81,16 @@ def model_config(**changes: Any) -> Spoil:
         path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
     return spoil
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    name: str
+    arguments: Sequence[str]
+    words: Sequence[str]
+    """All of them stand in the sentence."""
+    spoil: Spoil = lambda place: None
+
+
+def start(name: str, arguments: Sequence[str], words: Sequence[str], spoil: Spoil = lambda place: None) -> Start:
+    return Start(name=name, arguments=arguments, words=words, spoil=spoil)
