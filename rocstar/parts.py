@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
 from rocstar.config import Recipe, RolloutSection, SandboxSection, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_for
 from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.collect import Roller
@@ -48,12 +50,20 @@ def environment_of(recipe: Recipe) -> EnvironmentFactory:
     return found
 
 
-def make_conversation(recipe: Recipe, codec: Codec, sandbox: SandboxClient, *, with_tools: bool = True) -> Conversation:
+def template_of(recipe: Recipe, model: Path | None) -> Template:
+    """How conversations are written; `model`: the folder whose own chat template may be meant. Raises ConfigError."""
+    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs  # never started: nothing is run
+    return template_for(recipe.rollout.template, model, specs)
+
+
+def make_conversation(
+    recipe: Recipe, codec: Codec, template: Template, sandbox: SandboxClient, *, with_tools: bool = True
+) -> Conversation:
     """What all attempts share: how text becomes tokens, and which tools there are."""
     tools = tools_of(recipe, sandbox) if with_tools else NO_TOOLS
     return Conversation(
         codec=codec,
-        template=template_named(recipe.rollout.template),
+        template=template,
         tools=tools.shared,
         feedback=make_feedback(recipe.rollout),
         own_tools=tools.own,
@@ -81,12 +91,13 @@ def make_roller(
     rollout: StageRolloutSection,
     *,
     codec: Codec,
+    template: Template,
     engine: Engine,
     sandbox: SandboxClient,
     grader: Grader,
 ) -> Roller:
     """Makes and judges attempts under the limits of `rollout`. With a single turn there is no use for a tool."""
-    conversation = make_conversation(recipe, codec, sandbox, with_tools=rollout.max_turns > 1)
+    conversation = make_conversation(recipe, codec, template, sandbox, with_tools=rollout.max_turns > 1)
     return Roller(
         engine=engine,
         conversation=conversation,
@@ -96,6 +107,6 @@ def make_roller(
             max_response_tokens=rollout.max_response_tokens,
             max_parallel_calls=rollout.max_parallel_calls,
         ),
-        stop_token_ids=(codec.token_id(conversation.template.stop),),
+        stop_token_ids=codec.stop_ids(template),
         environment=environment_of(recipe),
     )

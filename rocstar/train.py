@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rocstar.config import RlStage, SftStage
 from rocstar.learning.batches import rows_of, split
@@ -54,7 +55,7 @@ async def train(
 def imitate(run: Run, stage: SftStage) -> None:
     """An SFT stage: next-token loss on demonstrations."""
     rows, seed = load_sft_rows(run.folder.path, stage.name), run.recipe.run.seed
-    learner = SftLearner(run.policy, stage.sft, stage.steps)
+    learner = SftLearner(run.policy, stage.sft, steps=stage.steps)
     if run.progress.stage_step and run.checkpoint:
         learner.restore(run.checkpoint)
     run.announce(stage, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
@@ -70,7 +71,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
     roller = run.roller(stage.rollout)
     learner = GrpoLearner(run.policy, stage.learning, temperature=stage.rollout.temperature)
     _carry_optimizer(run, stage, learner)
-    await run.engine.load_weights(learner.publish())
+    await run.engine.load_weights(run.policy.publish())
     with run.meter.phase("pool"):
         problems = run.material.problems[stage.name]
         pool = await stage_pool(stage, problems, roller, seed=run.recipe.run.seed, run=run.folder.path)
@@ -112,9 +113,9 @@ async def rl_step(
         chosen = [resample(group, random.Random(seed_for(seed, "resample", group.problem.id))) for group in groups]
         batches = split(rows_of(chosen, settings.normalize_by_std), settings.updates_per_step, seed)
         if len(batches) > 1:  # a single update takes the logprobs of its own forward pass
-            batches = [learner.score(batch) for batch in batches]
+            batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
         updates = [learner.update(batch) for batch in batches]
-        await run.engine.load_weights(learner.publish())
+        await run.engine.load_weights(run.policy.publish())
 
     rows = [row for update in updates for row in update.rows]
     run.record(stage, chosen, rows, written_by)

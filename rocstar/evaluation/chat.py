@@ -13,7 +13,7 @@ from typing import Any
 from rocstar.evaluation.evaluate import transcript
 from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
 from rocstar.launch import quiet_torch, started_sandbox
-from rocstar.learning.policy import load_model
+from rocstar.learning.models import load_model
 from rocstar.rollout.collect import Roller
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id

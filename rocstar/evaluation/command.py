@@ -17,7 +17,7 @@ from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
 from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
 from rocstar.launch import quiet_torch, started_sandbox
-from rocstar.learning.policy import load_model
+from rocstar.learning.models import load_model
 from rocstar.learning.threads import use_threads
 from rocstar.recipe import changed
 from rocstar.rollout.collect import Roller

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rocstar.config import Recipe, StageRolloutSection
+from rocstar.dialogue.segments import text_of
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.rollout.environment import Conversation
 from rocstar.runs.atomic import plain
@@ -63,7 +64,8 @@ def name_of(setup: Mapping[str, Any], readable: str, *, known: Sequence[str] = (
 def _words_of(conversation: Conversation) -> list[str]:
     """What the template puts around a question and around the reply of a tool."""
     specs = [tool.spec for tool in (*conversation.tools, *conversation.own_tools())]
-    return [conversation.template.opening(PROBE, specs), conversation.template.reply([PROBE])]
+    template = conversation.template
+    return [text_of(template.opening(PROBE, specs)), text_of(template.reply([PROBE]))]
 
 
 def _sha256(value: Any) -> str:

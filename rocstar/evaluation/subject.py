@@ -15,7 +15,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
-from rocstar.parts import environment_of, make_conversation, make_roller
+from rocstar.parts import environment_of, make_conversation, make_roller, template_of
 from rocstar.recipe import resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
@@ -56,7 +56,7 @@ def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) 
     codec, facts = Codec.load(subject.model), model_facts(subject.model)
     return positions_needed(
         problems,
-        make_conversation(recipe, codec, SandboxClient(slots=1, preload=())),
+        make_conversation(recipe, codec, template_of(recipe, subject.model), SandboxClient(slots=1, preload=())),
         response_tokens=recipe.rollout.max_response_tokens,
         model_positions=facts.positions,
         environment=environment_of(recipe),
@@ -69,10 +69,12 @@ async def opened(
 ) -> AsyncIterator[Roller]:
     """An engine over `model`, the subject's weights, ready to attempt these problems under `recipe`, `rows` at once;
     closed with the context. Raises ConfigError where the longest of them and the cap do not fit into the model."""
-    codec, grader = Codec.load(subject.model), Grader()
+    codec, template, grader = Codec.load(subject.model), template_of(recipe, subject.model), Grader()
     engine = TorchEngine(model, rows=rows, positions=positions_of(subject, recipe, problems))
     try:
-        yield make_roller(recipe, recipe.rollout, codec=codec, engine=engine, sandbox=sandbox, grader=grader)
+        yield make_roller(
+            recipe, recipe.rollout, codec=codec, template=template, engine=engine, sandbox=sandbox, grader=grader
+        )
     finally:
         await engine.close()
         await grader.close()

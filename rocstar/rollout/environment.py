@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.segments import Segment, ours
 from rocstar.dialogue.template import Template
-from rocstar.errors import Unavailable
-from rocstar.protocols import AttemptTool, Environment, Reply, TextCodec, Tool
+from rocstar.errors import EngineUnavailable, Unavailable
+from rocstar.protocols import AttemptTool, Environment, Reply, Tool
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
@@ -37,7 +38,7 @@ class Limits:
 class Conversation:
     """What all attempts share: how text becomes tokens, and which tools there are."""
 
-    codec: TextCodec
+    codec: Codec
     template: Template
     tools: Sequence[Tool]
     """Those that keep nothing between calls: one of each serves all attempts."""
@@ -45,6 +46,19 @@ class Conversation:
     """Words a tool result for the model."""
     own_tools: Callable[[], Sequence[AttemptTool]] = lambda: ()
     """Makes those that each attempt has of its own."""
+
+    def ids(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """What stands around completions, as tokens."""
+        return tuple(self.codec.encode_segments(segments, self.template.reserved))
+
+    def calls(self, completion: Completion, first_id: int) -> list[ToolCall]:
+        return self.template.calls.parse(self.codec.decode(completion.token_ids), first_id)
+
+    def after(self, completion: Completion, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """A reply to a completion. One that ended with another token than the template's stop marker (an
+        end-of-sequence token of the model) gets the marker first, so that the conversation stays well formed."""
+        ended = completion.token_ids[-1:] == self.ids([ours(self.template.stop)])
+        return self.ids(segments if ended else (ours(self.template.stop), *segments))
 
 
 class ToolEnvironment:
@@ -71,19 +85,21 @@ class ToolEnvironment:
 
     def opening(self) -> tuple[int, ...]:
         specs = [tool.spec for tool in self._tools]
-        text = self._conversation.template.opening(self._problem.question, specs)
-        return tuple(self._conversation.codec.encode(text))
+        return self._conversation.ids(self._conversation.template.opening(self._problem.question, specs))
 
     def budget(self) -> int:
         return self._limits.max_response_tokens - self._used_tokens
 
     async def reply(self, completion: Completion) -> Reply:
-        """Raises Unavailable when a tool could not be run after several tries."""
+        """Raises Unavailable when a tool could not be run after several tries, EngineUnavailable when the completion
+        was aborted: that says nothing about the model."""
+        if completion.finish is Finish.ABORTED:
+            raise EngineUnavailable("the completion was aborted before the model had ended it")
         self._turns += 1
         self._used_tokens += len(completion.token_ids)
         if completion.finish is not Finish.STOP:
             return Reply(stop=Stop.MAX_TOKENS)
-        calls = parse_calls(self._conversation.codec.decode(completion.token_ids), self._calls)
+        calls = self._conversation.calls(completion, self._calls)
         if not calls:
             return Reply(stop=Stop.ANSWERED)
         if self._turns >= self._limits.max_turns:
@@ -91,7 +107,7 @@ class ToolEnvironment:
         self._calls += len(calls)
         results = await self._run_all(calls)
         texts = [self._conversation.feedback(result) for result in results]
-        ids = tuple(self._conversation.codec.encode(self._conversation.template.reply(texts)))
+        ids = self._conversation.after(completion, self._conversation.template.reply(texts))
         if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rocstar.config import ModelSection, Recipe, SftStage
+from rocstar.config import ModelSection, SftStage
 from rocstar.data.sft.format import Conversation, Role
-from rocstar.data.sft.render import CHAT, Piece, encoded, from_demonstration, pieces
+from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.learning.policy import Policy, Shape, load_model, random_model
+from rocstar.learning.models import Shape, load_model, random_model
 from rocstar.parts import make_feedback, tools_of
 from rocstar.protocols import ToolSpec
 from rocstar.runs.sftrows import read_rows, write_rows
@@ -35,24 +37,33 @@ def rows_file(run: Path, stage: str) -> Path:
     return run / "sft_rows" / f"{stage}.parquet"
 
 
-def opened_policy(recipe: Recipe, checkpoint: Path) -> Policy:
-    """The policy of a checkpoint."""
-    model = checkpoint / "model"
-    return Policy(load_model(model), Codec.load(model), recipe.rollout.template)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A model in memory and the tokenizer that goes with it."""
+
+    model: Any
+    """A transformers causal LM, fp32, on the CPU."""
+    codec: Codec
 
 
-def opening(material: Material, run: Path) -> Policy:
-    """A fresh run's policy; writes the rows of each SFT stage. Raises ConfigError, DataError."""
+def opened(checkpoint: Path) -> Opened:
+    """The model of a checkpoint, as exported; its exact weights are in the learner's state."""
+    folder = checkpoint / "model"
+    return Opened(model=load_model(folder), codec=Codec.load(folder))
+
+
+def opening(material: Material, run: Path) -> Opened:
+    """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
     recipe = material.recipe
     stages = [stage for stage in recipe.stage if isinstance(stage, SftStage)]
     layouts = {stage.name: _layouts(material, stage) for stage in stages}
-    policy = _policy(material, layouts[stages[0].name] if stages else ())
+    made = _model(material, layouts[stages[0].name] if stages else ())
     for name, pieces_of in layouts.items():
-        rows = [encoded(layout, policy.codec) for layout in pieces_of]
-        _refuse_long(name, rows, int(policy.model.config.max_position_embeddings))
+        rows = [encoded(layout, made.codec, material.template.reserved) for layout in pieces_of]
+        _refuse_long(name, rows, int(made.model.config.max_position_embeddings))
         rows_file(run, name).parent.mkdir(exist_ok=True)
         write_rows(rows_file(run, name), rows)
-    return policy
+    return made
 
 
 def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
@@ -80,7 +91,7 @@ def _layouts(material: Material, stage: SftStage) -> list[list[Piece]]:
         task = require_demonstrations(task_of(recipe, stage), stage.name)
         made = task.demonstrations(stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]
-    return [_pieces(recipe, conversation, specs) for conversation in shown]
+    return [_pieces(material.template, conversation, specs) for conversation in shown]
 
 
 def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str]) -> Conversation:
@@ -97,18 +108,18 @@ def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str])
     return replace(conversation, messages=tuple(messages))
 
 
-def _pieces(recipe: Recipe, conversation: Conversation, own: Sequence[ToolSpec]) -> list[Piece]:
+def _pieces(template: Template, conversation: Conversation, own: Sequence[ToolSpec]) -> list[Piece]:
     """A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
     and preamble speak of problems and boxes, which would be wrong there."""
     if conversation.tools is not None:
-        return list(pieces(conversation, CHAT, conversation.tools))
-    return list(pieces(conversation, template_named(recipe.rollout.template), own))
+        return list(pieces(conversation, template.chat(), conversation.tools))
+    return list(pieces(conversation, template, own))
 
 
-def _policy(material: Material, layouts: Sequence[Sequence[Piece]]) -> Policy:
+def _model(material: Material, layouts: Sequence[Sequence[Piece]]) -> Opened:
     recipe = material.recipe
     if material.pretrained:
-        return Policy(load_model(material.pretrained.facts.folder), material.pretrained.codec, recipe.rollout.template)
+        return Opened(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
     template = template_named(recipe.rollout.template)
     codec = train_bpe(
         ("".join(piece.text for piece in layout) for layout in layouts[:TOKENIZER_ROWS]),
@@ -117,8 +128,8 @@ def _policy(material: Material, layouts: Sequence[Sequence[Piece]]) -> Policy:
         word_merges=recipe.model.word_merges,
         atoms=(*material.task.atoms, *fixed_phrases(template, recipe.rollout.tool_name)),
     )
-    weights = random_model(_shape(recipe.model, codec.vocab_size), seed_for(recipe.run.seed, "weights"))
-    return Policy(weights, codec, recipe.rollout.template)
+    shape = _shape(recipe.model, codec.vocab_size)
+    return Opened(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
 
 
 def _shape(model: ModelSection, vocab_size: int) -> Shape:

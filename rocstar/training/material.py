@@ -11,10 +11,11 @@ from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
 from rocstar.data.sft.format import Conversation
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import environment_of, make_conversation, tools_of
+from rocstar.parts import environment_of, make_conversation, template_of, tools_of
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.tasks import make_task, require_demonstrations, training_problems
@@ -44,6 +45,8 @@ class Material:
     """By SFT stage that imitates a file; other SFT stages imitate their task's own demonstrations."""
     pretrained: Pretrained | None
     """None for random weights."""
+    template: Template
+    """How conversations are written."""
 
 
 def read_material(recipe: Recipe) -> Material:
@@ -68,6 +71,7 @@ def read_material(recipe: Recipe) -> Material:
             if isinstance(stage, SftStage) and stage.sft.rows_file
         },
         pretrained=pretrained,
+        template=template_of(recipe, pretrained.facts.folder if pretrained else None),
     )
     _refuse_impossible(material)
     if pretrained:
@@ -95,7 +99,7 @@ def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
 
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
-    conversation = make_conversation(material.recipe, codec, SandboxClient(slots=1, preload=()))
+    conversation = make_conversation(material.recipe, codec, material.template, SandboxClient(slots=1, preload=()))
     problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
     return positions_needed(
         problems.values(),

@@ -65,7 +65,7 @@ def remarks(stage: str, rows: Sequence[Mapping[str, float | None]]) -> list[str]
     return told
 
 
-def mean_of_updates(updates: list[dict[str, float]]) -> dict[str, float]:
+def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of a step's updates, averaged; nothing when there was nothing to learn from."""
     if not updates:
         return {"learn/updates": 0.0}

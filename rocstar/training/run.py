@@ -6,6 +6,7 @@ Not here: what a stage's step does (`rocstar/train.py`).
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -19,7 +20,9 @@ from rocstar.errors import RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.policy import Policy
+from rocstar.learning.ranks import start
 from rocstar.learning.sft import SftLearner
 from rocstar.parts import make_roller
 from rocstar.rollout.collect import Roller
@@ -31,7 +34,7 @@ from rocstar.runs.tracker import RunTracker
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.training.checkpoints import Progress, latest, prune, save
-from rocstar.training.coldstart import opened_policy, opening
+from rocstar.training.coldstart import Opened, opened, opening
 from rocstar.training.material import Material, positions_of
 from rocstar.training.meter import Meter
 from rocstar.training.report import attempt_records, faults_of
@@ -98,6 +101,7 @@ class Run:
             self.recipe,
             rollout,
             codec=self.policy.codec,
+            template=self.material.template,
             engine=self.engine,
             sandbox=self.sandbox,
             grader=self.grader,
@@ -228,10 +232,18 @@ async def opened_run(
             folder.rewind(progress.step)
             screen.note(f"going on after step {progress.step}")
         with meter.phase("cold start"):
-            policy = _policy(material, folder, screen, progress, checkpoint)
+            if checkpoint is None:
+                screen.stage("cold start", "demonstrations, tokenizer, model")
+            made = opening(material, folder.path) if checkpoint is None else opened(checkpoint)
         recipe = material.recipe
-        positions = positions_of(material, policy.codec, int(policy.model.config.max_position_embeddings))
-        engine = TorchEngine(copy.deepcopy(policy.model), rows=recipe.rollout.engine_rows, positions=positions)
+        positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
+        ranks = start(recipe.cluster, recipe.model, os.environ)
+        closing.callback(ranks.close)
+        engine = _engine(recipe, made, positions)
+        policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
+        if checkpoint is not None:
+            policy.restore(checkpoint)
+            policy.version = progress.policy_version
         grader = Grader()
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
         try:
@@ -254,12 +266,8 @@ async def opened_run(
             await grader.close()
 
 
-def _policy(
-    material: Material, folder: RunFolder, screen: Screen, progress: Progress, checkpoint: Path | None
-) -> Policy:
-    if checkpoint is None:
-        screen.stage("cold start", "demonstrations, tokenizer, model")
-        return opening(material, folder.path)
-    policy = opened_policy(material.recipe, checkpoint)
-    policy.version = progress.policy_version
-    return policy
+def _engine(recipe: Recipe, made: Opened, positions: int) -> TorchEngine:
+    """Over a copy of the model: the learner's own is sharded and changes under way."""
+    device = device_of(recipe.model)
+    model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
+    return TorchEngine(model, rows=recipe.rollout.engine_rows, positions=positions)

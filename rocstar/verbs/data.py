@@ -123,14 +123,15 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
 
 def _wording(template: str, tokenizer: Path | None) -> Wording:
     from rocstar.data.pool.check import Wording
-    from rocstar.dialogue.template import template_named
+    from rocstar.dialogue.segments import text_of
+    from rocstar.dialogue.templates import template_named
     from rocstar.protocols import ToolSpec
     from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
 
     chosen = template_named(template)
     tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
     return Wording(
-        render=lambda question: chosen.opening(question, [tool]),
+        render=lambda question: text_of(chosen.opening(question, [tool])),
         markers=chosen.markers,
         length=len if tokenizer is None else _token_counter(tokenizer),
         unit="characters" if tokenizer is None else "tokens",
@@ -138,9 +139,9 @@ def _wording(template: str, tokenizer: Path | None) -> Wording:
 
 
 def _token_counter(folder: Path) -> Callable[[str], int]:
-    from rocstar.data.sft.tokens import load_codec
+    from rocstar.dialogue.codec import Codec
 
-    codec = load_codec(folder)
+    codec = Codec.load(folder)
     return lambda prompt: len(codec.encode(prompt))
 
 

@@ -33,7 +33,7 @@ def source(tmp_path: Path, name: str, *rows: Any, **fields: Any) -> dict[str, An
 
 def tokenizer(tmp_path: Path) -> str:
     codec = train_bpe(["Say a word Paris"] * 9, vocab_size=300, markers=PAPER.markers, word_merges=False)
-    codec.save(tmp_path / "tok", "paper")
+    codec.save(tmp_path / "tok", PAPER)
     return str(tmp_path / "tok")
 
 

@@ -11,11 +11,14 @@ import pytest
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
     from rocstar.dialogue.bpe import train_bpe
-    from rocstar.dialogue.template import template_named
-    from rocstar.learning.policy import Policy, Shape, random_model
+    from rocstar.dialogue.segments import text_of
+    from rocstar.dialogue.templates import template_named
+    from rocstar.learning.models import Shape, random_model
+    from rocstar.learning.policy import Policy
 
     template = template_named("compact")
-    codec = train_bpe([template.opening("1+1?", ())], vocab_size=300, markers=template.markers, word_merges=False)
+    text = text_of(template.opening("1+1?", ()))
+    codec = train_bpe([text], vocab_size=300, markers=template.markers, word_merges=False)
     shape = Shape(
         vocab_size=codec.vocab_size,
         hidden_size=32,
@@ -27,5 +30,5 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_positions=256,
     )
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    Policy(random_model(shape, 0), codec, "compact").save(folder)
+    Policy(random_model(shape, 0), codec, template).save(folder)
     return folder

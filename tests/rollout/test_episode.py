@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rocstar.dialogue.segments import ours, text_of
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import SandboxUnavailable
 from rocstar.tools.scripted import ScriptedTool
@@ -50,7 +51,7 @@ async def test_the_ids_trained_on_are_the_ids_the_engine_saw() -> None:
 async def test_the_whole_text_is_the_templates_conversation() -> None:
     trajectory = await attempt([RUN, ANSWER], sum_tool())
     end = TEMPLATE.stop
-    expected = TEMPLATE.opening(QUESTION, ()) + RUN + end + TEMPLATE.reply(["5"]) + ANSWER + end
+    expected = text_of((*TEMPLATE.opening(QUESTION, ()), ours(RUN + end), *TEMPLATE.reply(["5"]))) + ANSWER + end
     assert CODEC.decode(trajectory.token_ids) == expected
 
 

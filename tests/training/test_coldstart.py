@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from rocstar.errors import ConfigError
 from rocstar.recipe import recipe_of
-from rocstar.training.coldstart import load_sft_rows, opened_policy, opening, rows_of_step
+from rocstar.training.coldstart import load_sft_rows, opening, rows_of_step
 from rocstar.training.material import Material, read_material
 from rocstar.types import SftRow
 
@@ -67,7 +67,7 @@ def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) 
     learned = policy.codec.decode([t for t, m in zip(rows[3].token_ids, rows[3].loss_mask, strict=True) if m])
     assert "What is 3?" not in learned and "tool_response" not in learned and "print(1)" in learned
     policy.save(tmp_path / "model")
-    again = opened_policy(made.recipe, tmp_path)
+    again = opened(tmp_path)
     assert again.codec.encode(text) == list(rows[3].token_ids)
 
 

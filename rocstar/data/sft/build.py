@@ -27,9 +27,10 @@ from rocstar.data.sft.mix import Share, chosen, ordered, shares
 from rocstar.data.sft.reading import file_digest
 from rocstar.data.sft.recipe import EndpointPart, MixRecipe, SourcePart
 from rocstar.data.sft.refusal import Reason, Refusal, Refused
-from rocstar.data.sft.render import CHAT
 from rocstar.data.sft.shelf import Shelf
-from rocstar.data.sft.tokens import load_codec, special_tokens
+from rocstar.data.sft.tokens import special_tokens
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import CHAT
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
 
@@ -137,8 +138,8 @@ async def _bench(
     folder = Path(recipe.mix.tokenizer) if recipe.mix.tokenizer else None
     async with _endpoint(recipe, environment, note) as endpoint:
         yield Bench(
-            codec=load_codec(folder) if folder else None,
-            markers=tuple(dict.fromkeys((*CHAT.markers, *(special_tokens(folder) if folder else ())))),
+            codec=Codec.load(folder) if folder else None,
+            markers=tuple(dict.fromkeys((*CHAT.reserved, *(special_tokens(folder) if folder else ())))),
             max_tokens=recipe.mix.max_tokens,
             endpoint=endpoint,
             concurrency=recipe.endpoint.concurrency if recipe.endpoint else 1,

@@ -16,7 +16,7 @@ import pytest
 
 from rocstar.config import DataSection
 from rocstar.dialogue.calls import parse_calls, render_call
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.tools.scripted import ScriptedTool
