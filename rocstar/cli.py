@@ -242,7 +242,7 @@ def _start(
     path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
     from rocstar.recipe import dump_resolved, load_recipe, recipe_text
-    from rocstar.runs.folder import RunFolder
+    from rocstar.runs.folder import RunFolder, refuse_place
     from rocstar.training.material import read_material
 
     if path is None or ("=" in path and not Path(path).exists()):
@@ -251,7 +251,9 @@ def _start(
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
-    material = read_material(recipe)  # whatever is wrong is found before there is a folder
+    # Whatever is wrong is found before there is a folder.
+    refuse_place(recipe.run.folder, recipe.run.name)
+    material = read_material(recipe)
     if dry_run:
         print_json(dump_resolved(recipe))
         return

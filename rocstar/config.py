@@ -13,26 +13,12 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 """A learning rate."""
-
-
-def _named(what: str, *names: str) -> AfterValidator:
-    """Takes one of `names`, or what looks like the user's own (`rocstar/plugins.py` loads it)."""
-
-    def check(value: str) -> str:
-        if value in names or ":" in value:
-            return value
-        close = get_close_matches(value, names, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"there is no {what} {value!r}; did you mean {close!r}? Your own is written package.module:name"
-        )
-
-    return AfterValidator(check)
 
 
 class Section(BaseModel):
@@ -86,6 +72,20 @@ class ModelSection(Section):
     """Size of the BPE trained from the cold-start rows."""
     word_merges: bool = False
     """Keep merges inside words (GPT-2 regex); false lets merges cross spaces, which suits fixed phrases."""
+
+    @model_validator(mode="after")
+    def heads_divide(self) -> ModelSection:
+        if self.hidden_size % (2 * self.num_heads):  # positions turn pairs of numbers
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be an even multiple of model.num_heads {self.num_heads}; "
+                "change one of them"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_heads {self.num_heads} must be a multiple of model.num_kv_heads {self.num_kv_heads}; "
+                "change one of them"
+            )
+        return self
 
 
 class ColumnsSection(Section):
@@ -187,7 +187,7 @@ class RolloutSection(StageRolloutSection):
 
 
 class SandboxSection(Section):
-    tools: list[Annotated[str, _named("tool", "python", "notebook")]] = ["python"]
+    tools: list[str] = ["python"]
     """python: each call is a program of its own (§2.1); notebook: the calls of an attempt are cells that share their
     names and files; or a Tool of your own as `package.module:name`."""
     preload: list[str] = ["numpy", "sympy"]
@@ -256,6 +256,10 @@ class ClusterSection(Section):
     """Keep optimizer state in main memory instead of on the GPU."""
 
 
+VERIFIERS = ("boxed", "boxed_strict", "tool_output")
+"""Those that come with rocstar."""
+
+
 class EvaluateSection(Section):
     problems: int = Field(default=400, ge=0)
     """Held-out problems; 0 skips evaluation."""
@@ -264,9 +268,17 @@ class EvaluateSection(Section):
     temperature: float = Field(default=1.0, ge=0)
     greedy: bool = True
     """Also one greedy attempt per problem."""
-    verifier: Annotated[str, _named("verifier", "boxed", "boxed_strict", "tool_output")] = "boxed"
+    verifier: str = "boxed"
     """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output:
     the last tool result; or a reward function of your own as `package.module:name`."""
+
+    @field_validator("verifier")
+    @classmethod
+    def verifier_is_known(cls, name: str) -> str:
+        if name not in VERIFIERS and ":" not in name:
+            close = get_close_matches(name, VERIFIERS, n=1, cutoff=0.0)[0]
+            raise ValueError(f"there is no verifier {name!r}; did you mean {close!r}? Your own is package.module:name")
+        return name
 
 
 class SftStage(Section):
@@ -315,3 +327,9 @@ class Recipe(Section):
     cluster: ClusterSection = ClusterSection()
     evaluate: EvaluateSection = EvaluateSection()
     stage: list[Stage] = []
+
+    @model_validator(mode="after")
+    def template_has_a_model(self) -> Recipe:
+        if self.rollout.template == "model" and self.stage and self.model.path is None:
+            raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
+        return self

@@ -10,7 +10,8 @@ from typing import Any
 
 from rocstar.errors import ConfigError
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+WEIGHTS = ("*.safetensors", "*.bin")
 HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 
 
@@ -48,6 +49,8 @@ def model_facts(folder: Path) -> ModelFacts:
     positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
     if not isinstance(positions, int) or not isinstance(embeddings, int):
         raise ConfigError(f"{folder}/config.json lacks max_position_embeddings or vocab_size; it is no decoder's")
+    if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
+        raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
     return ModelFacts(folder=folder, positions=positions, embeddings=embeddings)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.evaluation.evaluate import transcript
-from rocstar.evaluation.subject import Subject, find_subject, opened
+from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
 from rocstar.launch import quiet_torch, started_sandbox
 from rocstar.learning.models import load_model
 from rocstar.rollout.collect import Roller
@@ -22,6 +22,7 @@ from rocstar.types import Problem, problem_id
 def chat(*, model: str, prompt: str | None, as_json: bool, runs: Path) -> None:
     """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
     subject = find_subject(model, runs)
+    positions_of(subject, subject.recipe, [_problem(prompt)] if prompt is not None else [])
     quiet_torch(subject.recipe.run.threads)
     with started_sandbox(subject.recipe.sandbox) as sandbox:
         asyncio.run(_chat(subject, prompt, as_json, sandbox))

@@ -15,7 +15,7 @@ from rocstar.data.rows import fingerprint
 from rocstar.errors import ConfigError
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
-from rocstar.evaluation.subject import Subject, find_subject, opened
+from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
 from rocstar.launch import quiet_torch, started_sandbox
 from rocstar.learning.models import load_model
 from rocstar.learning.threads import use_threads
@@ -78,6 +78,7 @@ def evaluate(
     problems = source.problems()
     recipe = changed(subject.recipe, settings, options)
     _refuse_unwritable(next(_places(subject, runs, source.stem)))
+    positions_of(subject, recipe, problems)
     quiet_torch(recipe.run.threads)
     rollout = recipe.rollout
     protocol = Protocol(attempts=attempts, temperature=temperature, top_p=rollout.top_p, top_k=rollout.top_k)

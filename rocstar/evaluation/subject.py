@@ -50,6 +50,19 @@ def find_subject(name: str, runs: Path) -> Subject:
     return Subject(model=run.checkpoint(step) / "model", recipe=resolved_from_json(run.resolved), run=run, step=step)
 
 
+def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) -> int:
+    """Tokens of the longest attempt, found without the model's weights. Raises ConfigError where the model holds less,
+    and for a model folder, a template or a tool that will not do."""
+    codec, facts = Codec.load(subject.model), model_facts(subject.model)
+    return positions_needed(
+        problems,
+        make_conversation(recipe, codec, template_of(recipe, subject.model), SandboxClient(slots=1, preload=())),
+        response_tokens=recipe.rollout.max_response_tokens,
+        model_positions=facts.positions,
+        environment=environment_of(recipe),
+    )
+
+
 @asynccontextmanager
 async def opened(
     model: Any, subject: Subject, recipe: Recipe, sandbox: SandboxClient, problems: Sequence[Problem], *, rows: int
@@ -57,14 +70,7 @@ async def opened(
     """An engine over `model`, the subject's weights, ready to attempt these problems under `recipe`, `rows` at once;
     closed with the context. Raises ConfigError where the longest of them and the cap do not fit into the model."""
     codec, template, grader = Codec.load(subject.model), template_of(recipe, subject.model), Grader()
-    positions = positions_needed(
-        problems,
-        make_conversation(recipe, codec, template, sandbox),
-        response_tokens=recipe.rollout.max_response_tokens,
-        model_positions=model_facts(subject.model).positions,
-        environment=environment_of(recipe),
-    )
-    engine = TorchEngine(model, rows=rows, positions=positions)
+    engine = TorchEngine(model, rows=rows, positions=positions_of(subject, recipe, problems))
     try:
         yield make_roller(
             recipe, recipe.rollout, codec=codec, template=template, engine=engine, sandbox=sandbox, grader=grader

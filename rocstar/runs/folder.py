@@ -6,6 +6,7 @@ Not here: what the files say (journal.py, rollouts.py, show.py) and checkpoints'
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rocstar.config import Recipe
 
 SCHEMA_VERSION = 1
+NAME_BYTES = 240  # what file systems take, less what is put after a name
 RUNS = Path("runs")
 """Where runs lie unless a recipe's `run.folder` says otherwise."""
 
@@ -213,15 +215,27 @@ def claim(paths: Iterable[Path]) -> Path:
     raise ContractBroken("there were only so many folders to choose from")
 
 
-def _claim_run(base: Path, name: str) -> Path:
+def refuse_place(base: Path | str, name: str) -> None:
+    """Raises ConfigError where no run folder `base/name` could be made, as far as can be known without making it."""
     if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise ConfigError(f"run.name = {name!r} cannot be a folder name; use letters, digits and dashes")
+    there = next(part for part in (Path(base).absolute() / name).parents if part.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise _no_place(base, f"{there} is not a folder that can be written into")
+    if len(os.fsencode(name)) > NAME_BYTES:
+        raise _no_place(base, f"the name is longer than {NAME_BYTES} bytes")
+
+
+def _claim_run(base: Path, name: str) -> Path:
+    refuse_place(base, name)
     try:
         return claim(base / part for part in numbered(name))
     except OSError as error:
-        raise ConfigError(
-            f"no run folder can be made in {base} ({error.strerror}); choose another with run.folder=FOLDER"
-        ) from None
+        raise _no_place(base, error.strerror or str(error)) from None
+
+
+def _no_place(base: Path | str, why: str) -> ConfigError:
+    return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
 
 
 def _identity(name: str, argv: Sequence[str]) -> dict[str, Any]:

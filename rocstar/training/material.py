@@ -54,6 +54,7 @@ def read_material(recipe: Recipe) -> Material:
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
     environment_of(recipe)
+    _refuse_idle_learners(recipe)
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
     heldout = task.heldout()
@@ -75,6 +76,8 @@ def read_material(recipe: Recipe) -> Material:
     _refuse_impossible(material)
     if pretrained:
         positions_of(material, pretrained.codec, pretrained.facts.positions)
+    else:
+        _refuse_long_caps(recipe)
     return material
 
 
@@ -130,6 +133,30 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
             "they do not belong together"
         )
     return Pretrained(facts=facts, codec=codec)
+
+
+def _refuse_long_caps(recipe: Recipe) -> None:
+    """For random weights, whose tokenizer is not there yet: prompts are known later, the cap is known now."""
+    longest = max(rollout.max_response_tokens for rollout in rollouts_of(recipe))
+    if longest >= recipe.model.max_positions and any(isinstance(stage, RlStage) for stage in recipe.stage):
+        raise ConfigError(
+            f"rollout.max_response_tokens {longest} and a prompt do not fit into model.max_positions "
+            f"{recipe.model.max_positions}; lower the one or raise the other"
+        )
+
+
+def _refuse_idle_learners(recipe: Recipe) -> None:
+    for stage in recipe.stage:
+        if isinstance(stage, SftStage):
+            rows, what = stage.sft.batch_rows, "sft.batch_rows"
+        else:
+            drawn = stage.rollout.problems_per_step * stage.resample.keep
+            rows, what = drawn // stage.learning.updates_per_step, "rollout.problems_per_step x resample.keep"
+        if recipe.cluster.learners > rows:
+            raise ConfigError(
+                f"cluster.learners {recipe.cluster.learners} are more than the {rows} rows of an update of stage "
+                f"{stage.name} ({what}); lower cluster.learners"
+            )
 
 
 def _refuse_impossible(material: Material) -> None:

@@ -133,7 +133,7 @@ def test_a_build_that_cannot_be_done_leaves_the_one_before(tmp_path: Path) -> No
     before = (tmp_path / "out" / "rows.jsonl").read_bytes()
     for wrong, complaint in (
         ([source(tmp_path, "b", "{oops")], "no row of any source was built"),
-        ([good, {**good, "name": "c", "files": [str(tmp_path / "gone.jsonl")]}], r"gone\.jsonl cannot be read"),
+        ([good, {**good, "name": "c", "files": [str(tmp_path / "gone.jsonl")]}], r"gone\.jsonl does not exist"),
         ([{**good, "weight": 1}, source(tmp_path, "d", "{oops", weight=1)], "source 'd' gave no row"),
     ):
         with pytest.raises(DataError, match=complaint):

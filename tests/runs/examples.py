@@ -32,9 +32,12 @@ from rocstar.types import (
 PROBLEM = Problem(id=problem_id("1+1?"), question="1+1?", answer="2", source="tests")
 
 
+SHORT = {"template": "compact", "max_response_tokens": 64}
+
+
 def recipe(name: str = "tiny") -> Recipe:
     stages = [{"name": "cold", "kind": "sft", "steps": 2}, {"name": "stage1", "kind": "rl", "steps": 3}]
-    return recipe_of({"run": {"name": name}, "evaluate": {"problems": 5}, "rollout": {"template": "compact"}}, stages)
+    return recipe_of({"run": {"name": name}, "evaluate": {"problems": 5}, "rollout": SHORT}, stages)
 
 
 def run(base: Path, name: str = "tiny") -> RunFolder:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rocstar.data.places import output_folder, refuse_missing
 from rocstar.data.sft.cache import AnswerCache
 from rocstar.data.sft.collect import Bench, Passed, Tally, collect
 from rocstar.data.sft.datasheet import datasheet
@@ -45,7 +46,8 @@ def build(
     up; `note` hears one sentence a source. Starts an event loop of its own. Raises ConfigError, DataError,
     EngineUnavailable; the files in `out` are then those of the build before, and `refused.jsonl.tmp` tells how far
     this one came."""
-    out.mkdir(parents=True, exist_ok=True)
+    refuse_missing(file for s in recipe.source for file in (*s.files, *s.tool_files, *s.answer_files))
+    output_folder(out, "--out ")
     with Shelf(out / f".{ROWS}.shelf") as shelf:
         with _partial(out, REFUSED).open("w", encoding="utf-8") as refused:
             tallies = asyncio.run(_fill_all(recipe, shelf, refused, code_tool, environment, note))
