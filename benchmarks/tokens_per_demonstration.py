@@ -15,7 +15,7 @@ from typing import Any
 
 from rocstar.data.sft.render import from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.parts import demonstration_tools, make_feedback
 from rocstar.recipe import load_recipe
 from rocstar.sandbox.client import SandboxClient

@@ -4,24 +4,28 @@ Runs every row of verify/*.jsonl (of ../shared/data, or of $ROCSTAR_DATA), with 
 with: `match_types` says whether formulas only or bare numbers too are looked for in running text, `params.strict`
 whether names of variables matter, and how far numbers may be off stands in PRECISION where rows lost it. Columns:
 
-    ours         the default graders; a text with a box is cut to its last boxes, one without is searched
+    ours         the default graders on the last boxes or what is announced; math-verify may also search running text
     prime        the PRIME-style grader alone, on the same answers
     math_verify  the library alone: its own extraction and comparison on the untouched texts
     wrapped      the same, with a text that has no formula marks put between dollar signs (most LaTeX rows need that)
     as_reward    the default graders when a prediction without a box must be the answer and nothing else, as in training
     as_it_stands ours without PRECISION
 
-Prints one table, each disagreement, and last one JSON line.
+Rules that fit the rows they were made with show on the others: --seeds N splits all rows into random halves N times and
+prints both halves of each. --cases FILE adds files of any origin with the columns gold, pred and expected. Prints the
+tables, each disagreement, and last one JSON line.
 
-    python benchmarks/verify_agreement.py
+    python benchmarks/verify_agreement.py --seeds 5 --cases elsewhere.jsonl
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import logging
 import os
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -130,6 +134,16 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def halves(rows: Sequence[Row], seeds: int) -> dict[str, dict[str, Any]]:
+    """Both halves of each random split, by name."""
+    parts = {}
+    for seed in range(seeds):
+        mixed = random.Random(seed).sample(list(rows), len(rows))
+        middle = len(rows) // 2
+        parts |= {f"seed {seed}, first half": figures(mixed[:middle]), f"seed {seed}, second": figures(mixed[middle:])}
+    return parts
+
+
 def show(parts: dict[str, dict[str, Any]]) -> None:
     columns = tuple(next(iter(parts.values())))
     print(f"{'file':22}" + "".join(f"{name:>13}" for name in columns))
@@ -150,13 +164,18 @@ def show_disagreements(rows: Sequence[Row]) -> None:
 
 def main() -> int:
     logging.disable(logging.CRITICAL)  # the library warns once per text
-    files = sorted(data_folder().glob("*.jsonl"))
+    parser = argparse.ArgumentParser(description="Verdicts against published ones, beside math-verify's.")
+    parser.add_argument("--cases", type=Path, nargs="*", default=[], help="further files: gold, pred, expected")
+    parser.add_argument("--seeds", type=int, default=3, help="random splits into halves")
+    asked = parser.parse_args()
+    files = [*sorted(data_folder().glob("*.jsonl")), *asked.cases]
     if not files:
         print(f"no cases in {data_folder()}; set ROCSTAR_DATA to the data folder.", file=sys.stderr)
         return 3
     rows = asyncio.run(run_all(files))
     parts = {file.name: figures([row for row in rows if row.file == file.name]) for file in files}
     parts["all"] = figures(rows)
+    parts |= halves(rows, asked.seeds)
     show(parts)
     show_disagreements(rows)
     print()

@@ -64,7 +64,8 @@ class Engine(Protocol):
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused.
+        """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused; one that
+        comes while another of its session decodes waits for that one's end. Whoever opens a session closes it.
 
         Where `token_ids` leave no room for another token the completion is empty, with finish LENGTH."""
         ...
@@ -72,7 +73,9 @@ class Engine(Protocol):
     def load(self) -> EngineLoad: ...
 
     async def load_weights(self, weights: Weights) -> None:
-        """Take new weights; cached prefixes of older ones are dropped. Raises EngineUnavailable."""
+        """Take new weights; cached prefixes of older ones are dropped. Raises EngineUnavailable.
+
+        In-memory `weights.tensors` are read until this returns and not after."""
         ...
 
     async def abort(self, request_id: str) -> None:

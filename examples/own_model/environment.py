@@ -14,7 +14,7 @@ class HintEnvironment:
 
     def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
         self._inner = ToolEnvironment(problem, conversation, limits, seed)
-        self._hint = tuple(conversation.codec.encode(conversation.template.reply([HINT])))
+        self._conversation = conversation
         self._may_hint = True
         self._spent = 0
 
@@ -30,8 +30,9 @@ class HintEnvironment:
             self._may_hint = False
         if reply.stop is Stop.ANSWERED and self._may_hint:
             self._may_hint = False
-            self._spent = len(self._hint)
-            reply = Reply(reply_ids=self._hint)
+            hint = self._conversation.template.reply([HINT])  # where the answer of a tool would stand
+            reply = Reply(reply_ids=self._conversation.after(completion, hint))
+            self._spent = len(reply.reply_ids)
         if reply.stop is None and self.budget() <= 0:  # the limits are this environment's to keep
             return replace(reply, reply_ids=(), stop=Stop.MAX_TOKENS)
         return reply

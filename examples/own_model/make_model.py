@@ -13,7 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.templates import template_named
 
 HERE = Path(__file__).parent
 MARKERS = [
@@ -65,7 +66,7 @@ def texts() -> list[str]:
     rows = [json.loads(line) for line in (HERE / "demonstrations.jsonl").read_text(encoding="utf-8").splitlines()]
     messages = [message for row in rows for message in row["messages"]]
     calls = [json.dumps(call["function"]) for message in messages for call in message.get("tool_calls", ())]
-    return [*(message["content"] for message in messages), *calls, template_named("paper").opening("", ())]
+    return [*(message["content"] for message in messages), *calls, text_of(template_named("paper").opening("", ()))]
 
 
 if __name__ == "__main__":

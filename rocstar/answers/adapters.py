@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocstar.answers.extract import lenient_answer, strict_answer
+from rocstar.answers.extract import boxed_answer, strict_answer, without_calls
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.errors import DataError
 from rocstar.types import Verdict
@@ -77,9 +77,10 @@ def compute_scores(
 def graded(
     texts: Sequence[str], golds: Sequence[Any], *, strict: bool = False, grader: Grader | None = None
 ) -> list[Grade]:
-    """Extraction and comparison of whole texts in one call, from any thread. Raises VerifierUnavailable."""
-    find = strict_answer if strict else lenient_answer
-    pairs = [Pair(gold=str(gold), predicted=find(text)) for text, gold in zip(texts, golds, strict=True)]
+    """Extraction and comparison of whole texts in one call, from any thread: only a box is an answer, and none inside a
+    tool call. Raises VerifierUnavailable."""
+    find = strict_answer if strict else boxed_answer
+    pairs = [Pair(gold=str(gold), predicted=find(without_calls(text))) for text, gold in zip(texts, golds, strict=True)]
     return (grader or shared_grader(os.getpid())).grade_now(pairs)
 
 

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from rocstar.answers.caps import MAX_CHARS
-from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
+from rocstar.answers.extract import boxed_answer, lenient_answer, strict_answer
 from rocstar.answers.grade import Grader, Pair
+from rocstar.answers.pieces import take_apart
 from rocstar.answers.tolerance import parse_tolerance
+from rocstar.answers.wording import is_running, undelimited
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
 TEXT_SYNONYMS = ("answer", "pred", "prediction", "completion", "response", "solution_str")
 GOLD_SYNONYMS = ("ground_truth", "reference", "target", "gt")
 SHOWN_CHARS = 44
+_OPERATION = re.compile(r"[\w)}]\s*[-+*/^=<>]\s*[\w({\\]")
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
 
@@ -90,17 +93,16 @@ def load_cases(
 
 
 def pair_of(case: Case, *, strict: bool = False, search: str = "") -> Pair:
-    """What is compared. Strict: the box inside the answer block. Otherwise the last box; without any, what is announced
-    as the answer, else the whole text. With `search` it is the whole text, in which math-verify may look for that."""
+    """What is compared. Strict: the box inside the answer block. Otherwise the last box, or what is announced as the
+    final answer after it; without any, what is announced as the answer, else the whole text. With `search`
+    math-verify may also look into a running text by its own rules."""
     boxed_gold = boxed_answer(case.gold)
     gold = case.gold if boxed_gold is None else boxed_gold
     if strict:
         return Pair(gold=gold, predicted=strict_answer(case.text), tolerance=case.tolerance)
-    if (box := boxed_answer(case.text)) is not None:
-        # A reference as long as that is a transcript, in which an answer has to be searched as well.
-        return Pair(gold=gold, predicted=box, search=search if len(gold) > MAX_CHARS else "", tolerance=case.tolerance)
-    found = None if search else phrase_answer(case.text)
-    return Pair(gold=gold, predicted=case.text if found is None else found, search=search, tolerance=case.tolerance)
+    found = lenient_answer(case.text)
+    pair = Pair(gold=gold, predicted=case.text if found is None else found, tolerance=case.tolerance)
+    return replace(pair, said=case.text, search=search) if search and _may_search(case.text) else pair
 
 
 async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False, search: str = "") -> list[Decided]:
@@ -165,6 +167,12 @@ def short(value: Any) -> str:
     text = " ".join(text.split())
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= SHOWN_CHARS else "..." + text[-(SHOWN_CHARS - 3) :]
+
+
+def _may_search(text: str) -> bool:
+    """Whether the answer may be a part of the text: not of a list or a sum, whose last number would pass for all."""
+    plain = undelimited(text)
+    return is_running(text) or (take_apart(plain) is None and _OPERATION.search(plain) is None)
 
 
 def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

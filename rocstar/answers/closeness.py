@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rocstar.answers.wording import bare, named_primes, without_name
+from rocstar.answers.wording import bare, named_primes
 
 RELATIVE = 1e-4  # of a decimal against an exact value; Source: release, prime_math
 DIGITS = 30  # worked with
@@ -25,6 +25,7 @@ _POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special value
 # The grammar drops bases without a word; they are left to numbers.py.
 _BASE = re.compile(r"\d\s*_")
 _DECIMAL = re.compile(r"-?\d*\.\d+")
+_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]).*\\circ", re.DOTALL)
 
 
 def equal_values(gold: str, predicted: str) -> bool | None:
@@ -51,8 +52,8 @@ def are_numbers(*texts: str) -> bool:
 
 @functools.lru_cache(256)
 def read(text: str) -> Any | None:
-    """The formula or equation as sympy sees it; None when it is none. An equation `y = ...` is its right side, one
-    that says more is left minus right, inside EQUATION."""
+    """The formula or equation as sympy sees it; None when it is none. An equation is left minus right, inside
+    EQUATION. The letter i is the imaginary unit. Degrees count inside a function of an angle and nowhere else."""
     from latex2sympy2_extended import latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
@@ -60,7 +61,9 @@ def read(text: str) -> Any | None:
         return None
     try:
         found = latex2sympy(
-            named_primes(without_name(bare(text))), conversion_config=ConversionConfig(lowercase_symbols=False)
+            named_primes(bare(text)),
+            convert_degrees=_ANGLE.search(text) is not None,
+            conversion_config=ConversionConfig(lowercase_symbols=False),
         )
         return _supported(found)
     except Exception:  # parser and sympy raise anything at all for texts that are no formula
@@ -70,6 +73,8 @@ def read(text: str) -> Any | None:
 def _supported(found: Any) -> Any | None:
     import sympy
 
+    if isinstance(found, sympy.Basic):
+        found = found.subs({letter: sympy.I for letter in found.free_symbols if letter.name == "i"})
     if isinstance(found, sympy.Equality):
         found = sympy.Function(EQUATION)(found.lhs - found.rhs)
     if not isinstance(found, sympy.Expr) or found.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit):
@@ -165,4 +170,4 @@ def _close(first: Any, second: Any) -> bool | None:
 
 
 def _is_decimal(text: str) -> bool:
-    return _DECIMAL.fullmatch(without_name(bare(text)).strip()) is not None
+    return _DECIMAL.fullmatch(bare(text).strip()) is not None

@@ -15,6 +15,8 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
+from rocstar.dialogue.calls import CLOSE, OPEN
+
 MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line says something else
 MAX_GAP_CHARS = 60  # between two boxes of one list
 
@@ -30,6 +32,7 @@ _NAME = r"(?:[A-Za-z]\w?(?:_\{?\w{1,4}\}?)?(?:\(\w\))?\s*=)?"
 _JOINED = re.compile(rf"{_PAD}(?:[A-Za-z]+(?<!and)(?<!or))?{_PAD}{_LINK}{_PAD}{_NAME}{_PAD}")
 
 _PHRASE = re.compile(r"\banswers?(?:\s{1,4}(?:is|are)\b|\s{0,2}\*{0,2}[:=])|####|^A:", re.IGNORECASE | re.MULTILINE)
+_FINAL = re.compile(r"\bfinal\s+answers?\s*(?:is|are|[:=])(?![^.\n]{0,100}boxed)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$)|\n")
 _VERB = re.compile(r".*\b(?:is|are|be|equals)\b[:\s]+", re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -42,10 +45,14 @@ def strict_answer(text: str) -> str | None:
 
 
 def lenient_answer(text: str) -> str | None:
-    """What is boxed last anywhere, else what follows the last "the answer is", "answer:", "####" or "A:" (at the start
-    of a line). Source: release, prime_math `match_answer`, without its guesses from other words."""
+    """What is boxed last anywhere, or announced as the final answer after that; else what follows the last "the answer
+    is", "answer:", "####" or "A:" (at the start of a line). For texts of other models, never for rewards. Source:
+    release, prime_math `match_answer`, without its guesses from other words; math-verify for the final answer."""
     boxed = boxed_answer(text)
-    return phrase_answer(text) if boxed is None else boxed
+    if boxed is None:
+        return phrase_answer(text)
+    last = deque(_FINAL.finditer(text, max(text.rfind("boxed{"), text.rfind("fbox{"))), maxlen=1)
+    return (phrase_answer(text[last[0].start() :]) if last else None) or boxed
 
 
 def boxed_answer(text: str) -> str | None:
@@ -80,6 +87,18 @@ def phrase_answer(text: str) -> str | None:
     if len(formulas) == 1 and (formulas[0].start() == 0 or formulas[0].end() == len(said)):
         return next(part for part in formulas[0].groups() if part is not None).strip() or None
     return _VERB.sub("", said) or None
+
+
+def without_calls(text: str) -> str:
+    """The text without its tool calls; one that is never closed runs to the end, as `parse_calls` has it."""
+    kept, start = [], 0
+    while (opened := text.find(OPEN, start)) >= 0:
+        kept.append(text[start:opened])
+        closed = text.find(CLOSE, opened + len(OPEN))
+        if closed < 0:
+            return "\n".join(kept)
+        start = closed + len(CLOSE)
+    return "\n".join([*kept, text[start:]])
 
 
 def answer_blocks(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.symbolic import Found, Question, SymbolicChecker
 from rocstar.answers.text import compare_text
 from rocstar.answers.tolerance import compare_within
-from rocstar.answers.wording import clean, clean_latex
+from rocstar.answers.wording import clean, is_running
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Verdict
 
@@ -37,9 +37,11 @@ class Pair:
     """Reference answer."""
     predicted: str | None
     """The extracted answer; None when there was none."""
-    search: str = ""
-    """`latex` or `all`: `predicted` is running text in which nothing was found, and math-verify may search its last
-    MAX_SEARCHED for formulas, or for formulas and numbers. Meant for foreign transcripts, never for rewards."""
+    said: str = ""
+    """The running text that `predicted` was found in, if math-verify may look for an answer in its last MAX_SEARCHED
+    characters as well, and accept that. Meant for foreign transcripts, never for rewards."""
+    search: str = "all"
+    """What it may take from `said`: `latex` for formulas, `all` for formulas and numbers."""
     tolerance: tuple[Fraction, ...] = ()
     """Absolute tolerances that were published with the reference: one for all of its numbers, or one for each."""
 
@@ -67,9 +69,9 @@ class Grader:
         self._graders = tuple(name for name in graders if name in SYMBOLIC)
         self._symbolic = symbolic or SymbolicChecker()
 
-    async def grade(self, gold: str, predicted: str | None, *, search: str = "") -> Grade:
+    async def grade(self, gold: str, predicted: str | None) -> Grade:
         """One pair; see `grade_all`."""
-        return (await self.grade_all([Pair(gold=gold, predicted=predicted, search=search)]))[0]
+        return (await self.grade_all([Pair(gold=gold, predicted=predicted)]))[0]
 
     async def grade_all(self, pairs: Sequence[Pair]) -> list[Grade]:
         """`grade_each`, for callers that can do nothing with a part. Raises VerifierUnavailable."""
@@ -113,24 +115,25 @@ class Grader:
         """A verdict that needs no symbolic mathematics, else what to ask."""
         if pair.predicted is None or not pair.predicted.strip():
             return Verdict.WRONG, "no_answer"
-        limit = MAX_SEARCHED if pair.search else MAX_CHARS
-        predicted = pair.predicted[-limit:] if pair.search else pair.predicted
+        limit = MAX_SEARCHED if pair.said else MAX_CHARS
+        predicted, said = pair.predicted[-limit:] if pair.said else pair.predicted, pair.said[-limit:]
         if pair.gold == predicted and len(predicted) > limit:
             return Verdict.RIGHT, "text"
         for text, verdict in ((predicted, Verdict.WRONG), (pair.gold, Verdict.UNDECIDED)):
             if len(text) > limit:
                 return verdict, "too_long"
-        gold, predicted = clean(pair.gold), clean_latex(predicted) if pair.search else clean(predicted)
+        gold, predicted = clean(pair.gold), clean(predicted)
         if pair.tolerance and (found := compare_within(gold, predicted, pair.tolerance)):
             return found
         for grader in self._at_once:
-            if found := grader(gold, predicted):
+            found = grader(gold, predicted)
+            if found and (found[0] is Verdict.RIGHT or not is_running(said)):
                 return found
-        if refused := _refused(gold, predicted, limit):
+        if refused := _refused(gold, predicted, limit) or _refused(gold, said, limit):
             return refused
         if not self._graders:
             return Verdict.UNDECIDED, "unsure"
-        return Question(graders=self._graders, gold=gold, predicted=predicted, search=pair.search)
+        return Question(graders=self._graders, gold=gold, predicted=predicted, said=said, search=pair.search)
 
 
 def _refused(gold: str, predicted: str, limit: int) -> Found | None:

@@ -13,8 +13,9 @@ from functools import partial
 from typing import Any
 
 from rocstar.answers.caps import MAX_DIGITS
-from rocstar.answers.mathverify import ANYWHERE, grade_math_verify
+from rocstar.answers.mathverify import grade_math_verify
 from rocstar.answers.prime import grade_prime, same_text
+from rocstar.answers.wording import is_running
 from rocstar.types import Verdict
 
 Found = tuple[Verdict, str]
@@ -32,20 +33,21 @@ def judge(question: Mapping[str, Any]) -> Found:
     """(verdict, method) of the named graders together; the question is a `symbolic.Question` as JSON. The first that
     accepts decides, as in the release. Unbounded in time."""
     try:
-        return fused(question["graders"], question["gold"], question["predicted"], question["search"])
+        return fused(**question)
     except RecursionError:  # of a parser, on brackets that `caps.py` let through
         return Verdict.UNDECIDED, "memory"
 
 
-def fused(graders: Sequence[str], gold: str, predicted: str, search: str) -> Found:
-    """RIGHT by the first that accepts; WRONG at once for two numbers that differ, else when one rejects and none
-    accepts; UNDECIDED when none can read the reference, or the parser would lose a part of either text."""
+def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", search: str = "all") -> Found:
+    """RIGHT by the first that accepts; WRONG at once for two numbers that differ, unless there is a running text in
+    which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the reference, or the
+    parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
-    if not search and (LOSSY.search(gold) or LOSSY.search(predicted)):
+    if not said and (LOSSY.search(gold) or LOSSY.search(predicted)):
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
     for name in graders:
-        verdict, method = GRADERS[name](gold, predicted, search=search)
-        if verdict is Verdict.RIGHT or method == "value":
+        verdict, method = GRADERS[name](gold, predicted, said=said, search=search)
+        if verdict is Verdict.RIGHT or (method == "value" and not is_running(said)):
             return verdict, method
         if verdict is Verdict.WRONG or last[0] is Verdict.UNDECIDED:
             last = verdict, method
@@ -56,5 +58,5 @@ def warm() -> None:
     """Import the libraries, build their grammars and patterns, silence their logs, before any clock runs."""
     logging.disable(logging.CRITICAL)
     sys.set_int_max_str_digits(2 * MAX_DIGITS)  # 2022! is a reference, and libraries print what they compare
-    grade_math_verify("$\\frac{1}{2}+x$", "x+0.5", search=ANYWHERE)
+    grade_math_verify("$\\frac{1}{2}+x$", "x+0.5", said="so it is x+0.5")
     grade_prime("(1, x+1)", "(1, 1+x)")

@@ -1,8 +1,8 @@
 """Compare answers that are plain numbers, exactly and in microseconds; for everything else say "don't know".
 
-Covered: integers, decimals, fractions, mixed numbers, powers of ten, percent; with thousands separators, dollar
-signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to `symbolic.py`: any
-arithmetic, so no tower of powers is ever evaluated here.
+Covered: integers, decimals, repeating decimals, fractions, mixed numbers, powers of ten, percent; with thousands
+separators, dollar signs, units in \\text{} or as words, degrees and a leading `x =`. Not covered, and left to
+`symbolic.py`: any arithmetic, so no tower of powers is ever evaluated here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every patter
 MAX_EXPONENT = 400  # of ten; beyond it exact arithmetic gets slow and answers get strange
 ROUNDED_PLACES = 6  # a decimal written this long is taken as rounded (math-verify also compares six places)
 FLOAT_NOISE = Fraction(1, 10**9)  # relative; what a printed float may be off by
+APPROXIMATE = Fraction(1, 10**4)  # relative; of a decimal to a value that no decimal can write. Source: prime_math
 
 _FOLDED = {0x2212: "-", 0xD7: "*", 0xB0: "\\degree", 0xA0: " "}  # minus, times, degree, no-break space
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -36,7 +37,8 @@ _BASED = re.compile(r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*
 
 _WHOLE = r"[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+"
 _UNSIGNED = rf"(?:(?:{_WHOLE})(?:\.\d*)?|\.\d+)"
-_DECIMAL = re.compile(rf"(?P<number>{_UNSIGNED})(?:[eE](?P<e>[+-]\d{{1,4}}))?")
+_DECIMAL = re.compile(rf"(?P<number>{_UNSIGNED})(?:[eE](?P<e>[+-]?\d{{1,4}}))?")
+_REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<start>\d*)\\(?:overline|bar)\s*\{?(?P<cycle>\d+)\}?")
 _TEN_POWER = re.compile(
     rf"(?:(?P<number>{_UNSIGNED})\s*(?:\\times|\\cdot|\*)\s*)?"
     r"10\s*\^\s*(?:\{\s*(?P<e>[+-]?\d{1,4})\s*\}|(?P<e2>-?\d{1,4}))"
@@ -73,8 +75,8 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     """(verdict, method) when both sides surely are plain numbers, or the reference is one and the prediction surely
     is none; None for "don't know". Never raises.
 
-    Percent: `10%` agrees with both 10 and 0.1. A decimal of six places or more is taken as rounded. Source: ours,
-    after math-verify's rules."""
+    Percent: `10%` agrees with both 10 and 0.1. A decimal of six places or more is taken as rounded; one of fewer only
+    against a fraction that no decimal can write, within APPROXIMATE. Source: ours, after math-verify's rules."""
     wanted = parse_number(gold)
     if wanted is None:
         return None
@@ -166,10 +168,10 @@ def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
         return (sign * parsed[0], parsed[1], False) if parsed else None
     if found := _DECIMAL_COMMA.fullmatch(body):
         return sign * Fraction(f"{found['whole']}.{found['part']}"), len(found["part"]), True
-    value = _fraction(body)
-    if value is None:
-        value = _mixed(body)
-    return (sign * value, None, False) if value is not None else None
+    for read in (_fraction, _mixed, _repeating):
+        if (value := read(body)) is not None:
+            return sign * value, None, False
+    return None
 
 
 def _scaled(found: re.Match[str]) -> tuple[Fraction, int | None] | None:
@@ -200,6 +202,16 @@ def _mixed(body: str) -> Fraction | None:
     if part is None or not 0 < part < 1:
         return None
     return int(found["whole"] or found["whole2"]) + part
+
+
+def _repeating(body: str) -> Fraction | None:
+    r"""`0.1\overline{6}` is 1/6."""
+    found = _REPEATING.fullmatch(body)
+    if found is None:
+        return None
+    start, cycle = found["start"], found["cycle"]
+    repeated = Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(start))
+    return Fraction(f"{found['whole'] or 0}.{start or 0}") + repeated
 
 
 def _decimal(written: str) -> Fraction:
@@ -254,8 +266,20 @@ def _readings(number: PlainNumber, other: PlainNumber) -> tuple[Fraction, ...]:
 def _close(wanted: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) -> bool:
     if a == b:
         return True
-    rounded = [n.places for n in (wanted, given) if n.places is not None and n.places >= ROUNDED_PLACES]
-    if not rounded:
-        return False
     gap = abs(a - b)
-    return gap < Fraction(1, 10 ** min(rounded)) or gap <= abs(a) * FLOAT_NOISE
+    rounded = [n.places for n in (wanted, given) if n.places is not None and n.places >= ROUNDED_PLACES]
+    if rounded and (gap < Fraction(1, 10 ** min(rounded)) or gap <= abs(a) * FLOAT_NOISE):
+        return True
+    for decimal, exact in ((wanted, given), (given, wanted)):
+        if decimal.places is not None and exact.places is None and not _is_finite(exact.value):
+            return gap < Fraction(10) ** -decimal.places and gap <= abs(a) * APPROXIMATE
+    return False
+
+
+def _is_finite(value: Fraction) -> bool:
+    """Whether a decimal can write it exactly."""
+    left = value.denominator
+    for prime in (2, 5):
+        while left % prime == 0:
+            left //= prime
+    return left == 1

@@ -22,6 +22,9 @@ _MATRIX = re.compile(
     r"^\\begin\{(?:[pbvBV]?matrix|smallmatrix|array)\*?\}(?:\{[lcr| ]*\})?(?P<cells>.*)\\end\{[a-zBV]+\*?\}$", re.DOTALL
 )
 _SIGNED = re.compile(r"^(?P<before>.*)\\pm(?![A-Za-z])\s*(?P<after>.+)$", re.DOTALL)
+_OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
+_RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
+_VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
 _LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
 
 
@@ -38,6 +41,17 @@ class Pieces:
     def is_ordered(self) -> bool:
         """Whether the order of the items counts."""
         return self.opening not in ("", "{", "u")
+
+    @property
+    def is_interval(self) -> bool:
+        """Whether it may be an interval, or a union of such."""
+        return self.opening == "u" or (self.opening in "([" and len(self.items) == 2 and self.opening != "")
+
+    def as_vector(self, other: Pieces) -> Pieces:
+        """A matrix of one row or one column as coordinates, where the other gives these; anything else as it is."""
+        cells = [cell.strip() for row in self.items for cell in split_top(row, ("&",))]
+        is_vector = self.opening == "m" and len(cells) == max(len(self.items), len(cells) // len(self.items))
+        return Pieces(other.opening, other.closing, tuple(cells)) if is_vector and other.opening in ("(", "[") else self
 
 
 def take_apart(text: str) -> Pieces | None:
@@ -56,6 +70,32 @@ def take_apart(text: str) -> Pieces | None:
         return found
     signed = both_signs(text)
     return Pieces("", "", signed) if len(signed) > 1 else None
+
+
+def as_interval(text: str) -> str:
+    r"""`x < 3` -> `(-\infty,3)`, `2 \le x < 5` -> `[2,5)`, several with "or" as a union; any other text unchanged."""
+    parts = [_interval(part) for part in _OR.split(text)]
+    return "\\cup ".join(part for part in parts if part) if all(parts) else text
+
+
+def _interval(text: str) -> str | None:
+    terms = _RELATION.split(text.strip())
+    signs = ["<" + "=" * ("e" in sign or "=" in sign) for sign in terms[1::2]]
+    if not signs or len({sign.startswith(("\\g", ">")) for sign in terms[1::2]}) > 1:
+        return None
+    values = [term.strip() for term in terms[::2]]
+    if terms[1].startswith(("\\g", ">")):
+        values, signs = values[::-1], signs[::-1]
+    match len(values), [_VARIABLE.fullmatch(value) is not None for value in values]:
+        case 3, [False, True, False]:
+            low, high = values[0], values[2]
+        case 2, [True, False]:
+            low, high, signs = "-\\infty", values[1], ["<", *signs]
+        case 2, [False, True]:
+            low, high, signs = values[0], "\\infty", [*signs, "<"]
+        case _:
+            return None
+    return f"{'[' if '=' in signs[0] else '('}{low},{high}{']' if '=' in signs[1] else ')'}"
 
 
 def split_top(text: str, separators: tuple[str, ...]) -> list[str]:

@@ -13,22 +13,22 @@ from collections.abc import Sequence
 
 from rocstar.answers.closeness import are_numbers, equal_values, read
 from rocstar.answers.numbers import compare_numbers
-from rocstar.answers.pieces import Pieces, split_top, take_apart
-from rocstar.answers.wording import bare, loose_style, math_style, undelimited, without_name
+from rocstar.answers.pieces import Pieces, as_interval, split_top, take_apart
+from rocstar.answers.wording import bare, loose_style, math_style, undelimited, without_names
 from rocstar.types import Verdict
 
 MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
 MAX_NESTING = 4
 
 
-def grade_prime(gold: str, predicted: str, *, search: str = "") -> tuple[Verdict, str]:
+def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
     """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, which leaves no
-    room for another opinion; UNDECIDED when the texts differ and the values cannot be told. A
-    running text is compared as it is, whatever `search` says. May be slow."""
+    room for another opinion; UNDECIDED when the texts differ and the values cannot be told. Running text is
+    not looked at. May be slow."""
     found = same_answer(gold, predicted)
     if found is None:
         return Verdict.UNDECIDED, "gold_unparsed"
-    if not found and are_numbers(gold, predicted):
+    if not found and are_numbers(*without_names(gold, predicted)):
         return Verdict.WRONG, "value"
     return (Verdict.RIGHT if found else Verdict.WRONG), "prime"
 
@@ -37,9 +37,10 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
     """Whether two answers are the same; None for "cannot tell"."""
     if (plain := compare_numbers(gold, predicted)) is not None:
         return plain[0] is Verdict.RIGHT
+    gold, predicted = without_names(bare(gold), bare(predicted))
     if same_text(gold, predicted):
         return True
-    wanted, given = (take_apart(without_name(bare(undelimited(text)))) for text in (gold, predicted))
+    wanted, given = _pieces(undelimited(gold), undelimited(predicted))
     if nesting < MAX_NESTING and wanted is not None and given is not None:
         return _same_pieces(wanted, given, nesting)
     if wanted is not None or given is not None:
@@ -55,7 +56,18 @@ def same_text(gold: str, predicted: str) -> bool:
     return any(style(gold) == style(predicted) != "" for style in (math_style, loose_style))
 
 
+def _pieces(gold: str, predicted: str) -> tuple[Pieces | None, Pieces | None]:
+    """Both taken apart; an inequality is the interval that it means where the other is one."""
+    wanted, given = take_apart(gold), take_apart(predicted)
+    if wanted and wanted.is_interval:
+        given = take_apart(as_interval(predicted)) or given
+    elif given and given.is_interval:
+        wanted = take_apart(as_interval(gold)) or wanted
+    return wanted, given
+
+
 def _same_pieces(wanted: Pieces, given: Pieces, nesting: int) -> bool | None:
+    wanted, given = wanted.as_vector(given), given.as_vector(wanted)
     if not _compatible(wanted, given) or len(wanted.items) != len(given.items):
         return False
     if wanted.opening == "m":

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,17 @@ def load_function(name: str) -> Function:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{name} cannot be loaded: {error}; check its name and the current folder.") from error
+        loaded = importlib.import_module(module)
+    except Exception as error:  # their module may raise anything
+        raise ConfigError(f"{name} cannot be loaded: {type(error).__name__}: {error}; check {home!r}.") from error
+    if (function := getattr(loaded, attribute, None)) is None:
+        near = get_close_matches(attribute, [each for each in vars(loaded) if each[0] != "_"], n=1)
+        raise ConfigError(f"{home} has no {attribute!r}; {f'did you mean {near[0]!r}' if near else 'check its name'}.")
     if inspect.isclass(function):
-        function = function()
+        try:
+            function = function()
+        except Exception as error:
+            raise ConfigError(f"{name} is a class that cannot be made without arguments: {error}.") from error
     if not callable(function):
         raise ConfigError(f"{name} is {type(function).__name__} and not a function.")
     return function  # type: ignore[no-any-return]
@@ -59,7 +66,10 @@ def load_function(name: str) -> Function:
 
 def signature_of(function: Function) -> str:
     """`trl` or `verl`, by the names of its parameters. Raises ConfigError when they tell neither."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:  # of builtins
+        raise ConfigError(f"{function} does not say what it takes; wrap it in a function of your own.") from error
     if "completions" in parameters:
         return TRL
     if "solution_str" in parameters:

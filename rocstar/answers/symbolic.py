@@ -29,8 +29,10 @@ class Question:
     """Names in the order they are asked; see `judge.py`."""
     gold: str
     predicted: str
-    search: str = ""
-    """Where an answer may be searched in `predicted`; see `mathverify.py`."""
+    said: str = ""
+    """Running text in which math-verify may look for an answer of its own; empty for none."""
+    search: str = "all"
+    """What it may take from it; see `mathverify.py`."""
 
 
 class SymbolicChecker:

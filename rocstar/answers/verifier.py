@@ -1,16 +1,18 @@
 """The Verifiers: from a finished attempt to an Outcome. Reward is 1.0 for RIGHT and 0.0 otherwise, nothing else counts.
 
 An attempt that ended ENVIRONMENT_FAILED says nothing about the model and must never get here. An attempt that was cut
-(MAX_TURNS, MAX_TOKENS) is looked at like any other: without an answer it is WRONG with method `no_answer` (paper
-§2.2.1: truncated attempts fail); with one it is graded (the release grades the whole response too).
+(MAX_TURNS, MAX_TOKENS) is WRONG with method `truncated`, whatever it holds (paper §2.2.1: truncated attempts fail);
+`truncated="graded"` looks at it like any other, for evaluations that want that. Tool calls are no words of an answer:
+they are taken out before anything is looked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Literal
 
-from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
+from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer, without_calls
 from rocstar.answers.form import format_facts
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
@@ -21,34 +23,46 @@ from rocstar.types import FormatFacts, Outcome, Problem, Stop, Trajectory, Verdi
 TOOL_TOLERANCE = Fraction(1, 1000)  # relative; what published word-problem solvers are scored with
 _ZERO_TOLERANCE = Fraction(1, 10**9)  # absolute; float noise around a reference of 0
 
+Truncated = Literal["wrong", "graded"]
+"""What an attempt is that was cut by a limit: WRONG, or looked at like any other."""
+CUT = (Stop.MAX_TOKENS, Stop.MAX_TURNS)
+
 
 class BoxedVerifier:
     """Compares the last boxed answer with the reference.
 
     strict: only inside the last `<answer>` block of the last turn (paper §2.2.1). Lenient: the last box anywhere in
-    what the assistant wrote, the reasoning included (as the release does); without any, what the last turn announces
-    as its answer."""
+    what the assistant wrote, the reasoning included (as the release does)."""
 
-    def __init__(self, codec: TextCodec, grader: Grader, strict: bool = False) -> None:
-        """`grader` stays the caller's: it may be shared, and the caller closes it."""
+    def __init__(
+        self,
+        codec: TextCodec,
+        grader: Grader,
+        *,
+        strict: bool = False,
+        truncated: Truncated = "wrong",
+        phrases: bool = False,
+    ) -> None:
+        """grader stays the caller's: it may be shared, and the caller closes it. phrases: without any box, what the
+        last turn announces as its answer counts; for measuring foreign models, never for rewards."""
         self._codec = codec
         self._grader = grader
         self._strict = strict
+        self._truncated = truncated
+        self._phrases = phrases
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable stands in the place of an attempt on which our workers failed, and is raised when they
         are gone. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
-        for _, trajectory in attempts:
-            _refuse_failed(trajectory)
-        texts = [_texts(self._codec, trajectory) for _, trajectory in attempts]
+        cut = [settled(trajectory, self._truncated) for _, trajectory in attempts]
+        texts = [written(self._codec, trajectory) for _, trajectory in attempts]
         pairs = [
             Pair(gold=problem.answer, predicted=self._answer(said))
-            for (problem, _), said in zip(attempts, texts, strict=True)
+            for (problem, _), said, grade in zip(attempts, texts, cut, strict=True)
+            if grade is None
         ]
-        return [
-            grade if isinstance(grade, VerifierUnavailable) else _outcome(grade, format_facts(said))
-            for grade, said in zip(await self._grader.grade_each(pairs), texts, strict=True)
-        ]
+        graded = iter(await self._grader.grade_each(pairs))
+        return [outcome(grade or next(graded), said) for grade, said in zip(cut, texts, strict=True)]
 
     def _answer(self, texts: Sequence[str]) -> str | None:
         if not texts:
@@ -57,7 +71,7 @@ class BoxedVerifier:
             return strict_answer(texts[-1])
         boxes = (boxed_answer(text) for text in reversed(texts))
         found = next((box for box in boxes if box is not None), None)
-        return phrase_answer(texts[-1]) if found is None else found
+        return phrase_answer(texts[-1]) if found is None and self._phrases else found
 
 
 class ToolOutputVerifier:
@@ -66,17 +80,17 @@ class ToolOutputVerifier:
     For word problems with a model too small to copy a number into a box. A failed last call is no answer; a reference
     that is no number leaves the attempt UNDECIDED. Source: ours."""
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, *, truncated: Truncated = "wrong") -> None:
         self._codec = codec
+        self._truncated = truncated
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         return [self._verify(problem, trajectory) for problem, trajectory in attempts]
 
-    def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome:
-        _refuse_failed(trajectory)
-        grade = _grade_output(problem.answer, _last_output(trajectory))
-        return _outcome(grade, format_facts(_texts(self._codec, trajectory)))
+    def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
+        grade = settled(trajectory, self._truncated) or _grade_output(problem.answer, _last_output(trajectory))
+        return outcome(grade, written(self._codec, trajectory))
 
 
 class ScriptedVerifier:
@@ -90,24 +104,37 @@ class ScriptedVerifier:
         return [self._verify(problem, trajectory) for problem, trajectory in attempts]
 
     def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
-        _refuse_failed(trajectory)
+        settled(trajectory, "graded")
         try:
-            grade = Grade(self._decide(problem, trajectory), "scripted", None)
+            verdict = self._decide(problem, trajectory)
         except VerifierUnavailable as error:
             return error
-        return _outcome(grade, FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True))
+        facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
+        return _outcome(Grade(verdict, "scripted", None), facts)
 
 
-def _refuse_failed(trajectory: Trajectory) -> None:
+def settled(trajectory: Trajectory, truncated: Truncated) -> Grade | None:
+    """WRONG for an attempt that a limit cut, unless such are graded; None for one to be looked at. Raises
+    ContractBroken for an ENVIRONMENT_FAILED trajectory."""
     if trajectory.stop is Stop.ENVIRONMENT_FAILED:
         raise ContractBroken(
             f"attempt {trajectory.problem_id}/{trajectory.index} ended ENVIRONMENT_FAILED and has no outcome to verify."
         )
+    is_wrong = truncated == "wrong" and trajectory.stop in CUT
+    return Grade(Verdict.WRONG, "truncated", None) if is_wrong else None
 
 
-def _texts(codec: TextCodec, trajectory: Trajectory) -> list[str]:
-    """What the assistant wrote, one text per turn; replies are left out, so a tool cannot answer for the model."""
-    return [codec.decode(turn.completion.token_ids) for turn in trajectory.turns]
+def written(codec: TextCodec, trajectory: Trajectory) -> list[str]:
+    """What the assistant wrote, one text per turn, without its tool calls; replies are left out, so neither a tool nor
+    a program can answer for the model."""
+    return [without_calls(codec.decode(turn.completion.token_ids)) for turn in trajectory.turns]
+
+
+def outcome(grade: Grade | VerifierUnavailable, texts: Sequence[str]) -> Outcome | VerifierUnavailable:
+    """The Outcome of a grade, with the facts about the form of what was written; a failure of ours stays one."""
+    if isinstance(grade, VerifierUnavailable):
+        return grade
+    return _outcome(grade, format_facts(texts))
 
 
 def _outcome(grade: Grade, facts: FormatFacts) -> Outcome:

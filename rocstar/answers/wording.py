@@ -14,7 +14,8 @@ import unicodedata
 _FOLDED = {
     0x2212: "-", 0x2013: "-", 0x2014: "-", 0xD7: "\\times ", 0xB7: "\\cdot ", 0xF7: "/", 0x2044: "/",
     0xB0: "^{\\circ}", 0x3C0: "\\pi ", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ",
-    0x222A: "\\cup ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x2018: "'", 0x2019: "'",
+    0x222A: "\\cup ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x221A: "\\sqrt ",
+    0x2018: "'", 0x2019: "'", 0x20AC: "", 0xA3: "", 0xA5: "",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
@@ -27,13 +28,20 @@ _GLUED = re.compile(r"([A-Za-z])(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|r
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
+_EMPHASIS = re.compile(r"^(\*\*|`)(.*)\1\.?$", re.DOTALL)
+_POWER = re.compile(r"(?<=[\w)}\]])\*\*(?=[\w({\\-])")
+_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
+_EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
+_WORD = re.compile(r"(?<![A-Za-z\\])(?!and\b)[A-Za-z]{3,}(?![A-Za-z])")
 _PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
 _SPACES = re.compile(r"\s+")
 
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|mathrm)\{\s*degrees?\s*\}")
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
+_LETTER = re.compile(r"^\s*([A-Za-z])\s*=[^=]")
+_SEVERAL_NAMES = re.compile(r"=.*(?:[,;]|\b(?:and|or)\b).*=", re.DOTALL)
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
 _BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))")
@@ -52,10 +60,12 @@ _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 def clean(text: str) -> str:
     """The text without what nobody sees (control and direction marks, sizes of brackets, thin spaces, the font of one
-    letter) and with Unicode signs as LaTeX. Safe before any parser: it changes no meaning."""
+    letter, the emphasis of the whole) and with signs of Unicode and Python as LaTeX. Safe before any parser: it changes
+    no meaning."""
     if not text.isascii() or not text.isprintable():
         text = "".join(_visible(letter) for letter in text)
-    return clean_latex(text).strip()
+    text = _EMPHASIS.sub(r"\2", text.strip().removesuffix(","))
+    return clean_latex(_PI.sub(r"\\pi ", _POWER.sub("^", text))).strip()
 
 
 def clean_latex(text: str) -> str:
@@ -64,7 +74,7 @@ def clean_latex(text: str) -> str:
         return text
     text = _THIN.sub(" ", _DIGIT_GAP.sub("", text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
-    text = _BARE_ROOT.sub(r"\\sqrt{\1}", text)
+    text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
 
 
@@ -75,14 +85,14 @@ def plain_text(text: str) -> str:
 
 
 def math_style(text: str) -> str:
-    """First normalisation: delimiters, degrees, dollars, percent, trailing units, `x =` and spaces go; fractions and
+    """First normalisation: delimiters, degrees, dollars, percent, trailing units and spaces go; fractions and
     roots get their braces; a leading point gets its zero."""
     text = _TRAILING_TEXT.sub("", bare(text))
     text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = _WRAPPER.sub(r"\1", text)
     text = _BARE_ROOT.sub(r"\\sqrt{\1}", _BARE_FRACTION.sub(_braced_fraction, text))
     text = _SLASH.sub(_slash_fraction, text)
-    text = re.sub(r"(?<![\d])\.(?=\d)", "0.", _NAMED.sub("", text))
+    text = re.sub(r"(?<![\d])\.(?=\d)", "0.", text)
     return _SPACES.sub("", text)
 
 
@@ -95,7 +105,7 @@ def loose_style(text: str) -> str:
     text = _THOUSANDS.sub("", _WHOLE_FLOAT.sub(r"\1", text))
     text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
-    text = re.sub(r"\((\w+)\)", r"\1", re.sub(r"\\[()\[\]]", "", _NAMED.sub("", text)))
+    text = re.sub(r"\((\w+)\)", r"\1", re.sub(r"\\[()\[\]]", "", text))
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
     return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
 
@@ -111,9 +121,14 @@ def bare(text: str) -> str:
     return _MEMBER.sub("", text.rstrip(".").strip())
 
 
+def is_running(text: str) -> bool:
+    """Whether an answer has to be looked for: something is boxed, or words stand outside of all commands."""
+    return "\\boxed" in text or _WORD.search(_WRAPPER.sub("", text)) is not None
+
+
 def undelimited(text: str) -> str:
-    """Without any marks of formulas, dollars included: `$1$ and $2$` -> `1 and 2`."""
-    return _DELIMITERS.sub(" ", text).strip()
+    """Without any marks of formulas, dollars included, and the full stop after them: `$1$ and $2$.` -> `1 and 2`."""
+    return _DELIMITERS.sub(" ", text).strip().removesuffix(".").strip()
 
 
 def named_primes(text: str) -> str:
@@ -121,9 +136,14 @@ def named_primes(text: str) -> str:
     return _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", text)
 
 
-def without_name(text: str) -> str:
-    """`x = 5` -> `5`, `f(x) = 5` -> `5`; an equation whose left side is more than a name stays."""
-    return _NAMED.sub("", text)
+def without_names(gold: str, predicted: str) -> tuple[str, str]:
+    """`x = 5` -> `5`, `f(x) = 5` -> `5`; an equation whose left side is more than a name stays, so do both of `x = 5`
+    and `y = 5`, which differ, and the names of a list, `x = 3, y = 4`."""
+    letters = [found[1] if (found := _LETTER.match(text)) else None for text in (gold, predicted)]
+    if None not in letters and letters[0] != letters[1]:
+        return gold, predicted
+    unnamed = [text if _SEVERAL_NAMES.search(text) else _NAMED.sub("", text) for text in (gold, predicted)]
+    return unnamed[0], unnamed[1]
 
 
 def _visible(letter: str) -> str:

@@ -25,3 +25,7 @@ PREAMBLE = (
     "Solve the problem below and give the answer inside <answer> </answer>. The final answer is read automatically "
     "from \\boxed{}, so put it there.\n\nThe problem is:\n"
 )
+MODEL_PREAMBLE = (
+    "Solve the problem below. The final answer is read automatically from \\boxed{}, so put it there.\n\n"
+    "The problem is:\n"
+)

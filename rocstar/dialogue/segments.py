@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-_HARMLESS = re.compile(r"[\w.\- ]*")  # no marker is made of these characters alone
+_HARMLESS = re.compile(r"[\w.\- ]*")
 _HOLE = "\ufdd0"  # a noncharacter: never in interchanged text; strings that hold one are replaced whole below
 
 
@@ -49,13 +49,18 @@ def text_of(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
+def is_harmless(text: str) -> bool:
+    """Whether the text is made of letters, digits, `_`, `.`, `-` and spaces alone, as no marker is."""
+    return _HARMLESS.fullmatch(text) is not None
+
+
 def json_segments(value: Any, author: Author) -> Iterator[Segment]:
     """`value` as JSON in one line: punctuation, numbers and plain words are ours; every string (keys too) that could
     hold a marker is `author`'s. Raises TypeError, ValueError for what JSON cannot write."""
     strings: list[str] = []
 
     def hole(text: str) -> str:
-        if _HARMLESS.fullmatch(text):
+        if is_harmless(text):
             return text
         strings.append(text)
         return f"{_HOLE}{len(strings) - 1}{_HOLE}"

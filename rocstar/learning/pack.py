@@ -45,7 +45,7 @@ class MicroBatch:
 
     def per_token(self, values: Sequence[float]) -> torch.Tensor:
         """One number per row -> [K]."""
-        counts = torch.tensor(self.counts)
+        counts = torch.tensor(self.counts, dtype=torch.long)
         return torch.tensor(values, dtype=torch.float).repeat_interleave(counts).to(self.ids_T.device)
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -220,6 +221,7 @@ def _child(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
         "GLOO_SOCKET_IFNAME": "lo",
         "ROCSTAR_THREADS": str(torch.get_num_threads()),
         "ROCSTAR_PARENT": str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(":"),
     }
     return subprocess.Popen(
         [sys.executable, "-m", "rocstar.learning.ranks"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Segment, ours
@@ -65,10 +65,7 @@ class ToolEnvironment:
     """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs.
 
     The attempt's own tools are made here and closed by `close`. Their calls run in the order they were written, a call
-    that is tried again before the next one; those of shared tools run at once.
-
-    A problem may come with lines of Python that are taken as given (metadata `given`, such as `n0=18;n1=4`). They are
-    put in front of each program that is run; the call that is recorded stays what the model wrote."""
+    that is tried again before the next one; those of shared tools run at once."""
 
     def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
         self._problem = problem
@@ -136,18 +133,12 @@ class ToolEnvironment:
     async def _tried(self, tool: Tool, call: ToolCall) -> ToolResult:
         for attempt in range(TRIES):
             try:
-                return await tool.run(self._with_given(call), seed=seed_for(self._seed, call.id))
+                return await tool.run(call, seed=seed_for(self._seed, call.id))
             except Unavailable:
                 if attempt + 1 == TRIES:
                     raise
                 await asyncio.sleep(RETRY_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
-
-    def _with_given(self, call: ToolCall) -> ToolCall:
-        given, code = self._problem.metadata.get("given", ""), call.arguments.get("code")
-        if not given or not isinstance(code, str):
-            return call
-        return replace(call, arguments={**call.arguments, "code": f"{given}{code}"})
 
 
 EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]

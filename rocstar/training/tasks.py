@@ -146,6 +146,11 @@ def checked_options(kind: type[Options], data: TaskSection) -> Options:
 
 
 def _built_in(data: TaskSection) -> type[ArithmeticTask | FileTask]:
+    if data.source in BUILT_IN and data.options:
+        name = next(iter(data.options))
+        raise ConfigError(
+            f"data.options.{name} is for a Task of your own; data.source = {data.source!r} has no options"
+        )
     if data.source in BUILT_IN:
         return BUILT_IN[data.source]
     close = get_close_matches(data.source, BUILT_IN, n=1, cutoff=0.0)[0]

@@ -33,6 +33,7 @@ def test_trl_calls_it_with_texts_and_columns() -> None:
         trainer_state=None,
     )
     assert given == [1.0, 0.0, 0.0]
+    assert reward(completions=["the answer is 5", r"<tool_call>\boxed{5}</tool_call>"], solution=["5", "5"]) == [0, 0]
     assert reward.__name__ == "rocstar_answers"
 
 

@@ -1,6 +1,13 @@
 import pytest
 
-from rocstar.answers.extract import answer_blocks, boxed_answer, lenient_answer, phrase_answer, strict_answer
+from rocstar.answers.extract import (
+    answer_blocks,
+    boxed_answer,
+    lenient_answer,
+    phrase_answer,
+    strict_answer,
+    without_calls,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +79,33 @@ def test_lenient_prefers_a_box_to_an_announcement() -> None:
     assert lenient_answer("hence the answer is 5") == "5"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{4} was wrong: the final answer is $5$.", "5"),
+        (r"\boxed{4}. The final answer is \boxed{5}.", "5"),
+        (r"The final answer is 4, that is \boxed{5}", "5"),
+        (r"\boxed{4} is my final answer", "4"),
+    ],
+)
+def test_lenient_takes_a_final_statement_after_the_last_box(text: str, expected: str) -> None:
+    assert lenient_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a <tool_call>b</tool_call> c", "a \n c"),
+        ("a <tool_call>b", "a "),
+        ("a</tool_call>b", "a</tool_call>b"),
+        ("<tool_call>a<tool_call>b</tool_call>c</tool_call>", "\nc</tool_call>"),
+        ("none", "none"),
+    ],
+)
+def test_tool_calls_are_taken_out_and_an_open_one_runs_to_the_end(text: str, kept: str) -> None:
+    assert without_calls(text) == kept
+
+
 def test_strict_looks_only_inside_the_last_well_formed_answer_block() -> None:
     assert strict_answer(r"\boxed{1} <answer>\boxed{2}</answer> \boxed{3}") == "2"
     assert strict_answer(r"<answer>\boxed{1}</answer> <answer>\boxed{2}</answer>") == "2"
@@ -89,10 +123,11 @@ def test_nested_answer_tags_make_one_block() -> None:
 @pytest.mark.parametrize(
     "unit",
     ["\\boxed{", "{", "}", "<answer>", "\\boxed", "\\", "\\boxed{}", "<answer></answer>", "\\boxed{1},", "answer ",
-     "answer\n", "answer is ", "$", " ", "\n", "####", "A:"],
+     "answer\n", "answer is ", "final answer is ", "<tool_call>", "<tool_call></tool_call>",
+     "$", " ", "\n", "####", "A:"],
 )  # fmt: skip
 def test_a_megabyte_of_any_token_is_scanned_without_piling_up_work(unit: str) -> None:
     text = "answer" + unit * (1_000_000 // len(unit))
-    assert strict_answer(text) is None
+    assert strict_answer(without_calls(text)) is None
     found = lenient_answer(text)
     assert found is None or len(found) < 400

@@ -29,15 +29,15 @@ def test_either_may_accept_and_two_numbers_that_differ_end_it(
     calls = []
 
     def says(found: Found) -> object:
-        return lambda gold, predicted, *, search: calls.append(gold) or found
+        return lambda gold, predicted, *, said, search: calls.append(gold) or found
 
     monkeypatch.setattr(judge, "GRADERS", {"a": says(first), "b": says(second)})
-    assert fused(("a", "b"), "x", "y", "") == together
+    assert fused(("a", "b"), "x", "y") == together
     assert len(calls) == asked
 
 
 def test_a_library_that_rounds_does_not_make_two_numbers_equal() -> None:
-    question = {"gold": "1/2004!", "predicted": "1/2005!", "search": ""}
+    question = {"gold": "1/2004!", "predicted": "1/2005!"}
     assert judge.judge({**question, "graders": ["math_verify"]})[0] is RIGHT
     assert judge.judge({**question, "graders": ["prime", "math_verify"]}) == (WRONG, "value")
 
@@ -51,10 +51,16 @@ def test_a_library_that_rounds_does_not_make_two_numbers_equal() -> None:
     ],
 )
 def test_what_the_parser_would_lose_is_compared_as_text(gold: str, predicted: str, verdict: Verdict) -> None:
-    question = {"gold": gold, "predicted": predicted, "search": "", "graders": ["prime", "math_verify"]}
+    question = {"gold": gold, "predicted": predicted, "graders": ["prime", "math_verify"]}
     assert judge.judge(question)[0] is verdict
 
 
 def test_the_first_that_accepts_is_named() -> None:
-    question = {"gold": "x<1", "predicted": "-x > -1", "search": ""}
+    question = {"gold": "x<1", "predicted": "-x > -1"}
     assert judge.judge({**question, "graders": ["prime", "math_verify"]}) == (RIGHT, "math_verify")
+
+
+def test_in_running_text_another_number_may_be_the_answer() -> None:
+    question = {"gold": "5", "predicted": "4", "graders": ["prime", "math_verify"]}
+    assert judge.judge(question) == (WRONG, "value")
+    assert judge.judge({**question, "said": "Not 4, the final answer is $5$."}) == (RIGHT, "math_verify")

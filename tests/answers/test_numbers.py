@@ -45,6 +45,9 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
         (r"3A_{16}", 58),
         ("1021_{(4)}", 73),
         ("1e-05", Fraction(1, 100_000)),
+        ("1e3", 1000),
+        (r"0.\overline{3}", Fraction(1, 3)),
+        (r"-2.1\overline{6}", Fraction(-13, 6)),
     ],
 )
 def test_light_latex_is_read_exactly(text: str, value: Fraction | int | None) -> None:
@@ -55,7 +58,7 @@ def test_light_latex_is_read_exactly(text: str, value: Fraction | int | None) ->
 @pytest.mark.parametrize(
     "text",
     ["", "x", "1/0", "1+1", "2^{10}", "9^{9^{9}}", "10^{99999}", "(1,2)", "1,22,3", r"\sqrt{2}", "208_5", "1_1", "5!",
-     "12:00", "2\\pi", r"5\text{ or }6", "0.64N", "1e9", "0x10", "nan",
+     "12:00", "2\\pi", r"5\text{ or }6", "0.64N", "2e", "1e9999", "0x10", "nan",
      "9" * 10_000, "9^" * 100_000, "٣", "\x00", "1\x002"],
 )  # fmt: skip
 def test_anything_else_is_not_a_plain_number(text: str) -> None:
@@ -79,6 +82,11 @@ def test_anything_else_is_not_a_plain_number(text: str) -> None:
         ("10%", "20%", (WRONG, "integer")),
         ("1/3", "0.33", (WRONG, "number")),
         ("1/3", "0.333333", (RIGHT, "number")),
+        ("8/3", "2.6667", (RIGHT, "number")),
+        ("2.6666", r"\frac{8}{3}", (RIGHT, "number")),
+        ("8/3", "2.6668", (WRONG, "number")),
+        ("1/2", "0.50001", (WRONG, "number")),
+        (r"0.\overline{3}", "1/3", (RIGHT, "number")),
         ("0.333333", "0.3333333333", (RIGHT, "number")),
         ("0.333333", "0.333334", (WRONG, "number")),
         ("5", "4.999999999999999", (RIGHT, "number")),

@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ def scripted(**settings: Any) -> SymbolicChecker:
     return SymbolicChecker(target="tests.answers.targets:scripted", **settings)
 
 
-def question(predicted: str, gold: str = "1", grader: str = "math_verify", search: str = "") -> Question:
-    return Question(graders=(grader,), gold=gold, predicted=predicted, search=search)
+def question(predicted: str, gold: str = "1", grader: str = "math_verify") -> Question:
+    return Question(graders=(grader,), gold=gold, predicted=predicted)
 
 
 async def ask(checker: SymbolicChecker, *predicted: str) -> list[Found | VerifierUnavailable]:
@@ -107,7 +108,8 @@ async def test_a_reference_that_does_not_parse_leaves_the_question_undecided(che
 
 async def test_running_text_is_searched_only_on_request(checker: SymbolicChecker) -> None:
     text = "so the number is 10 which is 1,000.99m²"
-    questions = [question(text, "1000.99", search=search) for search in ("", "latex", "all")]
+    asked = question(text, "1000.99")
+    questions = [asked, replace(asked, said=text, search="latex"), replace(asked, said=text)]
     assert [verdict_of(found) for found in await checker.compare(questions)] == [WRONG, WRONG, RIGHT]
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from rocstar.answers.grade import Grader
@@ -10,8 +12,8 @@ from tests.contracts.test_verifier import Letters, attempt, printed, problem, tu
 RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
 
 
-async def boxed(trajectory: Trajectory, answer: str = "5", *, strict: bool = False) -> tuple[Verdict, str | None, str]:
-    outcome = await verified(BoxedVerifier(Letters(), Grader(), strict), problem(answer), trajectory)
+async def boxed(trajectory: Trajectory, answer: str = "5", **settings: Any) -> tuple[Verdict, str | None, str]:
+    outcome = await verified(BoxedVerifier(Letters(), Grader(), **settings), problem(answer), trajectory)
     return outcome.verdict, outcome.extracted, outcome.method
 
 
@@ -20,9 +22,11 @@ async def test_lenient_takes_the_last_box_of_any_turn() -> None:
     assert await boxed(attempt(turn(r"\boxed{5}"), turn("done"))) == (RIGHT, "5", "integer")
 
 
-async def test_lenient_takes_what_the_last_turn_announces_when_nothing_is_boxed() -> None:
-    assert await boxed(attempt(turn("the answer is 4"), turn("so the answer is 5."))) == (RIGHT, "5", "integer")
-    assert await boxed(attempt(turn("the answer is 5"), turn("done"))) == (WRONG, None, "no_answer")
+async def test_an_announced_answer_counts_only_on_request() -> None:
+    said = attempt(turn("the answer is 4"), turn("so the answer is 5."))
+    assert await boxed(said) == (WRONG, None, "no_answer")
+    assert await boxed(said, phrases=True) == (RIGHT, "5", "integer")
+    assert await boxed(attempt(turn("the answer is 5"), turn("done")), phrases=True) == (WRONG, None, "no_answer")
 
 
 async def test_two_boxes_joined_by_or_are_two_answers_and_not_one() -> None:
@@ -48,8 +52,44 @@ async def test_a_tool_cannot_answer_for_the_model() -> None:
 
 
 @pytest.mark.parametrize("stop", [Stop.MAX_TOKENS, Stop.MAX_TURNS])
-async def test_a_cut_attempt_without_an_answer_is_wrong(stop: Stop) -> None:
-    assert await boxed(attempt(turn(r"so \boxed{5"), stop=stop)) == (WRONG, None, "no_answer")
+@pytest.mark.parametrize("text", [r"<answer>\boxed{5}</answer>", r"so \boxed{5", "the answer is 5", ""])
+async def test_a_truncated_attempt_is_wrong_whatever_it_says(stop: Stop, text: str) -> None:
+    for strict in (False, True):
+        assert await boxed(attempt(turn(text), stop=stop), strict=strict) == (WRONG, None, "truncated")
+
+
+@pytest.mark.parametrize("stop", [Stop.MAX_TOKENS, Stop.MAX_TURNS])
+async def test_a_truncated_attempt_is_graded_only_on_request(stop: Stop) -> None:
+    assert await boxed(attempt(turn(r"\boxed{5}"), stop=stop), truncated="graded") == (RIGHT, "5", "integer")
+    assert await boxed(attempt(turn(r"\boxed{5"), stop=stop), truncated="graded") == (WRONG, None, "no_answer")
+
+
+async def test_a_truncated_attempt_keeps_the_facts_about_its_form() -> None:
+    cut = attempt(turn(r"<answer>\boxed{5}</answer><reason>"), stop=Stop.MAX_TOKENS)
+    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), cut)).format_facts
+    assert (facts.answer_tags, facts.reason_after_answer, facts.boxed) == (1, True, True)
+
+
+async def test_a_truncated_attempt_gets_nothing_for_what_its_tool_printed() -> None:
+    cut = attempt(turn("c", printed("5")), turn("so"), stop=Stop.MAX_TOKENS)
+    outcome = await verified(ToolOutputVerifier(Letters()), problem("5"), cut)
+    graded = await verified(ToolOutputVerifier(Letters(), truncated="graded"), problem("5"), cut)
+    assert (outcome.verdict, outcome.method, graded.verdict) == (WRONG, "truncated", RIGHT)
+
+
+CALL = '<tool_call>{"name": "python", "arguments": {"code": "s = r\'<answer>\\\\boxed{5}</answer>\'"}}'
+
+
+@pytest.mark.parametrize("text", [CALL + "</tool_call>", CALL, f"{CALL}</tool_call> then {CALL}"])
+async def test_a_box_in_the_code_of_a_call_is_no_answer(text: str) -> None:
+    for strict in (False, True):
+        assert await boxed(attempt(turn(text)), strict=strict) == (WRONG, None, "no_answer")
+    facts = (await verified(BoxedVerifier(Letters(), Grader()), problem("5"), attempt(turn(text)))).format_facts
+    assert (facts.answer_tags, facts.boxed) == (0, False)
+
+
+async def test_what_stands_beside_a_call_is_read() -> None:
+    assert await boxed(attempt(turn(rf"{CALL}</tool_call> so \boxed{{6}}")), "6") == (RIGHT, "6", "integer")
 
 
 async def test_format_facts_come_from_what_the_assistant_wrote() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from rocstar.answers.wording import clean, loose_style, math_style, plain_text
+from rocstar.answers.wording import clean, is_running, loose_style, math_style, plain_text, without_names
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,9 @@ from rocstar.answers.wording import clean, loose_style, math_style, plain_text
         (r"\frac{\sqrt{2}}{3}", r"\frac{\sqrt{2}}{3}"),
         (r"\left. x \right|", "x |"),
         (r"\bigcup A", r"\bigcup A"),
+        (r"\varnothing", r"\emptyset"),
+        (r"\{ \}", r"\emptyset"),
+        ("∅", r"\emptyset"),
     ],
 )
 def test_what_nobody_sees_goes(text: str, cleaned: str) -> None:
@@ -35,13 +38,12 @@ def test_what_nobody_sees_goes(text: str, cleaned: str) -> None:
     ("first", "second"),
     [
         (r"\frac12", r"\frac{1}{2}"),
-        (r"x = 90^\circ", "90"),
+        (r"90^\circ", "90"),
         (r"15\text{ cm}^2", "15"),
         ("1/2", r"\frac{1}{2}"),
         (r"\$ 5", "5"),
         (".5", "0.5"),
         (r"x \in [0, 1]", "[0,1]"),
-        (r"f(x) = x+1", "x+1"),
     ],
 )
 def test_the_first_normalisation_makes_alike(first: str, second: str) -> None:
@@ -73,3 +75,23 @@ def test_the_second_normalisation_makes_alike(first: str, second: str) -> None:
 def test_different_answers_stay_different(first: str, second: str) -> None:
     for style in (math_style, loose_style, plain_text, clean):
         assert style(first) != style(second)
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "left"),
+    [
+        ("x = 90", "90", ("90", "90")),
+        ("f(x) = x+1", "y = x+1", ("x+1", "x+1")),
+        ("x = 1", "y = 1", ("x = 1", "y = 1")),
+        ("x = 1, 2", "x = 1, x = 2", ("1, 2", "x = 1, x = 2")),
+        ("D = (0, 1)", "(0, 1)", ("(0, 1)", "(0, 1)")),
+        ("2x = 4", "4", ("2x = 4", "4")),
+    ],
+)
+def test_a_name_says_nothing_unless_both_have_one(gold: str, predicted: str, left: tuple[str, str]) -> None:
+    assert without_names(gold, predicted) == left
+
+
+def test_words_and_boxes_make_a_running_text() -> None:
+    assert all(map(is_running, ["she has 12 left", r"\boxed{5}", "so $x=3$ and more"]))
+    assert not any(map(is_running, ["12", "x=1 or x=2", r"5\text{ square units}", r"$\sin x$", "1 and 2", "3 cm"]))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from rocstar.answers.grade import Grader
+from rocstar.answers.plugin import verifier_from
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier, ToolOutputVerifier
 from rocstar.errors import ContractBroken
@@ -65,7 +66,10 @@ def grader() -> Iterator[Grader]:
 MAKERS: dict[str, Callable[[Grader], Verifier]] = {
     "boxed": lambda grader: BoxedVerifier(Letters(), grader),
     "boxed_strict": lambda grader: BoxedVerifier(Letters(), grader, strict=True),
+    "boxed_foreign": lambda grader: BoxedVerifier(Letters(), grader, truncated="graded", phrases=True),
     "tool_output": lambda grader: ToolOutputVerifier(Letters()),
+    "trl_function": lambda grader: verifier_from("tests.answers.reward_functions:trl", Letters()),
+    "verl_function": lambda grader: verifier_from("tests.answers.reward_functions:verl", Letters()),
     "scripted": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
     "scripted_undecided": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.UNDECIDED),
 }
@@ -123,6 +127,17 @@ async def test_hostile_text_gets_an_outcome_and_the_same_one_again(verifier: Ver
 async def test_any_shape_of_attempt_gets_an_outcome(verifier: Verifier, stop: Stop, turns: tuple[Turn, ...]) -> None:
     outcome = await verified(verifier, problem("5"), attempt(*turns, stop=stop))
     assert outcome.reward == (1.0 if outcome.verdict is Verdict.RIGHT else 0.0)
+
+
+@pytest.mark.parametrize("stop", [Stop.MAX_TURNS, Stop.MAX_TOKENS])
+async def test_a_truncated_attempt_earns_nothing_in_training(
+    request: pytest.FixtureRequest, verifier: Verifier, stop: Stop
+) -> None:
+    if "boxed_foreign" in request.node.name or isinstance(verifier, ScriptedVerifier):
+        pytest.skip("graded on request; told what to say")
+    outcome = await verified(verifier, problem("5"), attempt(turn("c", printed("5")), turn("\\boxed{5}"), stop=stop))
+    assert (outcome.verdict, outcome.reward, outcome.method) == (Verdict.WRONG, 0.0, "truncated")
+    assert outcome.format_facts.boxed
 
 
 async def test_an_environment_failure_is_never_verified(verifier: Verifier) -> None:

@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rocstar.dialogue.template import template_named
 from rocstar.plugins import load
-from rocstar.rollout.environment import Conversation, Limits
-from rocstar.types import Completion, Finish, Problem, Stop
+from rocstar.types import Completion, Finish, Stop
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_model"
@@ -68,34 +66,13 @@ def test_the_reward_is_for_the_last_box() -> None:
     assert reward(prompts=[""] * 4, completions=texts, answer=["28"] * 4, line=[1, 2, 3, 4]) == [1.0, 0.1, 0.0, 0.0]
 
 
-class Letters:
-    """A TextCodec of one id a character."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Any) -> str:
-        return "".join(map(chr, token_ids))
-
-
 async def test_a_bare_answer_is_answered_with_a_hint_once_and_within_the_limits() -> None:
     made = load("environment.py:HintEnvironment", folders=[EXAMPLE])
-    template = template_named("compact")
-    conversation = Conversation(codec=Letters(), template=template, tools=(), feedback=lambda result: result.stdout)
-    answer = completion("\\boxed{3}" + template.stop)
-
-    def environment(tokens: int) -> Any:
-        limits = Limits(max_turns=4, max_response_tokens=tokens, max_parallel_calls=1)
-        return made(Problem(id="p", question="2 blems?", answer="14"), conversation, limits, 0)
-
-    roomy, narrow = environment(500), environment(60)
+    ids = (*CODEC.encode(ANSWER), STOP)
+    answer = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
+    roomy, narrow = (made(PROBLEM, conversation(), limits(max_response_tokens=most), 0) for most in (500, len(ids) + 9))
     hint = await roomy.reply(answer)
-    assert hint.stop is None and "Look the unit up" in Letters().decode(hint.reply_ids)
-    assert roomy.budget() == 500 - len(answer.token_ids) - len(hint.reply_ids)
+    assert hint.stop is None and "Look the unit up" in CODEC.decode(hint.reply_ids)
+    assert roomy.budget() == 500 - len(ids) - len(hint.reply_ids)
     assert (await roomy.reply(answer)).stop is Stop.ANSWERED
     assert (await narrow.reply(answer)).stop is Stop.MAX_TOKENS
-
-
-def completion(text: str) -> Completion:
-    ids = tuple(Letters().encode(text))
-    return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.config import LearningSection
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.attention import blocks_of
 from rocstar.learning.learner import GrpoLearner
@@ -28,6 +29,8 @@ SMALL = {
     "max_position_embeddings": 256,
     "pad_token_id": None,
 }
+
+TEMPLATE = template_named("compact")
 
 
 def causal_lm(kind: str, **changes: Any) -> Any:
@@ -51,7 +54,7 @@ def causal_lm(kind: str, **changes: Any) -> Any:
 def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[str, Any]) -> None:
     batch = rows((60, 5, 33, 34, 36, 9))
     model, twin = causal_lm(kind, **changes), causal_lm(kind, **changes)
-    learner = GrpoLearner(Policy(model, codec(), "compact"), LearningSection(max_grad_norm=1e9), temperature=0.7)
+    learner = GrpoLearner(Policy(model, codec(), TEMPLATE), LearningSection(max_grad_norm=1e9), temperature=0.7)
     learner.update(Batch(rows=batch))
     total = torch.zeros(())
     for row in batch:
@@ -65,14 +68,14 @@ def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[s
 
 
 def test_a_row_longer_than_the_sliding_window_is_refused() -> None:
-    learner = GrpoLearner(Policy(causal_lm("Mistral", sliding_window=64), codec(), "compact"), LearningSection())
+    learner = GrpoLearner(Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE), LearningSection())
     with pytest.raises(ConfigError, match="65 tokens and the model attends over a sliding window of 64"):
         learner.update(Batch(rows=rows((65,))))
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
     with pytest.raises(ConfigError, match="cohere can't be trained here: rows packed into one sequence"):
-        Policy(causal_lm("Cohere", logit_scale=0.5), codec(), "compact")
+        Policy(causal_lm("Cohere", logit_scale=0.5), codec(), TEMPLATE)
 
 
 def test_documents_of_like_length_share_a_call() -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from rocstar.config import SftSection
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.models import load_model, random_model
 from rocstar.learning.policy import Policy
@@ -52,7 +53,7 @@ def test_a_saved_policy_loads_with_the_same_logits(tmp_path: Path) -> None:
     mine = policy()
     mine.save(tmp_path / "model")
     mine.save(tmp_path / "model")  # over the first
-    loaded = Policy(load_model(tmp_path / "model"), Codec.load(tmp_path / "model"), "compact")
+    loaded = Policy(load_model(tmp_path / "model"), Codec.load(tmp_path / "model"), template_named("compact"))
     ids = torch.tensor([mine.codec.encode("print(1) 2 3")])
     assert torch.equal(logits(loaded.model, ids), logits(mine.model, ids))
     assert loaded.codec.encode("print(1)") == mine.codec.encode("print(1)")
@@ -78,7 +79,7 @@ def test_untied_heads_are_published_too(tmp_path: Path) -> None:
         intermediate_size=32,
         tie_word_embeddings=False,
     )
-    Policy(LlamaForCausalLM(config), policy().codec, "compact").publish_to(tmp_path)
+    Policy(LlamaForCausalLM(config), policy().codec, template_named("compact")).publish_to(tmp_path)
     assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
 
 

@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("torch")
 
 from rocstar.errors import ConfigError
+from rocstar.learning.policy import Policy
 from rocstar.recipe import recipe_of
-from rocstar.training.coldstart import load_sft_rows, opening, rows_of_step
+from rocstar.training.coldstart import load_sft_rows, opened, opening, rows_of_step
 from rocstar.training.material import Material, read_material
 from rocstar.types import SftRow
 
@@ -49,7 +50,7 @@ def messages(path: Path) -> str:
     return str(path)
 
 
-def opened(folder: Path, **model: Any) -> Material:
+def material(folder: Path, **model: Any) -> Material:
     """Of a recipe whose cold start comes from a file, with a small model."""
     size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "intermediate_size": 32, "vocab_size": 300, **model}
     base = {"model": size, "rollout": {"template": "compact", "max_response_tokens": 40}, "evaluate": {"problems": 0}}
@@ -58,27 +59,27 @@ def opened(folder: Path, **model: Any) -> Material:
 
 
 def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
-    made = opened(tmp_path)
-    policy = opening(made, tmp_path)
+    made = material(tmp_path)
+    first = opening(made, tmp_path)
+    codec = first.codec
     rows = load_sft_rows(tmp_path, "cold")
     assert len(rows) == 5
-    text = policy.codec.decode(rows[3].token_ids)
+    text = codec.decode(rows[3].token_ids)
     assert text.startswith("<|im_start|>user\nWhat is 3?<|im_end|>") and text.endswith("{3}</answer><|im_end|>")
-    learned = policy.codec.decode([t for t, m in zip(rows[3].token_ids, rows[3].loss_mask, strict=True) if m])
+    learned = codec.decode([t for t, m in zip(rows[3].token_ids, rows[3].loss_mask, strict=True) if m])
     assert "What is 3?" not in learned and "tool_response" not in learned and "print(1)" in learned
-    policy.save(tmp_path / "model")
-    again = opened(tmp_path)
-    assert again.codec.encode(text) == list(rows[3].token_ids)
+    Policy(first.model, codec, made.template).save(tmp_path / "model")
+    assert opened(tmp_path).codec.encode(text) == list(rows[3].token_ids)
 
 
 def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the longest row has \d+ tokens and the model holds 20"):
-        opening(opened(tmp_path, max_positions=20), tmp_path)
+        opening(material(tmp_path, max_positions=20), tmp_path)
 
 
 def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
     """At d725079 a second stage's `sft.rows_file` was accepted and never read."""
-    first = opened(tmp_path)
+    first = material(tmp_path)
     other = tmp_path / "other.jsonl"
     other.write_text((tmp_path / "rows.jsonl").read_text().splitlines()[0] + "\n")
     stages = [stage.model_dump() for stage in first.recipe.stage]

@@ -58,6 +58,11 @@ def test_an_unknown_source_is_refused_with_the_nearest() -> None:
         made(DataSection(source="fils"))
 
 
+def test_options_of_a_source_that_has_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.options\.pool is for a Task of your own; .* has no options"):
+        made(DataSection(options={"pool": 3}))
+
+
 # A Task of the user's own
 
 OWN = """

@@ -21,6 +21,8 @@ class Options(BaseModel):
     """Share of demonstrations that go on to the answer turn."""
     redraws: int = Field(default=24, ge=0)
     """How many times each problem's numbers are drawn again."""
+    same_length_share: Share = 0.6
+    """Chance that a whole number that is drawn again keeps its count of digits; else it has 1 to 4."""
     wordings: Count = 1
     """Different wordings made of each row; only of use with a share below."""
     rename_share: Share = 0.0

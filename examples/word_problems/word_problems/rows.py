@@ -9,8 +9,7 @@ A question is shown in one of two ways, and figures of the two must not be mixed
     masked   "tom has n0 pens ..."   print(n0-n1)   what the published solvers see
 
 In masked form the call is the model's own program still, run as it was written, after the line `given(problem)` which
-assigns n0, n1 ...: like a worksheet that says "n0 and n1 are given". Whoever runs the call puts that line in front; the
-recorded call stays what the model wrote.
+assigns n0, n1 ...: like a worksheet that says "n0 and n1 are given" (`environment.py`).
 
 Not here: drawing the numbers again and other variations (`variations.py`).
 """

@@ -103,7 +103,10 @@ class WordProblemTask(Task):
     def _variation(self) -> Variation:
         options = self._options
         return Variation(
-            redraws=options.redraws, distractor_share=options.distractor_share, swap_share=options.swap_share
+            redraws=options.redraws,
+            same_length_share=options.same_length_share,
+            distractor_share=options.distractor_share,
+            swap_share=options.swap_share,
         )
 
     @cached_property

@@ -16,11 +16,11 @@ import pytest
 
 from rocstar.config import DataSection
 from rocstar.dialogue.calls import parse_calls, render_call
-from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Completion, Demonstration, Finish, Problem
+from tests.rollout.examples import CODEC, STOP, conversation, limits
+from word_problems.environment import GivenEnvironment
 from word_problems.expressions import parse_prefix
 from word_problems.programs import unordered_program
 from word_problems.rows import WordProblem, read_word_problems
@@ -153,23 +153,11 @@ def test_the_digits_form_gives_nothing(files: dict[str, Any]) -> None:
 
 async def one_call(problem: Problem, code: str) -> tuple[str, str]:
     """The code that reached the tool, and the code in the record."""
-    codec, template, tool = Letters(), template_named("compact"), ScriptedTool(["1\n"])
-    conversation = Conversation(codec=codec, template=template, tools=[tool], feedback=lambda result: result.stdout)
-    limits = Limits(max_turns=2, max_response_tokens=1000, max_parallel_calls=1)
-    ids = tuple(codec.encode(render_call("python", {"code": code}) + template.stop))
+    tool = ScriptedTool(["1\n"])
+    ids = (*CODEC.encode(render_call("python", {"code": code})), STOP)
     completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
-    reply = await ToolEnvironment(problem, conversation, limits, seed=0).reply(completion)
+    reply = await GivenEnvironment(problem, conversation(tool), limits(), seed=0).reply(completion)
     return tool.calls[0].arguments["code"], reply.calls[0].arguments["code"]
-
-
-class Letters:
-    """A TextCodec of one id a character."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Any) -> str:
-        return "".join(map(chr, token_ids))
 
 
 # Wordings

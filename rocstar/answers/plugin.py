@@ -1,0 +1,188 @@
+"""Verifiers by name, and somebody's own reward function as one: `evaluate.verifier = "package.module:function"`, in
+TRL's batch signature or verl's per-sample one. The function is the person's own code: it runs in this process, off the
+event loop, one call at a time and without any wall.
+
+    def right(completions, answer, **columns):                         # TRL: one completion a call, columns as lists
+    def right(data_source, solution_str, ground_truth, extra_info):    # verl: a number, or a dict with "score"
+
+It says 1 for right and 0 for wrong, or None (TRL) for "cannot tell". What it raises is an outage, never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from rocstar.answers.grade import Grade, Grader
+from rocstar.answers.rewards import VERL, Function, load_function, signature_of
+from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
+from rocstar.errors import ConfigError, VerifierUnavailable
+from rocstar.protocols import TextCodec, Verifier
+from rocstar.types import Outcome, Problem, Trajectory, Verdict
+
+NAMES = ("boxed", "boxed_strict", "tool_output")
+SECONDS = 60.0  # wall time of one call, waiting for the one before it included
+VERDICTS = {1.0: Verdict.RIGHT, 0.0: Verdict.WRONG}
+
+
+def verifier_named(
+    name: str, codec: TextCodec, grader: Grader, *, truncated: Truncated = "wrong", phrases: bool = False
+) -> Verifier:
+    """The verifier that `evaluate.verifier` names: one of NAMES, or a function (`verifier_from`). The settings are
+    those of BoxedVerifier. Raises ConfigError."""
+    if name == "tool_output":
+        return ToolOutputVerifier(codec, truncated=truncated)
+    if name in NAMES:
+        strict = name == "boxed_strict"
+        return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases)
+    return verifier_from(name, codec, truncated=truncated)
+
+
+def verifier_from(reference: str, codec: TextCodec, *, truncated: Truncated = "wrong") -> RewardVerifier:
+    """`package.module:function` or `file.py:function`. Raises ConfigError when it cannot be loaded, or not be called as
+    TRL or verl call it."""
+    return RewardVerifier(codec, load_reward(reference), truncated=truncated)
+
+
+def check_verifier(name: str) -> None:
+    """Raises ConfigError for a name that `verifier_named` does not take; needs no model."""
+    if name not in NAMES:
+        load_reward(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward function and how it wants to be called."""
+
+    name: str
+    function: Function
+    signature: str
+    """`trl` or `verl`."""
+    takes: frozenset[str] | None
+    """The names of its parameters; None when it takes any."""
+    chat: bool
+    """Completions are conversations, lists of messages, and not texts: their annotation says so with a dict."""
+
+    def __call__(self, problem: Problem, text: str) -> Any:
+        """What it says about one text. Raises whatever the function does."""
+        columns = self.arguments(problem, text)
+        given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
+        if inspect.iscoroutine(given):
+            given = asyncio.run(given)
+        if self.signature == VERL:
+            return given["score"] if isinstance(given, Mapping) else given
+        (reward,) = given
+        return reward
+
+    def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
+        """All that it is offered, by name: in TRL's signature columns of one row."""
+        known = {"question": problem.question, "source": problem.source}
+        if self.signature == VERL:
+            extra = {**problem.metadata, **known}
+            return {
+                "data_source": problem.source, "solution_str": text, "ground_truth": problem.answer, "extra_info": extra
+            }  # fmt: skip
+        golds = dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)
+        columns = {name: [value] for name, value in {**problem.metadata, **known, **golds}.items()}
+        asked, said = problem.question, text
+        if self.chat:
+            return {
+                **columns,
+                "prompts": [[{"role": "user", "content": asked}]],
+                "completions": [[{"role": "assistant", "content": said}]],
+            }
+        return {**columns, "prompts": [asked], "completions": [said]}
+
+
+def load_reward(reference: str) -> Reward:
+    """Raises ConfigError."""
+    if ":" not in reference:
+        nearest = get_close_matches(reference, NAMES, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"evaluate.verifier {reference!r} is unknown; the nearest is {nearest!r}, of {', '.join(NAMES)}, "
+            "or package.module:function."
+        )
+    function = load_function(reference)
+    signature = signature_of(function)
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    chat = "dict" in str(parameters["completions"].annotation).lower() if "completions" in parameters else False
+    reward = Reward(reference, function, signature, None if takes_any else frozenset(parameters), chat)
+    given = reward.arguments(Problem(id="", question="", answer=""), "")
+    missing = [
+        name for name, one in parameters.items()
+        if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and name not in given
+    ]  # fmt: skip
+    if missing:
+        raise ConfigError(
+            f"{reference} wants {', '.join(missing)}, which no verifier is given; it may take {', '.join(given)}, "
+            "and columns of the data with a default."
+        )
+    return reward
+
+
+class RewardVerifier:
+    """Asks a reward function about the text of each attempt, tool calls and tool replies left out."""
+
+    def __init__(
+        self, codec: TextCodec, reward: Reward, *, truncated: Truncated = "wrong", seconds: float = SECONDS
+    ) -> None:
+        """seconds: wall time of one call; after it the attempt has no verdict, and the call goes on behind our back."""
+        self._codec = codec
+        self._reward = reward
+        self._truncated = truncated
+        self._seconds = seconds
+        self._one_at_a_time = threading.Lock()
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """VerifierUnavailable stands where the function raised or took too long. Raises ConfigError for a reward other
+        than 0, 1 and None, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        cut = [settled(trajectory, self._truncated) for _, trajectory in attempts]
+        found = []
+        for (problem, trajectory), grade in zip(attempts, cut, strict=True):
+            texts = written(self._codec, trajectory)
+            found.append(outcome(grade or await self._grade(problem, "\n".join(texts)), texts))
+        return found
+
+    async def _grade(self, problem: Problem, text: str) -> Grade | VerifierUnavailable:
+        done: Future[Any] = Future()
+        threading.Thread(target=self._run, args=(done, problem, text), name="reward", daemon=True).start()
+        try:
+            given = await asyncio.wait_for(asyncio.wrap_future(done), self._seconds)
+        except TimeoutError:
+            return VerifierUnavailable(f"{self._reward.name} gave no reward within {self._seconds:g} s.")
+        except _Raised as error:
+            return VerifierUnavailable(f"{self._reward.name} raised {error}.")
+        return Grade(self._verdict(given), "function", None)
+
+    def _run(self, done: Future[Any], problem: Problem, text: str) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        if not self._one_at_a_time.acquire(timeout=self._seconds):
+            return done.set_exception(TimeoutError())
+        try:
+            done.set_result(self._reward(problem, text))
+        except BaseException as error:  # their code: SystemExit must not pass for an answer either
+            done.set_exception(_Raised(f"{type(error).__name__}: {str(error)[:200]}"))
+        finally:
+            self._one_at_a_time.release()
+
+    def _verdict(self, given: Any) -> Verdict:
+        if given is None:
+            return Verdict.UNDECIDED
+        try:
+            return VERDICTS[float(given)]
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"{self._reward.name} gave {str(given)[:80]!r} as a reward; let it return 1 for right and 0 for wrong."
+            ) from error
+
+
+class _Raised(Exception):
+    """What the function raised."""

@@ -1,0 +1,46 @@
+"""Reward functions as people write them, loaded by name in tests."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+score = 5
+
+
+def trl(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
+    return [float(said == gold) for said, gold in zip(completions, answer, strict=True)]
+
+
+def trl_of_chats(completions: list[list[dict[str, str]]], prompts: Any, solution: Sequence[str]) -> list[float]:
+    asked, said = prompts[0][-1], completions[0][-1]
+    return [float((asked["role"], said["role"], said["content"]) == ("user", "assistant", solution[0]))]
+
+
+async def trl_unsure(completions: Sequence[str], level: Sequence[int] = (0,), **_: Any) -> list[float | None]:
+    return [None if level[0] else 1.0]
+
+
+def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, float]:
+    return {"score": float(solution_str == ground_truth and extra_info["question"] == "q")}
+
+
+def moody(solution_str: str, **_: Any) -> Any:
+    if solution_str == "raise":
+        raise SystemExit("no mood")
+    if solution_str == "sleep":
+        time.sleep(30)
+    return {"half": 0.5, "much": "much", "yes": True}.get(solution_str, 0)
+
+
+def greedy(completions: Sequence[str], answer: Sequence[str], width: int) -> list[float]:
+    return [1.0]
+
+
+class Kept:
+    def __call__(self, completions: Sequence[str], **_: Any) -> list[bool]:
+        return [True]
+
+
+class Picky:
+    def __init__(self, model: str) -> None:
+        self.model = model

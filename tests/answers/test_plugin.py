@@ -1,0 +1,92 @@
+"""Verifiers by name, and functions of other trainers as verifiers."""
+
+import pytest
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_from, verifier_named
+from rocstar.errors import ConfigError, VerifierUnavailable
+from rocstar.types import Outcome, Stop, Verdict
+from tests.contracts.test_verifier import Letters, attempt, problem, turn, verified
+
+RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
+HERE = "tests.answers.reward_functions:"
+
+
+async def asked(name: str, text: str, answer: str = "5", stop: Stop = Stop.ANSWERED) -> Outcome | VerifierUnavailable:
+    reward = RewardVerifier(Letters(), load_reward(HERE + name), seconds=0.2)
+    (found,) = await reward.verify_all([(problem(answer), attempt(turn(text), stop=stop))])
+    return found
+
+
+@pytest.mark.parametrize("name", ["trl", "trl_of_chats", "verl"])
+async def test_each_signature_gets_the_text_and_the_reference(name: str) -> None:
+    for text, verdict in (("5", RIGHT), ("6", WRONG)):
+        found = await asked(name, text)
+        assert isinstance(found, Outcome)
+        assert (found.verdict, found.reward, found.method) == (verdict, float(verdict is RIGHT), "function")
+
+
+async def test_calls_are_no_part_of_the_text() -> None:
+    found = await asked("trl", "<tool_call>x</tool_call>", answer="\n")
+    assert isinstance(found, Outcome) and found.verdict is RIGHT
+
+
+async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> None:
+    verifier = verifier_from(HERE + "trl_unsure", Letters())
+    hard = type(problem("5"))(id="p", question="q", answer="5", metadata={"level": 3})
+    assert (await verified(verifier, hard, attempt(turn("5")))).verdict is UNDECIDED
+    assert (await verified(verifier, problem("5"), attempt(turn("5")))).verdict is RIGHT
+
+
+async def test_a_truncated_attempt_is_wrong_without_asking() -> None:
+    found = await asked("trl", "5", stop=Stop.MAX_TOKENS)
+    assert isinstance(found, Outcome) and (found.verdict, found.method) == (WRONG, "truncated")
+
+
+@pytest.mark.parametrize(("text", "told"), [("raise", "raised SystemExit: no mood"), ("sleep", "within 0.2 s")])
+async def test_a_function_that_fails_is_an_outage_and_no_reward(text: str, told: str) -> None:
+    found = await asked("moody", text)
+    assert isinstance(found, VerifierUnavailable) and told in str(found)
+
+
+@pytest.mark.parametrize("text", ["half", "much"])
+async def test_a_reward_between_right_and_wrong_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="let it return 1 for right and 0 for wrong"):
+        await asked("moody", text)
+
+
+async def test_a_class_is_made_and_true_is_right() -> None:
+    for name in ("Kept", "moody"):
+        found = await asked(name, "yes")
+        assert isinstance(found, Outcome) and found.verdict is RIGHT
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("boxd", "the nearest is 'boxed'"),
+        ("tool-output", "the nearest is 'tool_output'"),
+        ("no_such_module_at_all:f", "cannot be loaded: ModuleNotFoundError"),
+        (HERE + "verll", "did you mean 'verl'"),
+        (HERE + "score", "is int and not a function"),
+        (HERE + "Picky", "cannot be made without arguments"),
+        (HERE + "greedy", "wants width, which no verifier is given"),
+        ("math:hypot", "does not say what it takes"),
+        ("os.path:join", "TRL's signature has completions"),
+    ],
+)
+def test_a_name_that_cannot_work_is_refused_in_one_sentence_before_anything_starts(name: str, told: str) -> None:
+    for refuse in (check_verifier, lambda name: verifier_named(name, Letters(), Grader())):
+        with pytest.raises(ConfigError) as error:
+            refuse(name)
+        assert told in str(error.value) and "\n" not in str(error.value)
+
+
+async def test_every_name_makes_a_verifier_with_the_settings_it_knows() -> None:
+    cut = attempt(turn("the answer is 5"), stop=Stop.MAX_TURNS)
+    for name in (*NAMES, HERE + "trl"):
+        check_verifier(name)
+        found = await verified(verifier_named(name, Letters(), Grader()), problem("5"), cut)
+        assert (found.verdict, found.method) == (WRONG, "truncated")
+    foreign = verifier_named("boxed", Letters(), Grader(), truncated="graded", phrases=True)
+    assert (await verified(foreign, problem("5"), cut)).verdict is RIGHT
