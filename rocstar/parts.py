@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier
+from rocstar.answers.plugin import verifier_named
 from rocstar.config import Recipe, RolloutSection, SandboxSection, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
 from rocstar.plugins import check_call, load
-from rocstar.protocols import Engine, Verifier
+from rocstar.protocols import Engine
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.sandbox.client import SandboxClient
@@ -80,12 +80,6 @@ def make_feedback(rollout: RolloutSection) -> Callable[[ToolResult], str]:
     )
 
 
-def make_verifier(recipe: Recipe, codec: Codec, grader: Grader) -> Verifier:
-    if recipe.evaluate.verifier == "tool_output":
-        return ToolOutputVerifier(codec)
-    return BoxedVerifier(codec, grader, strict=recipe.evaluate.verifier == "boxed_strict")
-
-
 def make_roller(
     recipe: Recipe,
     rollout: StageRolloutSection,
@@ -101,7 +95,9 @@ def make_roller(
     return Roller(
         engine=engine,
         conversation=conversation,
-        verifier=make_verifier(recipe, codec, grader),
+        verifier=verifier_named(
+            recipe.evaluate.verifier, codec, grader, truncated=rollout.truncated, folders=recipe.run.modules
+        ),
         limits=Limits(
             max_turns=rollout.max_turns,
             max_response_tokens=rollout.max_response_tokens,

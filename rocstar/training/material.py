@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocstar.answers.plugin import check_verifier
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
 from rocstar.data.sft.format import Conversation
 from rocstar.data.sft.loading import load_conversations
@@ -54,6 +55,7 @@ def read_material(recipe: Recipe) -> Material:
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
     environment_of(recipe)
+    check_verifier(recipe.evaluate.verifier, recipe.run.modules)
     _refuse_idle_learners(recipe)
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)

@@ -270,4 +270,5 @@ def _engine(recipe: Recipe, made: Opened, positions: int) -> TorchEngine:
     """Over a copy of the model: the learner's own is sharded and changes under way."""
     device = device_of(recipe.model)
     model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
-    return TorchEngine(model, rows=recipe.rollout.engine_rows, positions=positions)
+    rows, vocabulary = recipe.rollout.engine_rows, made.codec.vocab_size
+    return TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)

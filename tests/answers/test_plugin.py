@@ -3,7 +3,7 @@
 import pytest
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_from, verifier_named
+from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_named
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Outcome, Stop, Verdict
 from tests.contracts.test_verifier import Letters, attempt, problem, turn, verified
@@ -32,7 +32,7 @@ async def test_calls_are_no_part_of_the_text() -> None:
 
 
 async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> None:
-    verifier = verifier_from(HERE + "trl_unsure", Letters())
+    verifier = RewardVerifier(Letters(), load_reward(HERE + "trl_unsure"))
     hard = type(problem("5"))(id="p", question="q", answer="5", metadata={"level": 3})
     assert (await verified(verifier, hard, attempt(turn("5")))).verdict is UNDECIDED
     assert (await verified(verifier, problem("5"), attempt(turn("5")))).verdict is RIGHT
