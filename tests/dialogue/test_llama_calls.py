@@ -53,8 +53,8 @@ def test_a_written_call_is_read_back_and_stripped(syntax: CallSyntax) -> None:
 def test_stripping_hermes_calls_leaves_what_stands_around_them() -> None:
     call = render_call("python", {"code": "\\boxed{7}"})
     assert HERMES.strip(f"a{call}b{call}c") == "abc"
-    assert HERMES.strip("a<tool_call>\\boxed{7}") == "a"
-    assert HERMES.strip("a</tool_call>b") == "a</tool_call>b"
+    for text, kept in (("a<tool_call>\\boxed{7}", "a"), ("a</tool_call>b", "a</tool_call>b")):
+        assert HERMES.strip(text) == kept
 
 
 @pytest.mark.parametrize("hostile", ['\n{"name":', TAG, f"{ONE}\n", "\n" + " " * 50])
