@@ -76,7 +76,7 @@ DIGITS_SETTINGS = (
 )
 SETTINGS: dict[str, tuple[str, ...]] = {"masked": (), "digits": DIGITS_SETTINGS}
 PARTS = {f"svamp-{numbers}": Part(SVAMP, numbers, settings) for numbers, settings in SETTINGS.items()} | {
-    f"mawps-{numbers}-fold{k}": Part(files, numbers, (*FOLD_SETTINGS, *settings))
+    f"mawps-{numbers}-fold{k}": Part(files, numbers, (*FOLD_SETTINGS[numbers], *settings))
     for numbers, settings in SETTINGS.items()
     for k, files in enumerate(FOLDS)
 }
