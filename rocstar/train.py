@@ -64,7 +64,7 @@ def imitate(run: Run, stage: SftStage) -> None:
         with run.meter.phase("sft"):
             batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
             metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
-        run.done(stage, learner, metrics)
+        run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
 
 
 async def reinforce(run: Run, stage: RlStage) -> None:
