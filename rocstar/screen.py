@@ -82,7 +82,9 @@ class Screen:
         for name, value in result.items():
             if _is_number(value) or (isinstance(value, Mapping) and _is_number(value.get("value"))):
                 form = str if isinstance(value, int) else form_of(name)
-                table.add_row(name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), _n(value))
+                table.add_row(
+                    name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), _n(value)
+                )
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
