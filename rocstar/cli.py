@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rocstar.training.material import Material
 
 TRACEBACK = "--traceback"
+NOTHING_YET = "stopped before anything was written"
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
 app = typer.Typer(
@@ -180,7 +181,7 @@ def evaluate(
         "rollout.template": template,
         "evaluate.verifier": verifier,
     }
-    with _stoppable("stopped; nothing was saved"), Screen() as screen:
+    with _stoppable(NOTHING_YET), Screen() as screen:
         result = carry_out(
             model=model,
             source=Source(path=data, question=question or ["question"], answer=answer, limit=limit),
@@ -268,7 +269,8 @@ def _start(
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     # Whatever is wrong is found before there is a folder.
     refuse_place(recipe.run.folder, recipe.run.name)
-    material = read_material(recipe)
+    with _stoppable(NOTHING_YET):
+        material = read_material(recipe)
     if dry_run:
         print_json(dump_resolved(recipe))
         return
@@ -287,7 +289,9 @@ def _resume(name: str, runs: Path, *, refused: list[str | None], as_json: bool) 
     if given is not None:
         raise ConfigError(f"--resume goes on with the run's own settings and takes no {given!r}; leave that out")
     folder = RunFolder.find(name, runs)
-    _carry_out(read_material(resolved_from_json(folder.resolved)), folder, resume=True, as_json=as_json)
+    with _stoppable(NOTHING_YET):
+        material = read_material(resolved_from_json(folder.resolved))
+    _carry_out(material, folder, resume=True, as_json=as_json)
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

@@ -193,7 +193,10 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def results(folder: Path) -> dict[str, Any]:
     run = folder / "runs" / "tiny"
-    return {str(f.relative_to(run)): json.loads(f.read_text()) for f in run.glob("evals/*/*/result.json")}
+    kept = {str(f.relative_to(run)): json.loads(f.read_text()) for f in run.glob("evals/*/*/result.json")}
+    for result in kept.values():
+        del result["setup"]["git"]  # a commit may come between
+    return kept
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:

@@ -76,7 +76,12 @@ def read_material(recipe: Recipe) -> Material:
         template=template_of(recipe, pretrained.facts.folder if pretrained else None),
     )
     _refuse_impossible(material)
+    if recipe.model.device == "cuda":
+        from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
+
+        device_of(recipe.model)
     if pretrained:
+        pretrained.codec.stop_ids(material.template)
         positions_of(material, pretrained.codec, pretrained.facts.positions)
     else:
         _refuse_long_caps(recipe)
