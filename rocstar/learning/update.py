@@ -87,8 +87,8 @@ class Updater:
         entropy_gradient: bool = False,
     ) -> tuple[Found, dict[str, float]]:
         """One update; `collected` makes rows' numbers of what it found. Losses add what they want reported to `sums`,
-        which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped (1 where the gradient
-        was not finite and weights were left alone).
+        which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped (1: the gradient was
+        not finite and weights were left alone).
 
         Raises RunHalted after MOST_SKIPPED of those in a row."""
         self.policy.model.train()
