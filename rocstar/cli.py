@@ -6,6 +6,7 @@ stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rocstar.training.material import Material
 
 TRACEBACK = "--traceback"
+NOTHING_YET = "stopped before anything was written"
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
 app = typer.Typer(
@@ -126,6 +128,8 @@ def train(
     """Carry out all stages of a recipe, or go on with a run.
 
     Example: rocstar train recipes/quickstart.toml run.seed=1"""
+    if _served():
+        return
     if resume is not None:
         _resume(resume, runs or Path("runs"), refused=[recipe, *(settings or [])], as_json=as_json)
     else:
@@ -141,6 +145,8 @@ def sft(
     runs: RunsOrNone = None,
 ) -> None:
     """Carry out only the cold-start (sft) stages of a recipe."""
+    if _served():
+        return
     _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
@@ -175,7 +181,7 @@ def evaluate(
         "rollout.template": template,
         "evaluate.verifier": verifier,
     }
-    with _stoppable("stopped; nothing was saved"), Screen() as screen:
+    with _stoppable(NOTHING_YET), Screen() as screen:
         result = carry_out(
             model=model,
             source=Source(path=data, question=question or ["question"], answer=answer, limit=limit),
@@ -238,6 +244,16 @@ def show(
 # Runs
 
 
+def _served() -> bool:
+    """Whether torchrun started this process to learn along with rank 0; that is then done."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+        return False
+    from rocstar.launch import serve_rank
+
+    serve_rank()
+    return True
+
+
 def _start(
     path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
@@ -253,7 +269,8 @@ def _start(
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     # Whatever is wrong is found before there is a folder.
     refuse_place(recipe.run.folder, recipe.run.name)
-    material = read_material(recipe)
+    with _stoppable(NOTHING_YET):
+        material = read_material(recipe)
     if dry_run:
         print_json(dump_resolved(recipe))
         return
@@ -272,7 +289,9 @@ def _resume(name: str, runs: Path, *, refused: list[str | None], as_json: bool) 
     if given is not None:
         raise ConfigError(f"--resume goes on with the run's own settings and takes no {given!r}; leave that out")
     folder = RunFolder.find(name, runs)
-    _carry_out(read_material(resolved_from_json(folder.resolved)), folder, resume=True, as_json=as_json)
+    with _stoppable(NOTHING_YET):
+        material = read_material(resolved_from_json(folder.resolved))
+    _carry_out(material, folder, resume=True, as_json=as_json)
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

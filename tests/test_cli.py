@@ -24,6 +24,9 @@ RECIPE = """\
 [run]
 name = "tiny"
 
+[rollout]
+max_response_tokens = 64
+
 [[stage]]
 name = "cold"
 kind = "sft"

@@ -188,12 +188,15 @@ def metrics_lines(folder: Path) -> list[str]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl without what a clock says."""
     rows = [json.loads(line) for line in metrics_lines(folder)]
-    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "seconds" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "second" not in k} for row in rows]
 
 
 def results(folder: Path) -> dict[str, Any]:
     run = folder / "runs" / "tiny"
-    return {str(f.relative_to(run)): json.loads(f.read_text()) for f in run.glob("evals/*/*/result.json")}
+    kept = {str(f.relative_to(run)): json.loads(f.read_text()) for f in run.glob("evals/*/*/result.json")}
+    for result in kept.values():
+        del result["setup"]["git"]  # a commit may come between
+    return kept
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:

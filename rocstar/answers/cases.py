@@ -21,14 +21,14 @@ from rocstar.answers.extract import boxed_answer, lenient_answer, strict_answer
 from rocstar.answers.grade import Grader, Pair
 from rocstar.answers.pieces import take_apart
 from rocstar.answers.tolerance import parse_tolerance
-from rocstar.answers.wording import is_running, undelimited
+from rocstar.answers.wording import clean, is_running, undelimited
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
 TEXT_SYNONYMS = ("answer", "pred", "prediction", "completion", "response", "solution_str")
 GOLD_SYNONYMS = ("ground_truth", "reference", "target", "gt")
 SHOWN_CHARS = 44
-_OPERATION = re.compile(r"[\w)}]\s*[-+*/^=<>]\s*[\w({\\]")
+_OPERATION = re.compile(r"[\w)}]\s*[-+*/^=<>]\s*[\w({\\]|\\(?:sqrt|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
 
@@ -171,7 +171,7 @@ def short(value: Any) -> str:
 
 def _may_search(text: str) -> bool:
     """Whether the answer may be a part of the text: not of a list or a sum, whose last number would pass for all."""
-    plain = undelimited(text)
+    plain = clean(undelimited(text))
     return is_running(text) or (take_apart(plain) is None and _OPERATION.search(plain) is None)
 
 

@@ -13,9 +13,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rocstar.answers.cases import Case
 from rocstar.errors import ConfigError
@@ -39,11 +38,11 @@ class Scored:
 def load_function(name: str, folders: Sequence[Path | str] = ()) -> Function:
     """`module:function`, or `file.py:function` as verl names it; a class is made without arguments. `folders` and the
     current one are searched. Raises ConfigError."""
-    found: Function = load(name, folders=(*folders, Path.cwd()), setting="reward function")
+    found = load(name, folders=(*folders, Path.cwd()), setting="reward function")
     if not inspect.isclass(found):
-        return found
+        return cast(Function, found)
     try:
-        return found()  # type: ignore[no-any-return]
+        return cast(Function, found())
     except Exception as error:
         raise ConfigError(f"{name} is a class that cannot be made without arguments: {error}.") from error
 

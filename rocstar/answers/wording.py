@@ -31,6 +31,8 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|
 _EMPHASIS = re.compile(r"^(\*\*|`)(.*)\1\.?$", re.DOTALL)
 _POWER = re.compile(r"(?<=[\w)}\]])\*\*(?=[\w({\\-])")
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
+_FUNCTION = re.compile(r"(?<![A-Za-z\\{])(sqrt|(?:arc)?(?:sin|cos|tan)|sec|csc|cot|log|ln|exp)(?=\s*[({\d\\^]|\s+\w\b)")
+_ROOT_CALL = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?!and\b)[A-Za-z]{3,}(?![A-Za-z])")
@@ -65,7 +67,8 @@ def clean(text: str) -> str:
     if not text.isascii() or not text.isprintable():
         text = "".join(_visible(letter) for letter in text)
     text = _EMPHASIS.sub(r"\2", text.strip().removesuffix(","))
-    return clean_latex(_PI.sub(r"\\pi ", _POWER.sub("^", text))).strip()
+    text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", _POWER.sub("^", text)))
+    return clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text)).strip()
 
 
 def clean_latex(text: str) -> str:
@@ -105,7 +108,7 @@ def loose_style(text: str) -> str:
     text = _THOUSANDS.sub("", _WHOLE_FLOAT.sub(r"\1", text))
     text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
-    text = re.sub(r"\((\w+)\)", r"\1", re.sub(r"\\[()\[\]]", "", text))
+    text = re.sub(r"(?<![\w)])\((\w+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
     return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
 

@@ -48,14 +48,15 @@ def load_problems(
     problems: list[Problem] = []
     for line, row in itertools.islice(read_rows(path), limit):
         where = f"{path}, line {line}"
-        columns = _columns(row, where, asked, answer)
+        columns = columns_of(row, where, asked, answer)
         problems.append(problem_of(row, columns, where=where, source=name, line=line))
     if not problems and limit != 0:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
     return problems
 
 
-def _columns(row: Any, where: str, question: tuple[str, ...], answer: str) -> Columns:
+def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> Columns:
+    """The columns of a row that are read when these are asked for. Raises DataError."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected one JSON object with columns, got {type(row).__name__}.")
     by_default = question == ("question",)

@@ -48,8 +48,13 @@ class HermesCalls:
         return ours(f"{OPEN}\n"), *body, ours(f"\n{CLOSE}")
 
     def strip(self, text: str) -> str:
-        """A tag that is never closed takes the rest of the text with it, as in `parse`."""
-        return strip_calls(text)
+        """A tag that is never closed takes the rest of the text with it, as in `parse`. Linear in the text."""
+        kept, place = [], 0
+        while (start := text.find(OPEN, place)) >= 0:
+            kept.append(text[place:start])
+            end = text.find(CLOSE, start + len(OPEN))
+            place = len(text) if end < 0 else end + len(CLOSE)
+        return "".join((*kept, text[place:]))
 
 
 HERMES = HermesCalls()
@@ -69,16 +74,6 @@ def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
 def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
     """A call as the model should write it; `parse_calls` reads it back unless an argument holds the closing tag."""
     return text_of(HERMES.render(tool, arguments))
-
-
-def strip_calls(text: str) -> str:
-    """The text without call blocks, tags included; an unclosed one runs to the end. Linear in the text."""
-    kept, place = [], 0
-    while (start := text.find(OPEN, place)) >= 0:
-        kept.append(text[place:start])
-        end = text.find(CLOSE, start + len(OPEN))
-        place = len(text) if end < 0 else end + len(CLOSE)
-    return "".join((*kept, text[place:]))
 
 
 def _blocks(text: str) -> Iterator[tuple[str, bool]]:

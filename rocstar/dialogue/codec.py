@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Codec:
         files = read_model_files(Path(folder))
         return cls(read_tokenizer(Path(folder), files.tokenizer), files)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the highest token id, added tokens included; the model's embedding may be larger."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())

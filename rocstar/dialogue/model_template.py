@@ -106,8 +106,8 @@ def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: st
 def _check_tools_are_shown(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
     if text_of(template.opening("Q", tools)) == text_of(template.opening("Q", ())):
         raise ConfigError(
-            f"the chat template of {folder} does not show tools; use rollout.template 'paper', or rollout.max_turns = 1 "
-            "to go without them."
+            f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
+            "(rollout.max_turns = 1)."
         )
 
 

@@ -65,7 +65,10 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """`settings` is the folder's tokenizer_config.json. Raises ConfigError."""
     whole = found_file(folder, "tokenizer.json")
     if whole:
-        return Tokenizer.from_str(text_of_file(whole))
+        try:
+            return Tokenizer.from_str(text_of_file(whole))
+        except Exception as error:  # the library has no narrower one
+            raise ConfigError(f"{whole} cannot be read as a tokenizer ({error}); fetch the model again.") from None
     vocab, merges = found_file(folder, "vocab.json"), found_file(folder, "merges.txt")
     if not vocab or not merges:
         raise ConfigError(

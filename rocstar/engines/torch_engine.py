@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -44,6 +45,7 @@ class TorchEngine:
         self._asked: set[asyncio.Future[Completion]] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._load = self._measured()
+        self._last_active = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._thread.start()
 
@@ -133,18 +135,23 @@ class TorchEngine:
         self._fail_all(EngineUnavailable("the engine was closed"))
 
     def _obey(self) -> bool:
-        """Carry out what was asked for meanwhile; False when that is to end."""
+        """Carry out what was asked for meanwhile, and wait for it while nothing decodes; False when that is to end."""
         idle = not self._decoder.active
+        if not idle:
+            self._last_active = time.monotonic()
         try:
-            command = self._inbox.get(idle, PATIENCE_SECONDS if self._decoder.waiting else None)
+            command = self._inbox.get(idle, max(0.0, self._patience()) if self._decoder.waiting else None)
             while command is not None:
                 command()
                 command = self._inbox.get(block=False)
+            return False
         except queue.Empty:
-            if idle and not self._decoder.active and self._decoder.waiting:
+            if self._decoder.waiting and not self._decoder.active and self._patience() <= 0:
                 self._decoder.evict()
             return True
-        return False
+
+    def _patience(self) -> float:
+        return self._last_active + PATIENCE_SECONDS - time.monotonic()
 
     def _take(self, weights: Weights, taken: asyncio.Future[None]) -> None:
         try:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.config import Recipe
-from rocstar.data.files import load_problems
-from rocstar.data.rows import fingerprint
+from rocstar.data.files import columns_of, load_problems
+from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import ConfigError
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
@@ -43,13 +43,15 @@ class Source:
         return load_problems(self.path, question=self.question, answer=self.answer, limit=self.limit)
 
     def described(self) -> dict[str, Any]:
-        """For the `setup` of a result."""
+        """For the `setup` of a result; the columns are those that were found."""
         found = fingerprint(self.path)
+        _, row = next(iter(read_rows(self.path)))
+        columns = columns_of(row, self.path, tuple(self.question), self.answer)
         return {
             "path": str(Path(self.path).resolve()) if found else self.path,
             "sha256": found[0] if found else None,
-            "question": list(self.question),
-            "answer": self.answer,
+            "question": list(columns.question),
+            "answer": columns.answer,
             "limit": self.limit,
         }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
-from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.config import Recipe, RlStage, SftStage
 from rocstar.data.sft.format import Conversation
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.codec import Codec
@@ -16,7 +16,7 @@ from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import environment_of, make_conversation, template_of, tools_of
+from rocstar.parts import environment_of, make_conversation, rollouts_of, template_of, tools_of
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
@@ -76,7 +76,12 @@ def read_material(recipe: Recipe) -> Material:
         template=template_of(recipe, pretrained.facts.folder if pretrained else None),
     )
     _refuse_impossible(material)
+    if recipe.model.device == "cuda":
+        from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
+
+        device_of(recipe.model)
     if pretrained:
+        pretrained.codec.stop_ids(material.template)
         positions_of(material, pretrained.codec, pretrained.facts.positions)
     else:
         _refuse_long_caps(recipe)
@@ -92,11 +97,6 @@ def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
         heldout=recipe.evaluate.problems,
         folders=recipe.run.modules,
     )
-
-
-def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
-    """Under which limits attempts are made, in training and evaluation."""
-    return [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
 
 
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
@@ -129,10 +129,11 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
         return None
     folder = find_model(recipe.model.path)
     facts, codec = model_facts(folder), Codec.load(folder)
-    if not COVERED * facts.embeddings <= codec.vocab_size <= facts.embeddings:
+    covered = codec.covered(facts.embeddings)
+    if codec.vocab_size > facts.embeddings or covered < COVERED * facts.embeddings:
         raise ConfigError(
-            f"the tokenizer in {folder} has {codec.vocab_size} ids and the model's embedding {facts.embeddings} rows; "
-            "they do not belong together"
+            f"the tokenizer in {folder} has {codec.vocab_size} ids, which cover {covered} of the {facts.embeddings} "
+            "rows of the model's embedding; they do not belong together, so put the model's own tokenizer there"
         )
     return Pretrained(facts=facts, codec=codec)
 

@@ -66,9 +66,9 @@ async def test_a_class_is_made_and_true_is_right() -> None:
     [
         ("boxd", "the nearest is 'boxed'"),
         ("tool-output", "the nearest is 'tool_output'"),
-        ("no_such_module_at_all:f", "cannot be loaded: ModuleNotFoundError"),
-        (HERE + "verll", "did you mean 'verl'"),
-        (HERE + "score", "is int and not a function"),
+        ("no_such_module_at_all:f", "there is no module no_such_module_at_all"),
+        (HERE + "verll", "the nearest is 'verl'"),
+        (HERE + "score", "score is of type int"),
         (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "wants width, which no verifier is given"),
         ("math:hypot", "does not say what it takes"),

@@ -26,6 +26,14 @@ from rocstar.answers.wording import clean, is_running, loose_style, math_style, 
         (r"\left. x \right|", "x |"),
         (r"\bigcup A", r"\bigcup A"),
         (r"\varnothing", r"\emptyset"),
+        ("x**2+2*pi", r"x^2+2*\pi"),
+        ("sqrt(2)", r"\sqrt{2}"),
+        ("2√3", r"2\sqrt{3}"),
+        ("sin(x)^2 + log 2", r"\sin (x)^2 + \log  2"),
+        (r"\text{log} x", r"\text{log} x"),
+        ("**42**", "42"),
+        ("`42`.", "42"),
+        ("€5,", "5"),
         (r"\{ \}", r"\emptyset"),
         ("∅", r"\emptyset"),
     ],
@@ -70,7 +78,7 @@ def test_the_second_normalisation_makes_alike(first: str, second: str) -> None:
     ("first", "second"),
     [("x", "X"), ("12", "1 2 3"), ("x^2", "x2"), ("(1,2)", "(2,1)"), ("a+b=c", "c"), ("2x=4", "4"), ("1.5", "15"),
      (r"\frac{1}{23}", r"\frac{12}{3}"), ("[0,1)", "[0,1]"), ("-5", "5"), ("5!", "5"), ("1/23", "12/3"), ("5", "5%0"),
-     ("x_1", "x1"), (r"\sin x", "x"), (r"a \cup b", "a b"), ("sand", "s")],
+     ("x_1", "x1"), ("(1)(2)", "12"), ("1(2)", "12"), (r"\sin x", "x"), (r"a \cup b", "a b"), ("sand", "s")],
 )  # fmt: skip
 def test_different_answers_stay_different(first: str, second: str) -> None:
     for style in (math_style, loose_style, plain_text, clean):

@@ -219,12 +219,6 @@ FILES = [
         ["rows.jsonl, line 1"],
         rows("rows.jsonl", {"messages": [user(1), call("1"), final(1)]}),
     ),
-    train(
-        "a row longer than the model",
-        PRETRAINED,
-        ["rows.jsonl", "256"],
-        rows("rows.jsonl", {"messages": [user(1), {"role": "assistant", "content": " ".join(map(str, range(4000)))}]}),
-    ),
     train("no demonstrations", [*TINY, "sft.rows_file=none"], ["demonstrations", "set sft.rows_file"]),
 ]
 

@@ -97,3 +97,29 @@ def test_a_published_tokenizer_serves_the_paper_template(qwen_folder: Path, tmp_
     message = {"role": "user", "content": "What is 6·7?"}
     rendered = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
     assert rendered == text_of(paper.opening("What is 6·7?", ()))
+
+
+def test_a_gpt2_tokenizer_is_read_from_its_older_files(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    small()._saved.model.save(str(tmp_path))
+    token = {"content": "<|im_end|>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    added = {str(small().token_id("<|im_end|>")): token | {"special": True}}
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    text = "print(1) say hello<|im_end|> \n"
+    ids = Codec.load(tmp_path).encode(text)
+    assert ids == transformers.GPT2Tokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+
+
+def test_older_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    small()._saved.model.save(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
+    with pytest.raises(ConfigError, match="holds a RobertaTokenizer without tokenizer"):
+        Codec.load(tmp_path)
+
+
+def test_a_settings_file_that_is_no_json_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    small().save(tmp_path, COMPACT)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"generation_config\.json is no JSON"):
+        Codec.load(tmp_path)

@@ -36,7 +36,7 @@ def test_a_published_template_gives_the_tokens_that_transformers_gives(tmp_path:
     template = template_for("model", folder, [tool, OTHER])
     for system in (None, "Be brief."):
         first = [] if system is None else [{"role": "system", "content": system}]
-        messages = [*first, {"role": "user", "content": MODEL_PREAMBLE + QUESTION}]
+        messages: list[Any] = [*first, {"role": "user", "content": MODEL_PREAMBLE + QUESTION}]
         ids = codec.encode_segments(template.opening(QUESTION, [tool, OTHER], system), template.reserved)
         for codes, answers in ((["print(6*7)"], ["42"]), (["1", "é\n2"], ["NameError: x", "3\n4"])):
             schemas = [tool_schema(spec) for spec in (tool, OTHER)]

@@ -49,6 +49,7 @@ def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place(
     assert len(places) == 3 and all((Path(place) / "result.json").is_file() for place in places)
     kept = json.loads((Path(first["saved"]) / "result.json").read_text())["setup"]
     assert kept["data"]["path"] == str(Path("gsm8k/test.jsonl").resolve()) and kept["max_response_tokens"] == 8
+    assert (kept["data"]["question"], kept["data"]["answer"]) == (["question"], "answer")
     assert kept["template"]["name"] == "compact" and kept["model"] == str(model_folder.resolve())
 
 

@@ -53,6 +53,24 @@ def test_a_wrong_override_is_named(recipe: Path) -> None:
     assert "a source is addressed as source.NAME.key=value" in refusal(recipe, "source.path=x")
 
 
+def test_an_entry_is_changed_by_its_name(recipe: Path) -> None:
+    (source,) = load(recipe, PoolConfig, ["source.s.path=other.jsonl", 'source.s.question=["a", "b"]']).source
+    assert (source.path, source.question) == ("other.jsonl", ["a", "b"])
+    assert "the recipe has no source 't'; did you mean" not in refusal(recipe, "source.t.path=x")
+    assert "no source 't'; there are s" in refusal(recipe, "source.t.path=x")
+    assert "override 'source.s.pth=x': unknown key source.s.pth; did you mean path?" in refusal(
+        recipe, "source.s.pth=x"
+    )
+
+
+def test_a_recipe_may_extend_another(recipe: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "a.toml"\n[limits]\nmax_bad_rows = 2\n[[source]]\nname = "s"\nanswer = "gold"\n')
+    config = load(child, PoolConfig)
+    assert (config.data, config.limits.max_answer_digits, config.limits.max_bad_rows) == ("here", 9, 2)
+    assert (config.source[0].path, config.source[0].answer) == ("rows.jsonl", "gold")
+
+
 def test_a_missing_or_broken_recipe_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert "there is no recipe" in refusal(tmp_path / "none.toml")
     broken = tmp_path / "b.toml"
