@@ -19,7 +19,7 @@ from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, template_of, tools_of
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.tasks import make_task, require_demonstrations, training_problems
+from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
 
 COVERED = 0.5
@@ -59,7 +59,7 @@ def read_material(recipe: Recipe) -> Material:
     _refuse_idle_learners(recipe)
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
-    heldout = task.heldout()
+    heldout = heldout_problems(task)
     material = Material(
         recipe=recipe,
         task=task,
