@@ -29,7 +29,7 @@ from rocstar.data.files import load_problems
 from rocstar.data.pool.build import benchmark_questions, build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
-from rocstar.data.pool.recipe import load_pool_config
+from rocstar.toml.read import load
 from rocstar.types import Problem, seed_for
 from rocstar.verbs.data import verifier
 
@@ -157,9 +157,9 @@ def countings(sheet: Datasheet, problems: list[Problem]) -> dict[str, int]:
 
 def measure_pool(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        first, cpu_seconds = built(load_pool_config(RECIPE, [f"data={data_folder()}", f"out={folder}/first"]))
+        first, cpu_seconds = built(load(RECIPE, PoolConfig, [f"data={data_folder()}", f"out={folder}/first"]))
         build_peak = peak_mib()
-        again, _ = built(load_pool_config(RECIPE, [f"data={data_folder()}", f"out={folder}/again"]))
+        again, _ = built(load(RECIPE, PoolConfig, [f"data={data_folder()}", f"out={folder}/again"]))
         problems = load_problems(Path(folder) / "first" / "problems.jsonl")
         if count:
             sample(Path(folder) / "first", count)

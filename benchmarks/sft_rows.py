@@ -24,11 +24,10 @@ from rocstar.data.sft.check import check_tokens
 from rocstar.data.sft.datasheet import quantiles
 from rocstar.data.sft.loading import load_conversations
 from rocstar.data.sft.recipe import MixRecipe
-from rocstar.data.sft.render import CHAT, encoded, pieces
-from rocstar.data.sft.tokens import load_codec
+from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.calls import parse_calls
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import PAPER, ChatMl
+from rocstar.dialogue.template import CHAT, PAPER, ChatMl
 from rocstar.protocols import ToolSpec
 from rocstar.tools.python import DESCRIPTION, PARAMETERS
 
@@ -68,7 +67,7 @@ def sources(data: Path) -> list[dict[str, Any]]:
 
 def measure(source: dict[str, Any], tokenizer: Path) -> dict[str, Any]:
     recipe = MixRecipe.model_validate({"source": [source], "mix": {"tokenizer": str(tokenizer)}})
-    codec = load_codec(tokenizer)
+    codec = Codec.load(tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         started = time.process_time()
         sheet = build(recipe, Path(folder), code_tool=TOOL, environment={}, note=lambda _: None)
@@ -97,7 +96,7 @@ def read_back(rows: Path, template: ChatMl, codec: Codec) -> list[tuple[bool, in
     results = []
     for conversation in load_conversations(rows, ""):
         parts = list(pieces(conversation, template, conversation.tools or ()))
-        row = encoded(parts, codec)
+        row = encoded(parts, codec, template.reserved)
         check_tokens(row, parts, codec)
         learned = [piece.text for piece in parts if piece.learned]
         found = [(call.tool, call.arguments) for text in learned for call in parse_calls(text)]

@@ -8,18 +8,18 @@ The table of docs/dialogue.md: mean (longest) tokens, vocabulary 512, trained on
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 from rocstar.data.sft.render import from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
+from rocstar.parts import make_feedback, tools_of
 from rocstar.recipe import load_recipe
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.assemble import make_feedback, make_tool
-from rocstar.training.tasks import task_of
+from rocstar.training.material import task_of
+from rocstar.training.tasks import require_demonstrations
 
 QUICKSTART = str(Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml")
 FOUR = ["gcd", "powmod", "digsum", "fib"]
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=3000, help="demonstrations per case")
     arguments = parser.parse_args()
     with SandboxClient.start(slots=2, preload=()) as sandbox:
-        cells = {name: asyncio.run(measured(case, arguments.count, sandbox)) for name, case in CASES.items()}
+        cells = {name: measured(case, arguments.count, sandbox) for name, case in CASES.items()}
     print(f"{'families, mix':46} {'with fixed phrases':>20} {'merges alone':>16}")
     for name, cell in cells.items():
         print(f"{name:46} {cell['fixed']['mean']:13.1f} ({cell['fixed']['longest']:3d})"
@@ -45,15 +45,15 @@ def main() -> None:
     print(json.dumps(cells))
 
 
-async def measured(case: tuple[list[str], str], count: int, sandbox: SandboxClient) -> dict[str, Any]:
+def measured(case: tuple[list[str], str], count: int, sandbox: SandboxClient) -> dict[str, Any]:
     families, mix = case
     recipe = load_recipe(QUICKSTART, [f"data.families={json.dumps(families)}", f"data.demo_mix={mix}"])
-    task, template = task_of(recipe, recipe.data), template_named(recipe.rollout.template)
-    tool = make_tool(sandbox, recipe.sandbox, recipe.rollout.tool_name)
-    demonstrations = await task.demonstrations(count, tool.run)
+    task, template = task_of(recipe, recipe), template_named(recipe.rollout.template)
+    tools = tools_of(recipe, sandbox)
+    demonstrations = require_demonstrations(task, "measured").demonstrations(count)
     feedback = make_feedback(recipe.rollout)
     texts = [
-        "".join(piece.text for piece in pieces(from_demonstration(one, feedback), template, [tool.spec]))
+        "".join(piece.text for piece in pieces(from_demonstration(one, feedback), template, tools.specs))
         for one in demonstrations
     ]
     phrases = (*task.atoms, *fixed_phrases(template, recipe.rollout.tool_name))

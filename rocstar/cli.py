@@ -6,25 +6,28 @@ stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 import rocstar
 from rocstar.errors import ConfigError
-from rocstar.exits import FAILED, INTERRUPTED, NO_SPACE, OK, failure, flush_results, need
+from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
 from rocstar.verbs import answers, data, sandbox
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
 if TYPE_CHECKING:
-    from rocstar.config import Recipe
     from rocstar.runs.folder import RunFolder
+    from rocstar.training.material import Material
 
 TRACEBACK = "--traceback"
+NOTHING_YET = "stopped before anything was written"
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
 app = typer.Typer(
     **STYLE,
@@ -41,9 +44,16 @@ app.add_typer(answers.app, name="reward")
 app.command()(answers.verify)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+RunsOrNone = Annotated[
+    Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+]
+Question = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
 ]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`.")]
@@ -73,10 +83,21 @@ def run(arguments: list[str]) -> int:
 
 def _exit_code(arguments: list[str]) -> int:
     try:
-        app(arguments, prog_name="rocstar")
+        code = app(arguments, prog_name="rocstar", standalone_mode=False)
+    except USAGE_ERROR as error:
+        print(_usage_sentence(error), file=sys.stderr)
+        return USAGE
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
-    return OK
+    return code if isinstance(code, int) else OK
+
+
+def _usage_sentence(error: Any) -> str:
+    told: str = error.format_message()
+    if "\n" in told:  # the help page, where no argument was given
+        return told
+    page = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+    return f"rocstar: {told[:1].lower()}{told[1:].rstrip('.')}{page}"
 
 
 def _show_version(wanted: bool) -> None:
@@ -102,62 +123,80 @@ def train(
     resume: Resume = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    runs: Runs = Path("runs"),
+    runs: RunsOrNone = None,
 ) -> None:
     """Carry out all stages of a recipe, or go on with a run.
 
     Example: rocstar train recipes/quickstart.toml run.seed=1"""
+    if _served():
+        return
     if resume is not None:
-        _resume(resume, runs, refused=[recipe, *(settings or [])], as_json=as_json)
+        _resume(resume, runs or Path("runs"), refused=[recipe, *(settings or [])], as_json=as_json)
     else:
-        _start(recipe, settings or [], kinds=("sft", "rl"), dry_run=dry_run, as_json=as_json)
+        _start(recipe, settings or [], kinds=("sft", "rl"), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
-def sft(recipe: RecipeFile = None, settings: Settings = None, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+def sft(
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    runs: RunsOrNone = None,
+) -> None:
     """Carry out only the cold-start (sft) stages of a recipe."""
-    _start(recipe, settings or [], kinds=("sft",), dry_run=dry_run, as_json=as_json)
+    if _served():
+        return
+    _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(name="eval")
 def evaluate(
     model: Model,
     data: Annotated[str, typer.Option(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip.")],
+    settings: Settings = None,
     n: Annotated[int, typer.Option("--n", min=1, metavar="K", help="Attempts per problem.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Default: the run's, else the recipe default.")] = None,
-    max_response_tokens: Annotated[int | None, typer.Option(min=1, help="Same default.")] = None,
-    question: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the question.")] = "question",
+    max_turns: Annotated[int | None, typer.Option(help="Default: the run's, else the recipe default.")] = None,
+    max_response_tokens: Annotated[int | None, typer.Option(help="Same default.")] = None,
+    question: Question = None,
     answer: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")] = "answer",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    template: Annotated[str | None, typer.Option(help="compact or paper; default: the run's.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="boxed, boxed_strict, tool_output; default: the run's.")] = None,
+    template: Annotated[str | None, typer.Option(help="As rollout.template; same default.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="As evaluate.verifier; same default.")] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Measure a model on a file of problems: avg@k and pass@k with 95% intervals.
 
-    Example: rocstar eval last --data test.jsonl --n 4"""
+    Example: rocstar eval last --data test.jsonl --n 4 rollout.top_p=0.95"""
+    need("train")
+    from rocstar.evaluation.command import Source
     from rocstar.evaluation.command import evaluate as carry_out
     from rocstar.screen import Screen
 
-    with _stoppable("stopped; nothing was saved"), Screen() as screen:
+    given = {
+        "rollout.max_turns": max_turns,
+        "rollout.max_response_tokens": max_response_tokens,
+        "rollout.template": template,
+        "evaluate.verifier": verifier,
+    }
+    with _stoppable(NOTHING_YET), Screen() as screen:
         result = carry_out(
             model=model,
-            data=data,
-            n=n,
+            source=Source(path=data, question=question or ["question"], answer=answer, limit=limit),
+            attempts=n,
             temperature=temperature,
-            max_turns=max_turns,
-            max_response_tokens=max_response_tokens,
-            question=question,
-            answer=answer,
-            limit=limit,
-            template=template,
-            verifier=verifier,
+            settings=settings or [],
+            options={f"{key}={value}": _as_typed(key, value) for key, value in given.items() if value is not None},
             runs=runs,
             screen=screen,
         )
         print_json(result) if as_json else screen.figures(result)
+
+
+def _as_typed(key: str, value: object) -> str:
+    return f"--{key.partition('.')[2].replace('_', '-')} {value}"
 
 
 @app.command()
@@ -168,6 +207,7 @@ def chat(
     runs: Runs = Path("runs"),
 ) -> None:
     """Talk to a model that may use the tool."""
+    need("train")
     from rocstar.evaluation.chat import chat as carry_out
 
     carry_out(model=model, prompt=prompt, as_json=as_json, runs=runs)
@@ -204,37 +244,57 @@ def show(
 # Runs
 
 
-def _start(path: str | None, settings: list[str], *, kinds: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+def _served() -> bool:
+    """Whether torchrun started this process to learn along with rank 0; that is then done."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+        return False
+    from rocstar.launch import serve_rank
+
+    serve_rank()
+    return True
+
+
+def _start(
+    path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
+) -> None:
     from rocstar.recipe import dump_resolved, load_recipe, recipe_text
-    from rocstar.runs.folder import RunFolder
+    from rocstar.runs.folder import RunFolder, refuse_place
+    from rocstar.training.material import read_material
 
     if path is None or ("=" in path and not Path(path).exists()):
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
-    recipe = load_recipe(path, settings)
+    recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
+    # Whatever is wrong is found before there is a folder.
+    refuse_place(recipe.run.folder, recipe.run.name)
+    with _stoppable(NOTHING_YET):
+        material = read_material(recipe)
     if dry_run:
         print_json(dump_resolved(recipe))
         return
-    need("train")  # a run that cannot start leaves no folder
+    need("train")
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
-    _carry_out(recipe, folder, resume=False, as_json=as_json)
+    _carry_out(material, folder, resume=False, as_json=as_json)
 
 
 def _resume(name: str, runs: Path, *, refused: list[str | None], as_json: bool) -> None:
     from rocstar.recipe import resolved_from_json
     from rocstar.runs.folder import RunFolder
+    from rocstar.training.material import read_material
 
     given = next((text for text in refused if text is not None), None)
     if given is not None:
         raise ConfigError(f"--resume goes on with the run's own settings and takes no {given!r}; leave that out")
     folder = RunFolder.find(name, runs)
-    _carry_out(resolved_from_json(folder.resolved), folder, resume=True, as_json=as_json)
+    with _stoppable(NOTHING_YET):
+        material = read_material(resolved_from_json(folder.resolved))
+    _carry_out(material, folder, resume=True, as_json=as_json)
 
 
-def _carry_out(recipe: Recipe, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
+def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
     from rocstar.launch import run as carry_out
     from rocstar.screen import Screen
 
@@ -242,9 +302,9 @@ def _carry_out(recipe: Recipe, folder: RunFolder, *, resume: bool, as_json: bool
     try:
         with _stoppable(f"stopped; {go_on}"), Screen() as screen:
             screen.note(f"run folder: {folder.path}")
-            carry_out(recipe, folder, screen, resume=resume)
+            carry_out(material, folder, screen, resume=resume)
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if not is_disk_full(error):
             raise
         _stop(FAILED, f"the disk is full; free some space, then {go_on}")
     _print_run(folder, as_json=as_json)

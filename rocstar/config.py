@@ -1,18 +1,28 @@
 """The typed config tree: every key of a recipe, its unit and its default. Reading files lives in `recipe.py`.
 
-A recipe is these sections plus `[[stage]]` entries; a stage may carry any section again and overrides it key by
-key for its own duration. Unknown keys are refused.
+A recipe is these sections plus `[[stage]]` entries. A stage may carry again what can differ between stages, and only
+that: which keys those are follows from its type (`SftStage`, `RlStage`), so a key that a stage accepts is a key that
+the stage reads. Everything else holds for the whole run. Unknown keys are refused.
+
+Defaults are for a pretrained model: the paper's value where it gives one (section in brackets), else the release's.
+Models that start from random weights need other numbers, and their recipes say them (recipes/quickstart.toml).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+"""A learning rate."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
@@ -21,206 +31,278 @@ class RunSection(Section):
     folder: str = "runs"
     seed: int = 0
     """Everything random in a run follows from it and from identities."""
-    threads: int = Field(default=1, ge=1)
+    threads: Count = 1
     """torch threads."""
-    checkpoint_seconds: float = Field(default=60.0, ge=0)
+    checkpoint_seconds: float = Field(default=600.0, ge=0)
     """A checkpoint is written after the first step that ends so long after the last one, and at the end of a stage."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    checkpoint_cost: Share = 0.05
+    """And only when writing takes at most this share of the time since the last one, judged by how long that took."""
+    keep_checkpoints: Count = 2
     """Older ones are deleted; the last one of each stage stays."""
-    fault_budget: float = Field(default=0.05, ge=0, le=1)
-    """Share of a step's attempts that may end ENVIRONMENT_FAILED before the run halts."""
+    fault_budget: Share = 0.05
+    """Share of a step's or an evaluation's attempts that may end ENVIRONMENT_FAILED before the run halts."""
+    modules: list[str] = []
+    """Folders in which modules of your own (`package.module:name`) are found before the current one; left empty, the
+    recipe's own folder and those of the recipes it extends."""
     save_rollouts: bool = True
     """Write every attempt of every step to parquet."""
 
 
 class ModelSection(Section):
     path: str | None = None
-    """Hugging Face model folder to start from; absent means random weights of the shape below."""
-    hidden_size: int = 96
-    num_layers: int = 3
-    num_heads: int = 3
-    num_kv_heads: int = 1
-    intermediate_size: int = 256
-    rope_theta: float = 1000.0
-    max_positions: int = 512
-    """Longest sequence, tokens."""
-    vocab_size: int = 512
-    """Size of the BPE trained from the cold-start rows; used only without `path`."""
+    """Model to start from: a Hugging Face folder, or a hub id where the network allows. None: random weights of the
+    shape below."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Numbers of the forward and backward pass; weights that are trained and optimizer state are always float32. auto:
+    bfloat16 on cuda, float32 on the CPU."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass: less memory, a third more work."""
+    hidden_size: Count = 96
+    """This and the following: random weights only."""
+    num_layers: Count = 3
+    num_heads: Count = 3
+    num_kv_heads: Count = 1
+    intermediate_size: Count = 256
+    rope_theta: float = Field(default=1000.0, gt=0)
+    max_positions: Count = 512
+    """Longest sequence that the model can hold, tokens."""
+    vocab_size: Count = 512
+    """Size of the BPE trained from the cold-start rows."""
     word_merges: bool = False
     """Keep merges inside words (GPT-2 regex); false lets merges cross spaces, which suits fixed phrases."""
 
+    @model_validator(mode="after")
+    def heads_divide(self) -> ModelSection:
+        if self.hidden_size % (2 * self.num_heads):  # positions turn pairs of numbers
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be an even multiple of model.num_heads {self.num_heads}; "
+                "change one of them"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_heads {self.num_heads} must be a multiple of model.num_kv_heads {self.num_kv_heads}; "
+                "change one of them"
+            )
+        return self
+
 
 class ColumnsSection(Section):
-    question: str = "question"
+    question: list[str] = Field(default=["question"], min_length=1)
+    """Several are joined by a space, such as a story and the question about it."""
     answer: str = "answer"
 
 
-class DataSection(Section):
-    source: Literal["arithmetic", "files", "word_problems"] = "arithmetic"
+class TaskSection(Section):
+    """Where problems and demonstrations come from."""
+
+    source: str = "arithmetic"
+    """arithmetic, files, or a Task of your own as `package.module:name`."""
+    options: dict[str, Any] = {}
+    """Settings of a Task of your own, which checks them."""
     families: list[str] = ["gcd", "powmod", "digsum", "fib"]
     """arithmetic: task families."""
     demo_mix: Literal["majority_wrong", "majority_right", "direct"] = "majority_wrong"
     """arithmetic: behaviours shown by the cold start; `direct` answers without any tool."""
     train_files: list[str] = []
-    """files, word_problems: JSONL, CSV or parquet, plain or gzip."""
-    test_files: list[str] = []
+    """files: JSONL, CSV or parquet, plain or gzip."""
     columns: ColumnsSection = ColumnsSection()
-    max_problems: int | None = None
-    """Use only the first so many rows."""
-    numbers: Literal["digits", "masked"] = "digits"
-    """word_problems: whether the question shows 18 or n0."""
-    redraws: int = Field(default=24, ge=0)
-    """word_problems: how many times each problem's numbers are drawn again."""
-    holdout: int = Field(default=0, ge=0)
-    """word_problems: training questions set aside; without test_files they are the held-out problems."""
-    program: Literal["inline", "bound", "unordered"] = "inline"
-    """word_problems: print(18-4); n0=18;n1=4 on a line and then print(n0-n1); or print(abs(18-4))."""
-    answer_share: float = Field(default=0.25, ge=0, le=1)
-    """word_problems: share of demonstrations that go on to the answer turn."""
-    ask_twice: bool = False
-    """word_problems: put the last sentence of each question first as well; also in held-out problems."""
-    oversample: int = Field(default=1, ge=1)
-    """word_problems: how many times rows of two or more operators are shown for each time the others are."""
-    wordings: int = Field(default=1, ge=1)
-    """word_problems: different wordings made of each row; only of use with a share below."""
-    rename_share: float = Field(default=0.0, ge=0, le=1)
-    """word_problems: chance that a thing that is counted gets another name."""
-    decoy_share: float = Field(default=0.0, ge=0, le=1)
-    """word_problems: chance of a sentence that counts something nobody asks about."""
-    shuffle_share: float = Field(default=0.0, ge=0, le=1)
-    """word_problems: chance that the sentences before the question change places."""
-    distractor_share: float = Field(default=0.0, ge=0, le=1)
-    """word_problems: chance of a sentence from another question."""
-    swap_share: float = Field(default=0.0, ge=0, le=1)
-    """word_problems: chance, for each + and *, that its operands change places in the program."""
-    drop_solved_attempts: int | None = Field(default=None, ge=1)
-    """Stage 3: attempts by the current policy; problems it solves every time are left out. None: keep all."""
-    pool: int = Field(default=2400, ge=1)
-    """arithmetic, word_problems: number of training problems drawn once for RL."""
+    max_problems: Count | None = None
+    """Use only the first so many rows of a file."""
+
+
+class StageDataSection(TaskSection):
+    """What an RL stage may change about its problems."""
+
+    pool: Count = 2400
+    """arithmetic: number of training problems drawn once for RL."""
+    drop_solved_attempts: Count | None = None
+    """Attempts by the current policy; problems it solves every time are left out (8 in stage 3, §4.3). None: all
+    stay."""
+
+
+class DataSection(StageDataSection):
+    test_files: list[str] = []
+    """Held-out problems of `source = "files"`."""
 
 
 class SftSection(Section):
-    batch_rows: int = Field(default=32, ge=1)
-    optimizer: Literal["muon", "adamw"] = "muon"
-    """muon: Muon on matrices, AdamW on embeddings and norms."""
-    muon_learning_rate: float = 0.02
-    adamw_learning_rate: float = 3e-3
-    weight_decay: float = 0.0
-    warmup_steps: int = 20
-    decay_share: float = Field(default=0.4, ge=0, le=1)
-    """Last share of the steps over which the learning rate falls linearly to zero."""
-    context_loss_weight: float = Field(default=0.1, ge=0)
+    batch_rows: Count = 128  # §5.1
+    optimizer: Literal["muon", "adamw"] = "adamw"
+    """muon: Muon on matrices, AdamW on embeddings and norms; for models from random weights."""
+    muon_learning_rate: Rate = 0.02
+    adamw_learning_rate: Rate = 5e-6  # §5.1
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=20, ge=0)
+    """Steps over which the learning rate rises linearly (the paper: 4% of all steps, §5.1)."""
+    decay: Literal["cosine", "linear"] = "cosine"  # §5.1
+    decay_share: Share = 1.0
+    """Last share of the steps over which the learning rate falls to zero."""
+    context_loss_weight: float = Field(default=0.0, ge=0)
     """Loss weight of prompt and tool tokens; policy tokens weigh 1."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    max_grad_norm: float = 1.0
-    tokens_per_microbatch: int = 4096
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    tokens_per_microbatch: Count = 16384
+    """Tokens of one forward and backward pass on one learner; a longer row gets one of its own."""
     rows_file: str | None = None
     """JSONL of OpenAI-style messages to learn from instead of the source's own demonstrations."""
 
 
-class RolloutSection(Section):
-    problems_per_step: int = Field(default=12, ge=1)
-    """P."""
-    attempts_per_problem: int = Field(default=32, ge=1)
-    """R; the paper draws 2G = 32."""
-    max_response_tokens: int = Field(default=160, ge=1)
+class StageRolloutSection(Section):
+    """What an RL stage may change about its attempts."""
+
+    problems_per_step: Count = 128
+    """P (release; the paper has 512, §5.1)."""
+    attempts_per_problem: Count = 32  # §5.1
+    """R; the paper draws 2G."""
+    max_response_tokens: Count = 8192  # stage 1, §5.1
     """Cap on everything after the prompt, tool replies included."""
-    max_turns: int = Field(default=4, ge=1)
+    max_turns: Count = 10  # §5.1
     """T: completions in one trajectory."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    max_parallel_calls: int = Field(default=4, ge=1)
+    """0: all."""
+    max_parallel_calls: Count = 4
     """Calls of one turn that are run; each further one is answered with a BAD_CALL that says so."""
-    template: Literal["compact", "paper"] = "compact"
+    truncated: Literal["wrong", "graded"] = "wrong"  # §4.3.1
+    """What an attempt that was cut (by tokens or turns) is in training: wrong, or graded by the answer it holds."""
+
+
+class RolloutSection(StageRolloutSection):
+    template: Literal["paper", "model", "compact"] = "paper"
+    """paper: its Fig. 3; model: the chat template of `model.path`; compact: no system text, no list of tools."""
+    preamble: str | None = None
+    """Stands before each question; None: the template's own, which asks for the answer in a box."""
     tool_name: str = "python"
-    feedback_max_chars: int = Field(default=256, ge=8)
-    """Characters of a tool reply that the model is shown; where it is cut, a marker says so."""
+    """Name of the Python tool, as the model sees it."""
+    environment: str | None = None
+    """An Environment of your own as `package.module:name`; None: the conversation with tools."""
+    feedback_max_chars: int = Field(default=4096, ge=8)
+    """Characters of a tool reply that the model is shown; where it is cut, a marker says so (the release: 256)."""
     feedback_truncate: Literal["left", "right", "middle"] = "middle"
-    feedback_errors: Literal["short", "full"] = "short"
+    feedback_errors: Literal["short", "full"] = "full"
     """short: the last line of a traceback; full: all of it."""
-    engine_rows: int = Field(default=512, ge=1)
-    """Sequences the torch engine decodes at once."""
+    engine_rows: Count = 64
+    """Sequences the torch engine decodes at once; each reserves memory for a whole prompt and response."""
 
 
 class SandboxSection(Section):
-    tool: Literal["program", "notebook"] = "program"
-    """program: each call is a program of its own (paper); notebook: the calls of an attempt are cells that share their
-    names and files."""
+    tools: list[str] = ["python"]
+    """python: each call is a program of its own (§2.1); notebook: the calls of an attempt are cells that share their
+    names and files; or a Tool of your own as `package.module:name`."""
     preload: list[str] = ["numpy", "sympy"]
     """Modules imported once before forking."""
-    slots: int = Field(default=2, ge=1)
+    slots: Count = 2
     """Programs that run at once."""
     timeout_seconds: float = Field(default=5.0, gt=0)
     cpu_seconds: float = Field(default=5.0, gt=0)
     memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20)
     output_bytes: int = Field(default=64 * 1024, ge=16, le=4 * 2**20)
-    processes: int = Field(default=16, ge=1)
+    processes: Count = 16
     min_isolation: Literal["L1", "L2", "L3", "L4"] = "L1"
     """Refuse to start below this level."""
 
 
 class ResampleSection(Section):
     method: Literal["roc", "roc_release", "uniform", "all"] = "roc"
-    """roc: paper; roc_release: lowest penalty first; uniform: keep G at random; all: plain GRPO."""
-    keep: int = Field(default=16, ge=2)
+    """roc: paper (§2.2.3); roc_release: lowest penalty first; uniform: keep G at random; all: plain GRPO."""
+    keep: int = Field(default=16, ge=2)  # §5.1
     """G."""
     min_positive: int = Field(default=2, ge=0)
     """roc_release only."""
     min_negative: int = Field(default=2, ge=0)
     """roc_release only."""
 
+    @model_validator(mode="after")
+    def minima_fit(self) -> ResampleSection:
+        if self.method == "roc_release" and self.min_positive + self.min_negative > self.keep:
+            raise ValueError(
+                f"resample.min_positive {self.min_positive} and resample.min_negative {self.min_negative} do not fit "
+                f"into resample.keep {self.keep}; lower them or raise resample.keep"
+            )
+        return self
+
 
 class LearningSection(Section):
-    learning_rate: float = 4e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps over which the learning rate rises linearly."""
-    max_grad_norm: float = 1.0
-    updates_per_step: int = Field(default=2, ge=1)
-    """Optimizer steps per rollout batch; 1 is fully on-policy (paper's release)."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    optimizer: Literal["adamw"] = "adamw"  # §5.1
+    learning_rate: Rate = 1e-6  # §5.1
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    weight_decay: float = Field(default=0.01, ge=0)
+    warmup_steps: int = Field(default=20, ge=0)  # §5.1
+    """Optimizer updates over which the learning rate rises linearly."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    updates_per_step: Count = 1
+    """Optimizer updates per rollout batch; 1 is fully on-policy (release)."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)  # §2.2.1
+    clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
     normalize_by_std: bool = True
     kl_coefficient: float = Field(default=0.0, ge=0)
     """KL to the policy at the start of the stage; off as in the paper."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Entropy bonus; off as in the paper."""
-    tokens_per_microbatch: int = 4096
+    tokens_per_microbatch: Count = 16384
+    """Tokens of one forward and backward pass on one learner; a longer row gets one of its own."""
     reset_optimizer: bool = False
-    """Start the stage with fresh optimizer state (paper, stage 3)."""
+    """Start the stage with fresh optimizer state (stage 3, §4.3)."""
+
+
+class ClusterSection(Section):
+    learners: Count = 1
+    """Processes that share the weights and the work of learning (FSDP2); on GPUs one each."""
+    launcher: Literal["processes", "ray"] = "processes"
+    """How they are started; under torchrun they are there already."""
+    offload_optimizer: bool = False
+    """Keep optimizer state in main memory instead of on the GPU."""
+
+
+VERIFIERS = ("boxed", "boxed_strict", "tool_output")
+"""Those that come with rocstar."""
 
 
 class EvaluateSection(Section):
     problems: int = Field(default=400, ge=0)
     """Held-out problems; 0 skips evaluation."""
-    attempts: int = Field(default=1, ge=1)
+    attempts: Count = 1
     """k: attempts per problem at `temperature`."""
-    temperature: float = 1.0
+    temperature: float = Field(default=1.0, ge=0)
     greedy: bool = True
     """Also one greedy attempt per problem."""
-    verifier: Literal["boxed", "boxed_strict", "tool_output"] = "boxed"
-    """boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output: the last tool result."""
+    verifier: str = "boxed"
+    """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output:
+    the last tool result; or a reward function of your own as `package.module:name`."""
+
+    @field_validator("verifier")
+    @classmethod
+    def verifier_is_known(cls, name: str) -> str:
+        if name not in VERIFIERS and ":" not in name:
+            close = get_close_matches(name, VERIFIERS, n=1, cutoff=0.0)[0]
+            raise ValueError(f"there is no verifier {name!r}; did you mean {close!r}? Your own is package.module:name")
+        return name
 
 
-class Stage(Section):
+class SftStage(Section):
     name: str
-    kind: Literal["sft", "rl"]
+    kind: Literal["sft"]
     steps: int = Field(ge=0)
-    model: ModelSection
-    data: DataSection
+    data: TaskSection
     sft: SftSection
-    rollout: RolloutSection
-    sandbox: SandboxSection
+
+
+class RlStage(Section):
+    name: str
+    kind: Literal["rl"]
+    steps: int = Field(ge=0)
+    data: StageDataSection
+    rollout: StageRolloutSection
     resample: ResampleSection
     learning: LearningSection
-    evaluate: EvaluateSection
 
     @model_validator(mode="after")
-    def attempts_cover_group(self) -> Stage:
-        if self.kind == "rl" and self.rollout.attempts_per_problem < self.resample.keep:
+    def attempts_cover_group(self) -> RlStage:
+        if self.rollout.attempts_per_problem < self.resample.keep:
             raise ValueError(
                 f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
                 f"{self.rollout.attempts_per_problem}; raise rollout.attempts_per_problem or lower resample.keep"
@@ -228,8 +310,13 @@ class Stage(Section):
         return self
 
 
+Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
+STAGES: dict[str, type[Section]] = {"sft": SftStage, "rl": RlStage}
+"""By `kind`."""
+
+
 class Recipe(Section):
-    """A resolved recipe: the sections are the base, each stage carries its own full copy."""
+    """A resolved recipe. The sections are the base; each stage carries its own full copy of those it may change."""
 
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
@@ -239,5 +326,12 @@ class Recipe(Section):
     sandbox: SandboxSection = SandboxSection()
     resample: ResampleSection = ResampleSection()
     learning: LearningSection = LearningSection()
+    cluster: ClusterSection = ClusterSection()
     evaluate: EvaluateSection = EvaluateSection()
     stage: list[Stage] = []
+
+    @model_validator(mode="after")
+    def template_has_a_model(self) -> Recipe:
+        if self.rollout.template == "model" and self.stage and self.model.path is None:
+            raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
+        return self

@@ -34,7 +34,7 @@ EXTRA_OF = {
 }
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+SQLITE_FULL = 13
 
 
 def failure(error: Exception) -> tuple[int, str] | None:
@@ -49,11 +49,22 @@ def failure(error: Exception) -> tuple[int, str] | None:
         return FAILED, str(error)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] != "rocstar":
         return NOT_READY, f"{error.name} is not installed; {_remedy(error.name)}"
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        return FAILED, f"the disk is full ({error.filename or 'while writing'}); free some space and try again"
+    if is_disk_full(error):
+        return (
+            FAILED,
+            f"the disk is full ({getattr(error, 'filename', None) or 'while writing'}); free some space and try again",
+        )
     if isinstance(error, OSError) and error.filename:
         return FAILED, f"{error.filename}: {error.strerror}"
     return None
+
+
+def is_disk_full(error: Exception) -> bool:
+    # sqlite3 has an error of its own for it; where it was never loaded it was never raised.
+    sqlite = sys.modules.get("sqlite3")
+    if sqlite is not None and isinstance(error, sqlite.OperationalError):
+        return getattr(error, "sqlite_errorcode", None) == SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def need(extra: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,20 +14,32 @@ from typing import TYPE_CHECKING
 from rocstar.sandbox.client import SandboxClient
 
 if TYPE_CHECKING:
-    from rocstar.config import Recipe, SandboxSection
+    from rocstar.config import SandboxSection
     from rocstar.runs.folder import RunFolder
     from rocstar.screen import Screen
+    from rocstar.training.material import Material
 
 
-def run(recipe: Recipe, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
-    """Carry out a recipe's stages in `folder`. Raises KeyboardInterrupt after a clean save when told to stop."""
+def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
+    """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
+    after a save where there is something to save."""
+    recipe = material.recipe
     quiet_torch(recipe.run.threads)
     with started_sandbox(recipe.sandbox) as sandbox:
         from rocstar.train import train
+        from rocstar.training.stopper import Stopper
 
-        stopper = Stopper(screen)
+        stopper = Stopper(screen.note)
         with stopper.installed():
-            asyncio.run(train(recipe, folder, screen, sandbox, resume=resume, stopper=stopper))
+            asyncio.run(train(material, folder, screen, sandbox, resume=resume, stopper=stopper))
+
+
+def serve_rank() -> None:
+    """Learn along with rank 0, as torchrun's variables say, until it ends. Raises RunHalted when it is gone."""
+    quiet_torch(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    from rocstar.learning.ranks import serve_rank as serve
+
+    serve(os.environ)
 
 
 def quiet_torch(threads: int) -> None:
@@ -53,25 +64,3 @@ def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
         yield client
     finally:
         client.close()
-
-
-class Stopper:
-    """Ctrl-C, twice: the first asks the run to save and stop after the current step, the second stops at once."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self.asked = False
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        before = signal.signal(signal.SIGINT, self._on_interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _on_interrupt(self, number: int, frame: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        self._screen.note("finishing this step, then saving; press Ctrl-C again to stop at once")

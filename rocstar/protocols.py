@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import (
-    Batch,
-    BatchRow,
     Completion,
+    Demonstration,
     EngineLoad,
     Group,
     Outcome,
@@ -27,6 +25,36 @@ from rocstar.types import (
 )
 
 
+class Task(Protocol):
+    """What a run learns: problems to train on, and held-out problems that it is judged by.
+
+    Promise: same settings and seed, same problems in the same order; one id for one question; nothing to train on is
+    held out. A Task of the user's own is made as `Name(data, tool_name=..., seed=..., heldout=...)`: `data` is the
+    `[data]` section, or a stage's, which has no `test_files`; `heldout` is the most problems to hold out."""
+
+    @property
+    def atoms(self) -> tuple[str, ...]:
+        """Strings that a tokenizer trained for this task keeps whole."""
+        return ()
+
+    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
+        """Problems to train on. `exclude`: ids of the run's held-out problems."""
+        ...
+
+    def heldout(self) -> list[Problem]:
+        """Asked only of the Task made from the `[data]` section."""
+        ...
+
+
+@runtime_checkable
+class DemonstratingTask(Task, Protocol):
+    """A Task that can also show how it is done; an sft stage without `sft.rows_file` needs one."""
+
+    def demonstrations(self, count: int) -> list[Demonstration]:
+        """`count` conversations to imitate; tool results in them are what the tools would give."""
+        ...
+
+
 class Engine(Protocol):
     """Something that continues token ids.
 
@@ -36,7 +64,8 @@ class Engine(Protocol):
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused.
+        """Continue `token_ids`. Requests of one `session_id` extend one another, so their cache is reused; one that
+        comes while another of its session decodes waits for that one's end. Whoever opens a session closes it.
 
         Where `token_ids` leave no room for another token the completion is empty, with finish LENGTH."""
         ...
@@ -44,7 +73,9 @@ class Engine(Protocol):
     def load(self) -> EngineLoad: ...
 
     async def load_weights(self, weights: Weights) -> None:
-        """Take new weights; cached prefixes of older ones are dropped. Raises EngineUnavailable."""
+        """Take new weights; cached prefixes of older ones are dropped. Raises EngineUnavailable.
+
+        In-memory `weights.tensors` are read until this returns and not after."""
         ...
 
     async def abort(self, request_id: str) -> None:
@@ -71,7 +102,7 @@ class ToolSpec:
 class Tool(Protocol):
     """Something the model can call.
 
-    Promise: never raises for what the model wrote; raises SandboxUnavailable when we are at fault."""
+    Promise: never raises for what the model wrote; raises Unavailable when we are at fault."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -133,26 +164,6 @@ class Resampler(Protocol):
     """Chooses which siblings to train on. Pure: same rng state, same choice."""
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled: ...
-
-
-class Learner(Protocol):
-    """Owns the policy's weights and optimizer."""
-
-    def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
-        """The same rows with `old_logprobs` and `entropies` under the current weights."""
-        ...
-
-    def update(self, batch: Batch) -> dict[str, float]:
-        """Exactly one optimizer step; returns its metrics."""
-        ...
-
-    def publish(self) -> Weights:
-        """Write the current weights where engines can read them."""
-        ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def restore(self, folder: Path) -> None: ...
 
 
 class Tracker(Protocol):

@@ -1,48 +1,60 @@
-"""Reads a recipe: a TOML file, the files it `extends` and the overrides of the command line become one typed tree.
+"""Reads a training recipe: what `toml/read.py` does for every recipe, and stages on top of it.
 
-Not here: what the keys mean (`config.py`) and what is done with them (`train.py`). The rules, all of them:
+Not here: what the keys mean (`config.py`) and what is done with them (`train.py`). The rules of stages:
 
-- `extends = "other.toml"` names a parent, relative to the file that says it; chains are fine, cycles are refused.
-- Sections merge key by key, the child's value wins; a list replaces a list.
-- A `[[stage]]` entry whose name a parent also has changes that stage key by key; any other is appended.
-- A stage starts from the base sections and overrides them key by key. So a stage's own key, even a parent's, beats
-  a child's base section; only the command line reaches into every stage.
-- `section.key=value` changes the base and every stage, `stage.NAME.key=value` and `stage.NAME.section.key=value` one
-  stage; they are applied last, in the order given. A value is TOML, else plain text; `none` unsets.
-- A single text where a list is expected is a list of one.
+- A stage starts from the base sections, as far as it may carry them (`config.py`), and overrides them key by key. So a
+  stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
+- `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
+- `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-import tomllib
-import typing
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rocstar.config import Recipe, Section, Stage
+from rocstar.config import Recipe
 from rocstar.errors import ConfigError
-from rocstar.recipe_complaints import Keys, Layer, Override, Table, complaint, find_line
+from rocstar.toml.read import merge_layers, parse_override, read_layers, read_text, validated
+from rocstar.toml.tree import Keys, Table, annotation_at, chosen, merged, put, with_lists
+
+STAGES = Recipe.model_fields["stage"].annotation
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The resolved recipe. Raises ConfigError, which names file and line (or the override) and the nearest key."""
-    layers = _read_chain(Path(path))
-    base = reduce(_merged, (layer.base for layer in layers), Table())
-    stages = reduce(_merged_stages, (layer.stages for layer in layers))
-    changes = [_parse_override(text, [stage["name"] for stage in stages]) for text in overrides]
+    layers = read_layers(Path(path), Recipe)
+    table = merge_layers(layers)
+    changes = [parse_override(text, Recipe, table) for text in overrides]
     for change in changes:
-        base, stages = _apply(change, base, stages)
-    tree = {**base, "stage": [_completed(stage, base) for stage in stages]}
-    try:
-        return Recipe.model_validate(_lists_made(Recipe, tree), strict=True)
-    except ValidationError as error:
-        raise ConfigError(complaint(error, layers, changes, [stage["name"] for stage in stages])) from None
+        for keys in (change.keys, *_same_in_stages(change.keys, table)):
+            table = put(table, keys, change.value)
+    stages = [_completed(stage, table) for stage in table.get("stage", [])]
+    recipe = validated(Recipe, {**table, "stage": stages}, layers, changes)
+    beside = list(dict.fromkeys(str(layer.path.resolve().parent) for layer in reversed(layers)))
+    run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
+    return recipe.model_copy(update={"run": run})
+
+
+def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
+    """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
+    listed = [_completed(stage, base) for stage in stages]
+    return Recipe.model_validate(with_lists(Recipe, {**base, "stage": listed}), strict=True)
+
+
+def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
+    """A recipe with other base settings, for what no stage has a say in. `settings` are `section.key=value`; `options`
+    maps such a text to the words of the command line that ask for it. Raises ConfigError."""
+    table = recipe.model_dump()
+    given = [parse_override(text, Recipe, table) for text in settings]
+    asked = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
+    for change in (*given, *asked):
+        table = put(table, change.keys, change.value)
+    return validated(Recipe, table, (), (*given, *asked))
 
 
 def dump_resolved(recipe: Recipe) -> dict[str, Any]:
@@ -65,158 +77,22 @@ def resolved_from_json(path: str | Path) -> Recipe:
 def recipe_text(path: str | Path, overrides: Sequence[str] = ()) -> str:
     """The recipe file as written, with a comment on top that says where it came from and what was overridden."""
     changes = "".join(f"# override: {text!r}\n" for text in overrides)
-    return f"# copy of {path}; the settings in force are in config.resolved.json\n{changes}\n{_read_text(Path(path))}"
-
-
-# Reading files
-
-
-def _read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[Layer]:
-    """Parents first, `path` last."""
-    if path.resolve() in {child.resolve() for child in children}:
-        chain = " -> ".join(str(link) for link in (*children, path))
-        raise ConfigError(f"{chain}: these recipes extend each other in a circle; remove one `extends`")
-    text = _read_text(path)
-    table = _parse(path, text)
-    parent = table.pop("extends", None)
-    layer = Layer(path=path, text=text, stages=_stages_of(path, table), base=table)
-    if parent is None:
-        return [layer]
-    line = find_line(text, None, ("extends",))
-    if not isinstance(parent, str):
-        raise ConfigError(f"{path} line {line}: extends takes one file name in quotes, got {parent!r}")
-    if not (path.parent / parent).is_file():
-        raise ConfigError(f"{path} line {line}: extends: {_not_found(path.parent / parent)}")
-    return [*_read_chain(path.parent / parent, (*children, path)), layer]
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(_not_found(path)) from None
-    except OSError as error:
-        raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"recipe {path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-
-
-def _not_found(path: Path) -> str:
-    folders = (path.parent, Path("recipes"))
-    recipes = {file.name: str(file) for folder in reversed(folders) for file in sorted(folder.glob("*.toml"))}
-    # A bare `quickstart` is meant as `quickstart.toml`.
-    close = difflib.get_close_matches(path.name.removesuffix(".toml") + ".toml", recipes, n=1, cutoff=0.5)
-    hint = f"did you mean {recipes[close[0]]}?" if close else "give the path of a TOML recipe"
-    return f"there is no recipe {path}; {hint}"
-
-
-def _parse(path: Path, text: str) -> Table:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        reason, _, place = str(error).partition(" (at ")
-        line = re.match(r"line \d+", place)
-        raise ConfigError(f"{path} {line.group() if line else 'at its end'}: not valid TOML: {reason}") from None
-
-
-def _stages_of(path: Path, table: Table) -> tuple[Table, ...]:
-    stages = table.pop("stage", [])
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        raise ConfigError(f"{path}: stages are written as [[stage]], with two brackets")
-    names = [stage.get("name") for stage in stages]
-    for number, name in enumerate(names, 1):
-        if not isinstance(name, str) or names.index(name) != number - 1:
-            fault = f"is called {name!r} like another" if isinstance(name, str) else "has no name"
-            raise ConfigError(f"{path}: [[stage]] number {number} {fault}; give each stage a name of its own")
-    return tuple(stages)
-
-
-# Merging
-
-
-def _merged(old: Any, new: Any) -> Any:
-    """Tables merge key by key; anything else is replaced."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
-
-
-def _merged_stages(old: tuple[Table, ...], new: tuple[Table, ...]) -> tuple[Table, ...]:
-    changes = {stage["name"]: stage for stage in new}
-    kept = [_merged(stage, changes.pop(stage["name"], {})) for stage in old]
-    return (*kept, *changes.values())
-
-
-def _stage_sections() -> Keys:
-    return tuple(name for name, field in Stage.model_fields.items() if _is_section(field.annotation))
+    return f"# copy of {path}; the settings in force are in config.resolved.json\n{changes}\n{read_text(Path(path))}"
 
 
 def _completed(stage: Table, base: Table) -> Table:
-    """The stage with full copies of the base sections below its own keys."""
-    sections = {name: _merged(base.get(name, {}), stage.get(name, {})) for name in _stage_sections()}
-    return {**stage, **sections}
+    """The stage, its sections filled up from the base with those keys that a stage may change."""
+    model = chosen(STAGES, stage)  # none where the kind is unknown, which validation tells
+    sections = {n: s for n, f in model.model_fields.items() if (s := chosen(f.annotation, None))} if model else {}
+    return {**stage, **{n: merged(_known(base.get(n), section), stage.get(n, {})) for n, section in sections.items()}}
 
 
-def _parse_override(text: str, stages: Sequence[str]) -> Override:
-    name, equals, raw = (part.strip() for part in text.partition("="))
-    keys = tuple(name.split("."))
-    if not equals or not all(keys):
-        raise ConfigError(f"override {text!r} is not of the form section.key=value")
-    if keys[0] != "stage":
-        return Override(text=text, stage=None, keys=keys, value=_value(raw, _annotation(Recipe, keys)))
-    if len(keys) < 3:
-        raise ConfigError(f"override {text!r}: a stage is addressed as stage.NAME.key=value")
-    if keys[1] not in stages:
-        close = difflib.get_close_matches(keys[1], stages, n=1)
-        known = f"did you mean {close[0]}?" if close else f"its stages are {', '.join(stages) or 'none'}"
-        raise ConfigError(f"override {text!r}: the recipe has no stage {keys[1]!r}; {known}")
-    return Override(text=text, stage=keys[1], keys=keys[2:], value=_value(raw, _annotation(Stage, keys[2:])))
+def _known(table: Any, section: type[BaseModel]) -> Table:
+    items = table.items() if isinstance(table, dict) else ()
+    return {key: value for key, value in items if key in section.model_fields}
 
 
-def _value(raw: str, annotation: Any) -> Any:
-    """`raw` as TOML, else as text; a key that holds text takes `5` as the text "5"."""
-    if raw == "none":
-        return None
-    try:
-        parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
-        return raw
-    value = parsed["value"]
-    takes_text = str in (annotation, *typing.get_args(annotation)) and typing.get_origin(annotation) is not list
-    return raw if len(parsed) > 1 or (takes_text and not isinstance(value, str)) else value
-
-
-def _apply(change: Override, base: Table, stages: tuple[Table, ...]) -> tuple[Table, tuple[Table, ...]]:
-    table = reduce(lambda inner, key: {key: inner}, reversed(change.keys), change.value)
-    if change.stage is not None:
-        return base, tuple(_merged(stage, table) if stage["name"] == change.stage else stage for stage in stages)
-    if change.keys[0] in _stage_sections():
-        stages = tuple(_merged(stage, table) for stage in stages)
-    return _merged(base, table), stages
-
-
-# Looking at the typed tree
-
-
-def _is_section(annotation: Any) -> typing.TypeGuard[type[Section]]:
-    return isinstance(annotation, type) and issubclass(annotation, Section)
-
-
-def _annotation(model: type[BaseModel], keys: Keys) -> Any:
-    """The type of a key; None when there is no such key."""
-    field = model.model_fields.get(keys[0])
-    if field is None or len(keys) == 1:
-        return field.annotation if field else None
-    return _annotation(field.annotation, keys[1:]) if _is_section(field.annotation) else None
-
-
-def _lists_made(annotation: Any, value: Any) -> Any:
-    """`value` with a list of one wherever a list is expected and a text stands."""
-    if typing.get_origin(annotation) is list:
-        items = [value] if isinstance(value, str) else value
-        (of,) = typing.get_args(annotation)
-        return [_lists_made(of, item) for item in items] if isinstance(items, list) else items
-    if _is_section(annotation) and isinstance(value, dict):
-        fields = annotation.model_fields
-        return {key: _lists_made(fields[key].annotation, v) if key in fields else v for key, v in value.items()}
-    return value
+def _same_in_stages(keys: Keys, table: Table) -> list[Keys]:
+    """The addresses of a base key in the stages that have it too."""
+    addresses = [("stage", stage["name"], *keys) for stage in table.get("stage", [])]
+    return [address for address in addresses if len(keys) > 1 and annotation_at(Recipe, table, address) is not None]

@@ -75,14 +75,16 @@ class Screen:
                 self._print(f"\none attempt {when}:", transcript(transcripts[when]))
 
     def figures(self, result: Mapping[str, Any]) -> None:
-        """An evaluation: one row per number; `{value, interval, n}` with its interval, lists and texts left out."""
+        """An evaluation: one row per number; `{value, interval, n}` with its interval and with the attempts that are
+        missing in it, lists and texts left out."""
         self.close()
         table = _table("", "value", "95% interval", "n")
         for name, value in result.items():
             if _is_number(value) or (isinstance(value, Mapping) and _is_number(value.get("value"))):
-                n = value.get("n", "") if isinstance(value, Mapping) else ""
                 form = str if isinstance(value, int) else form_of(name)
-                table.add_row(name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), str(n))
+                table.add_row(
+                    name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), _n(value)
+                )
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -180,6 +182,7 @@ STEP_LINE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     (" cut {}", "len/truncated", round_percent),
     ("  entropy {}", "policy/entropy", share),
     ("  gap {}", "policy/logprob_gap", small),
+    ("  {} tokens/s", "step/tokens_per_second", whole),
     ("  trainer {}", "step/trainer_cpu_seconds", seconds),
     (" sandbox {}", "cpu/sandbox", seconds),
 )
@@ -246,6 +249,14 @@ def _value(figure: Any, form: Callable[[float], str]) -> str:
     """A number or the `value` of a figure; a dash for what is not there."""
     value = figure.get("value") if isinstance(figure, Mapping) else figure
     return form(value) if _is_number(value) else "-"
+
+
+def _n(figure: Any) -> str:
+    """What a figure rests on, and how many attempts are not in it."""
+    if not isinstance(figure, Mapping):
+        return ""
+    missing = figure.get("missing")
+    return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "")
 
 
 def _interval(figure: Any, form: Callable[[float], str]) -> str:

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from rocstar.launch import quiet_torch
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Iterator[Path]:
+    """A folder to write modules of the user's own into; out of reach again after the test."""
+    before, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]

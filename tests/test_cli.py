@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +23,9 @@ HELP_CPU_SECONDS = 0.250
 RECIPE = """\
 [run]
 name = "tiny"
+
+[rollout]
+max_response_tokens = 64
 
 [[stage]]
 name = "cold"
@@ -107,7 +110,7 @@ def test_training_prints_the_table_of_the_run(
     assert "stage1 step 3/3  reward .500" in told.err
     assert "reward" not in told.out
     resolved = json.loads(Path("runs/tiny/config.resolved.json").read_text())
-    assert [stage["rollout"]["max_turns"] for stage in resolved["stage"]] == [2, 2]
+    assert resolved["stage"][1]["rollout"]["max_turns"] == 2
     assert "# override: 'rollout.max_turns=2'" in Path("runs/tiny/config.toml").read_text()
 
 
@@ -124,7 +127,7 @@ def test_json_is_one_object_on_stdout(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_sft_carries_out_only_the_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
     carried_out: list[str] = []
-    train_with(monkeypatch, lambda recipe, *_, **__: carried_out.extend(stage.name for stage in recipe.stage))
+    train_with(monkeypatch, lambda material, *_, **__: carried_out.extend(s.name for s in material.recipe.stage))
     assert cli.run(["sft", "tiny.toml"]) == exits.OK
     assert carried_out == ["cold"]
 
@@ -140,8 +143,8 @@ def test_resume_reads_the_settings_of_the_run_and_takes_no_others(
 ) -> None:
     seen: list[tuple[int, str, bool]] = []
 
-    def carry_out(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
-        seen.append((recipe.run.seed, folder.name, resume))
+    def carry_out(material: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
+        seen.append((material.recipe.run.seed, folder.name, resume))
 
     train_with(monkeypatch, carry_out)
     assert cli.run(["train", "tiny.toml", "run.seed=4"]) == exits.OK
@@ -209,6 +212,14 @@ def test_a_folder_without_runs_is_said_to_have_none(capsys: pytest.CaptureFixtur
     assert told.out == "" and told.err.strip() == "there are no runs in nowhere"
 
 
+def test_runs_says_where_a_run_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    train_with(monkeypatch, finish)
+    for verb, place in (("train", "elsewhere"), ("sft", "there")):
+        assert cli.run([verb, "tiny.toml", "--runs", place]) == exits.OK
+        assert Path(place, "tiny", "run.json").is_file()
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -235,8 +246,8 @@ def test_traceback_shows_where_an_error_came_from() -> None:
         (["train", "tin.toml"], "did you mean tiny.toml?"),
         (["train", "--resume", "last"], "there is no run last in runs"),
         (["runs", "show", "x"], "there is no run x in runs"),
-        (["trian"], "No such command"),
-        (["eval", "x"], "--data"),
+        (["trian"], "rocstar: no such command 'trian'"),
+        (["eval", "x"], "rocstar: missing option '--data'; see rocstar eval --help"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_exit_code_2(
@@ -259,14 +270,19 @@ def test_an_evaluation_is_a_table_or_one_object(
     asked: dict[str, Any] = {}
 
     def measure(**arguments: Any) -> dict[str, Any]:
+        asked.clear()
         asked.update(arguments)
         return {"avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}, "mean_response_tokens": 23.25}
 
-    install(monkeypatch, "rocstar.evaluation.command", evaluate=measure)
-    assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", "--question", "Body"]) == exits.OK
+    monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
+    install(monkeypatch, "rocstar.evaluation.command", evaluate=measure, Source=SimpleNamespace)
+    asking = ["--question", "Body", "--question", "Question", "--template", "papr", "rollout.top_p=0.5"]
+    assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", *asking]) == exits.OK
     table = capsys.readouterr().out
     assert "50.0%" in table and "40.0 to 60.0" in table and "mean response tokens" in table
-    assert (asked["model"], asked["data"], asked["n"], asked["question"]) == ("last", "t.jsonl", 4, "Body")
+    assert (asked["model"], asked["source"].path, asked["attempts"]) == ("last", "t.jsonl", 4)
+    assert asked["source"].question == ["Body", "Question"]
+    assert asked["options"] == {"rollout.template=papr": "--template papr"} and asked["settings"] == [asking[-1]]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
 

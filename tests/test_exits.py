@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from rocstar.exits import EXTRA_OF, NOT_READY, failure
+from rocstar.exits import EXTRA_OF, FAILED, NOT_READY, failure
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
@@ -57,3 +58,16 @@ def test_what_rocstar_never_brings_is_not_promised() -> None:
         NOT_READY,
         "their_rewards is not installed; rocstar does not bring it: install it, or put its folder on PYTHONPATH",
     )
+
+
+def test_a_disk_that_is_full_under_sqlite_is_told_as_such() -> None:
+    database = sqlite3.connect(":memory:")
+    database.execute("pragma page_size = 512")
+    database.execute("pragma max_page_count = 2")
+    with pytest.raises(sqlite3.OperationalError) as full:
+        database.executescript("create table a (b); create table c (d); create table e (f);")
+    told = failure(full.value)
+    assert told == (FAILED, "the disk is full (while writing); free some space and try again")
+    with pytest.raises(sqlite3.OperationalError) as bug:
+        database.execute("select x from nowhere")
+    assert failure(bug.value) is None

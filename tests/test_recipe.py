@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rocstar.config import Recipe, Stage
+from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, RunSection, Section
 from rocstar.errors import ConfigError
 from rocstar.recipe import dump_resolved, load_recipe, recipe_text, resolved_from_json
 
@@ -69,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def stage(recipe: Recipe, name: str) -> Stage:
+def stage(recipe: Recipe, name: str) -> Any:
     return next(stage for stage in recipe.stage if stage.name == name)
 
 
@@ -83,7 +84,15 @@ def complaint(path: str | Path, *overrides: str) -> str:
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
-    assert load_recipe(tmp_path / "empty.toml") == Recipe()
+    assert load_recipe(tmp_path / "empty.toml") == Recipe(run=RunSection(modules=[str(tmp_path)]))
+
+
+def test_modules_are_found_beside_the_recipe_and_beside_those_it_extends_unless_it_says_where(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "base.toml").write_text("")
+    (tmp_path / "mine" / "child.toml").write_text('extends = "../base.toml"')
+    assert load_recipe(tmp_path / "mine" / "child.toml").run.modules == [str(tmp_path / "mine"), str(tmp_path)]
+    assert load_recipe(tmp_path / "base.toml", ["run.modules=there"]).run.modules == ["there"]
 
 
 def test_stages_carry_full_copies_of_the_base_and_their_own_keys(folder: Path) -> None:
@@ -91,8 +100,8 @@ def test_stages_carry_full_copies_of_the_base_and_their_own_keys(folder: Path) -
     assert [s.name for s in recipe.stage] == ["sft", "stage1"]
     assert stage(recipe, "stage1").rollout.temperature == 0.7
     assert stage(recipe, "stage1").rollout.max_turns == 2
-    assert stage(recipe, "sft").rollout.max_turns == 3
-    assert recipe.rollout.max_response_tokens == 160
+    assert recipe.rollout.max_turns == 3
+    assert recipe.rollout.max_response_tokens == RolloutSection().max_response_tokens
 
 
 def test_a_child_overrides_key_by_key_replaces_lists_and_appends_stages(folder: Path) -> None:
@@ -124,7 +133,7 @@ def test_a_circle_is_refused_with_its_files(folder: Path) -> None:
 def test_an_override_reaches_the_base_and_every_stage(folder: Path) -> None:
     recipe = load_recipe("parent.toml", ["rollout.max_turns=5", "run.seed=3"])
     assert recipe.rollout.max_turns == 5
-    assert {s.rollout.max_turns for s in recipe.stage} == {5}
+    assert stage(recipe, "stage1").rollout.max_turns == 5
     assert recipe.run.seed == 3
 
 
@@ -134,7 +143,7 @@ def test_a_stage_override_reaches_one_stage_and_later_ones_win(folder: Path) -> 
     )
     assert stage(recipe, "stage1").rollout.max_turns == 7
     assert stage(recipe, "stage1").steps == 1
-    assert stage(recipe, "sft").rollout.max_turns == 5
+    assert recipe.rollout.max_turns == 5
 
 
 @pytest.mark.parametrize(
@@ -142,7 +151,7 @@ def test_a_stage_override_reaches_one_stage_and_later_ones_win(folder: Path) -> 
     [
         ('data.train_files=["a.jsonl", "b.csv"]', "data", "train_files", ["a.jsonl", "b.csv"]),
         ("data.train_files=a.jsonl", "data", "train_files", ["a.jsonl"]),
-        ("data.columns.question=Body", "data", "columns", {"question": "Body", "answer": "answer"}),
+        ("data.columns.question=Body", "data", "columns", {"question": ["Body"], "answer": "answer"}),
         ("run.name=2024", "run", "name", "2024"),
         ("run.name=a b = c", "run", "name", "a b = c"),
         ("run.save_rollouts=false", "run", "save_rollouts", False),
@@ -186,7 +195,7 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[rollout]\n\nmax_turn = 2\n", 3, ["unknown key rollout.max_turn", "rollout.max_turns"]),
         ("[rollout]\nkeep = 2\n", 2, ["unknown key rollout.keep", "resample.keep"]),
         ("[rollouts]\nmax_turns = 2\n", 1, ["unknown key rollouts", "rollout"]),
-        ("[learning]\nzzz = 2\n", 2, ["unknown key learning.zzz", "the keys there are learning_rate, beta1"]),
+        ("[learning]\nzzz = 2\n", 2, ["unknown key learning.zzz", "the keys there are optimizer, learning_rate"]),
         ("[rollout]\nmax_turns = 'two'\n", 2, ["rollout.max_turns = 'two'", "integer"]),
         ("[rollout]\nmax_turns = 0\n", 2, ["rollout.max_turns = 0", "greater than or equal to 1"]),
         ("[resample]\nmethod = 'rok'\n", 2, ["resample.method = 'rok'", "did you mean 'roc'"]),
@@ -199,6 +208,14 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
          10, ["stage.b.rollout.max_turns = 0"]),
         ("[resample]\nkeep = 4\n[[stage]]\nname='b'\nkind='rl'\nsteps=1\n[stage.rollout]\nattempts_per_problem=2\n",
          2, ["stage.b: ", "resample.keep 4 needs"]),
+        ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[stage.model]\ndevice='cpu'\n", 5,
+         ["unknown key stage.w.model; model holds for the whole run; set it in [model]"]),
+        ("[[stage]]\nname='w'\nkind='rl'\nsteps=1\n[stage.rollout]\ntemplate='paper'\n", 6,
+         ["stage.w.rollout.template; rollout.template holds for the whole run; set it in [rollout]"]),
+        ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[stage.rollout]\nmax_turns=2\n", 5,
+         ["unknown key stage.w.rollout; rollout belongs to a stage of another kind ('rl')"]),
+        ("[[stage]]\nname='w'\nsteps=1\n", 1, ["stage.w.kind is missing; set it to one of 'sft', 'rl'"]),
+        ("[[stage]]\nname='w'\nkind='rll'\n", 1, ["stage.w.kind is unknown; set it to one of 'sft', 'rl'"]),
         ("extends = 3\n", 1, ["extends takes one file name"]),
         ("\nextends = 'parnt.toml'\n", 2, ["parnt.toml", "did you mean parent.toml"]),
     ],
@@ -235,6 +252,70 @@ def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
 def test_a_mistake_in_an_override_names_the_override(folder: Path, override: str, part: str) -> None:
     message = complaint("parent.toml", "run.seed=1", override)
     assert message.startswith(f"override {override!r}") and part in message, message
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["model.path=x", "sandbox.slots=1", "sandbox.min_isolation=L1", "evaluate.problems=3", "rollout.engine_rows=2",
+     "rollout.template=paper", "data.test_files=a.jsonl", "run.seed=1", "cluster.learners=2"],
+)  # fmt: skip
+def test_a_stage_refuses_what_holds_for_the_whole_run(folder: Path, key: str) -> None:
+    """At d725079 such keys were accepted in a stage and read nowhere."""
+    name = key.partition("=")[0]
+    told = complaint("parent.toml", f"stage.stage1.{key}")
+    assert re.search(rf"unknown key stage\.stage1\.[a-z_.]+; {name.partition('.')[0]}", told), told
+    assert f"set it in [{name.partition('.')[0]}]" in told
+
+
+def test_a_stage_refuses_the_sections_of_the_other_kind(folder: Path) -> None:
+    assert "learning" in complaint("parent.toml", "stage.sft.learning.learning_rate=1e-3")
+    assert "sft belongs to a stage of another kind ('sft')" in complaint("parent.toml", "stage.stage1.sft.batch_rows=3")
+
+
+@pytest.mark.parametrize("kind", ["'sftt'", "3"])
+def test_a_stage_of_no_kind_is_refused(folder: Path, kind: str) -> None:
+    (folder / "bad.toml").write_text(f"[[stage]]\nname = 'a'\nkind = {kind}\nsteps = 1\n")
+    assert "stage.a.kind is unknown; set it to one of 'sft', 'rl'" in complaint("bad.toml")
+    (folder / "bad.toml").write_text("[[stage]]\nname = 'a'\nsteps = 1\n")
+    assert "stage.a.kind is missing; set it to one of 'sft', 'rl'" in complaint("bad.toml")
+
+
+def sections(model: type[Section]) -> dict[str, type[Section]]:
+    return {name: f.annotation for name, f in model.model_fields.items() if isinstance(f.annotation, type)}
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_what_a_stage_may_change_is_a_part_of_the_base(kind: str) -> None:
+    base = sections(Recipe)
+    for name, section in sections(STAGES[kind]).items():
+        if name in base:
+            assert section.model_fields.keys() <= base[name].model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["learning.learning_rate=-1e-6", "learning.learning_rate=nan", "learning.clip_low=-0.2", "sft.max_grad_norm=0",
+     "rollout.temperature=-1", "rollout.temperature=inf", "learning.beta2=1.0", "evaluate.temperature=-0.1"],
+)  # fmt: skip
+def test_numbers_that_cannot_be_meant_are_refused(folder: Path, override: str) -> None:
+    assert complaint("parent.toml", override).startswith(f"override {override!r}: ")
+
+
+def test_a_pretrained_model_starts_from_the_papers_values(tmp_path: Path) -> None:
+    """At d725079: 4e-4 without warm-up, Muon at 0.02, 256 characters of feedback, a checkpoint a minute, 512 rows."""
+    (tmp_path / "mine.toml").write_text("[model]\npath = 'x'\n[[stage]]\nname = 'a'\nkind = 'rl'\nsteps = 1\n")
+    recipe = load_recipe(tmp_path / "mine.toml")
+    (only,) = recipe.stage
+    assert isinstance(only, RlStage)
+    assert (only.learning.learning_rate, only.learning.warmup_steps, only.learning.updates_per_step) == (1e-6, 20, 1)
+    assert (only.rollout.max_response_tokens, only.rollout.max_turns, only.rollout.attempts_per_problem) == (
+        8192,
+        10,
+        32,
+    )
+    assert (recipe.sft.optimizer, recipe.sft.adamw_learning_rate, recipe.sft.decay) == ("adamw", 5e-6, "cosine")
+    assert (recipe.rollout.template, recipe.rollout.feedback_max_chars) == ("paper", 4096)
+    assert recipe.run.checkpoint_seconds >= 600 and recipe.rollout.engine_rows <= 64
 
 
 def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:

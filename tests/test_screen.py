@@ -24,13 +24,14 @@ METRICS = {
     "len/truncated": 0.03,
     "policy/entropy": 0.41,
     "policy/logprob_gap": 1e-6,
+    "step/tokens_per_second": 2345.6,
     "step/trainer_cpu_seconds": 1.9,
     "cpu/sandbox": 0.6,
     "something/else": 3.0,
 }
 LINE = (
     "stage1 step 12/20  reward .413  solved .41  kept 96/192  calls 1.2 err 9%  tokens 23 cut 3%  entropy .41  gap 1e-6"
-    "  trainer 1.9s sandbox 0.6s"
+    "  2346 tokens/s  trainer 1.9s sandbox 0.6s"
 )
 
 
@@ -125,6 +126,15 @@ def test_the_last_table_shows_before_after_intervals_seconds_and_a_transcript() 
     ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_an_evaluation_says_how_many_attempts_are_missing_in_a_figure() -> None:
+    screen, _, results = screens()
+    screen.figures({"avg@4": {**figure(0.5), "missing": 3}, "pass@4": figure(0.7), "setup": {"seed": 0}})
+    lines = results.getvalue().splitlines()
+    assert any("avg@4" in line and line.rstrip().endswith("400, 3 attempts missing") for line in lines)
+    assert any("pass@4" in line and line.rstrip().endswith(" 400") for line in lines)
+    assert "seed" not in results.getvalue()
 
 
 def test_a_run_without_any_evaluation_still_has_a_table() -> None:

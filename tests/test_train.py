@@ -126,9 +126,9 @@ def test_a_sandbox_killed_in_the_middle_costs_no_attempt_its_reward(
 
 def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path) -> None:
     whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
-    ended = Command.start(whole, "train", "tiny.toml", "sandbox.tool=notebook").wait()
+    ended = Command.start(whole, "train", "tiny.toml", "sandbox.tools=notebook").wait()
     assert ended.code == 0, ended.told
-    command = Command.start(killed, "train", "tiny.toml", "sandbox.tool=notebook")
+    command = Command.start(killed, "train", "tiny.toml", "sandbox.tools=notebook")
     assert command.after_step(SFT_STEPS + 2, command.process.kill).code == -signal.SIGKILL
     assert Command.start(killed, "train", "--resume", "tiny").wait().code == 0
     assert any(row["calls"] > row["failed_calls"] for row in attempts(whole)), "no cell went well"

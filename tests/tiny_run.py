@@ -22,6 +22,7 @@ RECIPE = """\
 name = "tiny"
 folder = "runs"
 checkpoint_seconds = 0
+checkpoint_cost = 1
 
 [model]
 hidden_size = 32
@@ -39,6 +40,11 @@ test_files = ["test.jsonl"]
 
 [sft]
 batch_rows = 12
+optimizer = "muon"
+adamw_learning_rate = 3e-3
+decay = "linear"
+decay_share = 0.4
+context_loss_weight = 0.1
 rows_file = "rows.jsonl"
 dropout = 0.02
 warmup_steps = 2
@@ -48,6 +54,8 @@ problems_per_step = 2
 attempts_per_problem = 4
 max_response_tokens = 48
 max_turns = 3
+template = "compact"
+feedback_errors = "short"
 engine_rows = 8
 
 [sandbox]
@@ -55,6 +63,13 @@ preload = []
 
 [resample]
 keep = 4
+
+[learning]
+learning_rate = 4e-4
+beta2 = 0.95
+weight_decay = 0.0
+warmup_steps = 0
+updates_per_step = 2
 
 [evaluate]
 problems = 2
@@ -173,12 +188,15 @@ def metrics_lines(folder: Path) -> list[str]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl without what a clock says."""
     rows = [json.loads(line) for line in metrics_lines(folder)]
-    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "seconds" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "second" not in k} for row in rows]
 
 
 def results(folder: Path) -> dict[str, Any]:
     run = folder / "runs" / "tiny"
-    return {str(f.relative_to(run)): json.loads(f.read_text()) for f in run.glob("evals/*/*/result.json")}
+    kept = {str(f.relative_to(run)): json.loads(f.read_text()) for f in run.glob("evals/*/*/result.json")}
+    for result in kept.values():
+        del result["setup"]["git"]  # a commit may come between
+    return kept
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:

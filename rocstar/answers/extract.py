@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-from rocstar.dialogue.calls import CLOSE, OPEN
+from rocstar.dialogue.markup import CLOSE, OPEN
 
 MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line says something else
 MAX_GAP_CHARS = 60  # between two boxes of one list

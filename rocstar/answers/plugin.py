@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grade, Grader
@@ -32,28 +33,28 @@ VERDICTS = {1.0: Verdict.RIGHT, 0.0: Verdict.WRONG}
 
 
 def verifier_named(
-    name: str, codec: TextCodec, grader: Grader, *, truncated: Truncated = "wrong", phrases: bool = False
+    name: str,
+    codec: TextCodec,
+    grader: Grader,
+    *,
+    truncated: Truncated = "wrong",
+    phrases: bool = False,
+    folders: Sequence[Path | str] = (),
 ) -> Verifier:
-    """The verifier that `evaluate.verifier` names: one of NAMES, or a function (`verifier_from`). The settings are
-    those of BoxedVerifier. Raises ConfigError."""
+    """The verifier that `evaluate.verifier` names: one of NAMES, or a function (`load_reward`). The settings are those
+    of BoxedVerifier. Raises ConfigError."""
     if name == "tool_output":
         return ToolOutputVerifier(codec, truncated=truncated)
     if name in NAMES:
         strict = name == "boxed_strict"
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases)
-    return verifier_from(name, codec, truncated=truncated)
+    return RewardVerifier(codec, load_reward(name, folders), truncated=truncated)
 
 
-def verifier_from(reference: str, codec: TextCodec, *, truncated: Truncated = "wrong") -> RewardVerifier:
-    """`package.module:function` or `file.py:function`. Raises ConfigError when it cannot be loaded, or not be called as
-    TRL or verl call it."""
-    return RewardVerifier(codec, load_reward(reference), truncated=truncated)
-
-
-def check_verifier(name: str) -> None:
+def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
     """Raises ConfigError for a name that `verifier_named` does not take; needs no model."""
     if name not in NAMES:
-        load_reward(name)
+        load_reward(name, folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,16 @@ class Reward:
         return {**columns, "prompts": [asked], "completions": [said]}
 
 
-def load_reward(reference: str) -> Reward:
-    """Raises ConfigError."""
+def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
+    """`package.module:function` or `file.py:function`. Raises ConfigError when it cannot be loaded, or not be called as
+    TRL or verl call it."""
     if ":" not in reference:
         nearest = get_close_matches(reference, NAMES, n=1, cutoff=0.0)[0]
         raise ConfigError(
             f"evaluate.verifier {reference!r} is unknown; the nearest is {nearest!r}, of {', '.join(NAMES)}, "
             "or package.module:function."
         )
-    function = load_function(reference)
+    function = load_function(reference, folders)
     signature = signature_of(function)
     parameters = inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -8,19 +8,17 @@ in this process, without any wall.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rocstar.answers.cases import Case
 from rocstar.errors import ConfigError
+from rocstar.plugins import load
 
 TRL, VERL = "trl", "verl"
 Function = Callable[..., Any]
@@ -37,31 +35,16 @@ class Scored:
     """Wall time; in TRL's signature the share of a batch."""
 
 
-def load_function(name: str) -> Function:
-    """`module:function`, or `file.py:function` as verl names it; a class is made without arguments. The current folder
-    is searched. Raises ConfigError."""
-    home, _, attribute = name.rpartition(":")
-    if not home:
-        raise ConfigError(f"{name!r} names no function; write it as module:function, for example rewards:score.")
-    path = Path(home)
-    folder, module = (str(path.resolve().parent), path.stem) if path.suffix == ".py" else (str(Path.cwd()), home)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+def load_function(name: str, folders: Sequence[Path | str] = ()) -> Function:
+    """`module:function`, or `file.py:function` as verl names it; a class is made without arguments. `folders` and the
+    current one are searched. Raises ConfigError."""
+    found = load(name, folders=(*folders, Path.cwd()), setting="reward function")
+    if not inspect.isclass(found):
+        return cast(Function, found)
     try:
-        loaded = importlib.import_module(module)
-    except Exception as error:  # their module may raise anything
-        raise ConfigError(f"{name} cannot be loaded: {type(error).__name__}: {error}; check {home!r}.") from error
-    if (function := getattr(loaded, attribute, None)) is None:
-        near = get_close_matches(attribute, [each for each in vars(loaded) if each[0] != "_"], n=1)
-        raise ConfigError(f"{home} has no {attribute!r}; {f'did you mean {near[0]!r}' if near else 'check its name'}.")
-    if inspect.isclass(function):
-        try:
-            function = function()
-        except Exception as error:
-            raise ConfigError(f"{name} is a class that cannot be made without arguments: {error}.") from error
-    if not callable(function):
-        raise ConfigError(f"{name} is {type(function).__name__} and not a function.")
-    return function  # type: ignore[no-any-return]
+        return cast(Function, found())
+    except Exception as error:
+        raise ConfigError(f"{name} is a class that cannot be made without arguments: {error}.") from error
 
 
 def signature_of(function: Function) -> str:

@@ -1,24 +1,22 @@
-"""Cold-start demonstrations for the arithmetic tasks: which behaviours are shown how often, and their real execution.
+"""Cold-start demonstrations for the arithmetic tasks: which behaviours are shown how often, and what programs come to.
 
-Planning is pure; `perform` runs every program through a function it is given, so that what a demonstration shows as
-tool output is what the tool really says. Which tool, which sandbox and which tokens are not decided here.
+Planning is pure; `perform` works every program out (`worked.py`), so that what a demonstration shows as tool output is
+what the tool would say. Which tool and which tokens are not decided here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 
 from rocstar.data.families import FAMILIES, Chain, Family
+from rocstar.data.worked import work_out
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError
-from rocstar.types import Demonstration, DemoTurn, Problem, ToolCall, ToolResult, seed_for
-
-Run = Callable[[ToolCall], Awaitable[ToolResult]]
+from rocstar.types import Demonstration, DemoTurn, Problem, seed_for
 
 
 class Move(StrEnum):
@@ -91,28 +89,9 @@ def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> lis
     ]
 
 
-async def perform(
-    plans: Sequence[Plan], run: Run, *, tool_name: str = "python", parallel: int = 32
-) -> list[Demonstration]:
-    """Run every plan's programs through `run`, at most `parallel` plans at a time; demonstrations in order of plans.
-
-    What `run` raises ends everything (the other plans are cancelled).
-    """
-    done: list[Demonstration | None] = [None] * len(plans)
-    waiting = iter(enumerate(plans))
-
-    async def work() -> None:
-        for n, plan in waiting:
-            done[n] = await _perform(plan, run, tool_name)
-
-    workers = [asyncio.create_task(work()) for _ in range(min(parallel, len(plans)))]
-    try:
-        await asyncio.gather(*workers)  # not a TaskGroup: the caller wants the plain exception, not a group of them
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-    return [demo for demo in done if demo is not None]
+def perform(plans: Sequence[Plan], *, tool_name: str = "python") -> list[Demonstration]:
+    """Demonstrations of the plans, in order; tool results are those of their programs."""
+    return [_perform(plan, tool_name) for plan in plans]
 
 
 def _plan(problem: Problem, shares: Mapping[Behaviour, int], rng: random.Random) -> Plan:
@@ -160,12 +139,12 @@ def _wrong_number(answer: str, rng: random.Random) -> str:
             return guess
 
 
-async def _perform(plan: Plan, run: Run, tool_name: str) -> Demonstration:
+def _perform(plan: Plan, tool_name: str) -> Demonstration:
     turns: list[DemoTurn] = []
     output = ""
     for n, code in enumerate(plan.codes):
         text = render_call(tool_name, {"code": code.replace("{out}", output)})
-        result = await run(parse_calls(text, first_id=n)[0])
+        result = work_out(parse_calls(text, first_id=n)[0])
         turns.append(DemoTurn(text=text, results=(result,)))
         output = "" if result.is_error else result.stdout.strip()
     final = plan.final or output or plan.guess

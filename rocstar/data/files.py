@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.layouts import ANSWER_SYNONYMS, LAYOUTS, QUESTION_SYNONYMS, Columns, Row, detect_columns, problem_of
+from rocstar.data.layouts import (
+    ANSWER_SYNONYMS,
+    LAYOUTS,
+    QUESTION_SYNONYMS,
+    Columns,
+    Row,
+    detect_columns,
+    problem_of,
+    with_story,
+)
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.types import Problem
@@ -20,37 +30,41 @@ from rocstar.types import Problem
 def load_problems(
     path: str | Path,
     *,
-    question: str = "question",
+    question: str | Sequence[str] = "question",
     answer: str = "answer",
     source: str | None = None,
     limit: int | None = None,
 ) -> list[Problem]:
     """The problems of a file, in its order.
 
-    question, answer: column names; where a default one is absent and exactly one usual synonym is there, that is
-    used, and rows in the layout of TRL, verl, SkyRL or slime are recognised. source: recorded with each problem,
+    question, answer: column names; several for the question are joined by a space. Where a default one is absent and
+    exactly one usual synonym is there, that is used, after the story that it asks about where there is one (SVAMP's
+    `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. source: recorded with each problem,
     default the file's name. limit: read only the first so many rows. Numbers count as answers and become text (8.0
     becomes "8"); every other column goes into `metadata`, with the line (parquet: the row) counted from 1 as "line".
     Raises DataError naming file, line and field. Source: ours."""
     name = source or Path(path).name
+    asked = (question,) if isinstance(question, str) else tuple(question)
     problems: list[Problem] = []
     for line, row in itertools.islice(read_rows(path), limit):
         where = f"{path}, line {line}"
-        columns = _columns(row, where, question, answer)
+        columns = columns_of(row, where, asked, answer)
         problems.append(problem_of(row, columns, where=where, source=name, line=line))
     if not problems and limit != 0:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
     return problems
 
 
-def _columns(row: Any, where: str, question: str, answer: str) -> Columns:
+def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> Columns:
+    """The columns of a row that are read when these are asked for. Raises DataError."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected one JSON object with columns, got {type(row).__name__}.")
-    if (question, answer) == ("question", "answer") and _is_foreign(row):
+    by_default = question == ("question",)
+    if by_default and answer == "answer" and _is_foreign(row):
         return detect_columns(row, where=where)
-    asked = _column(row, where, "question", question, QUESTION_SYNONYMS)
+    asked = tuple(_column(row, where, "question", name, QUESTION_SYNONYMS) for name in question)
     answered = _column(row, where, "answer", answer, ANSWER_SYNONYMS)
-    return Columns(layout="given", question=(asked,), answer=answered)
+    return Columns(layout="given", question=with_story(row, *asked) if by_default else asked, answer=answered)
 
 
 def _is_foreign(row: Row) -> bool:
@@ -74,5 +88,5 @@ def _column(row: Row, where: str, role: str, wanted: str, synonyms: tuple[str, .
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     raise DataError(
         f'{where}: no field "{wanted}" among {", ".join(map(str, row)) or "no fields at all"}{hint} '
-        f"Name the column in the recipe as data.columns.{role}."
+        f"Name the column with --{role}, in a recipe as data.columns.{role}."
     )

@@ -18,6 +18,8 @@ from rocstar.types import Problem, problem_id
 
 QUESTION_SYNONYMS = ("problem", "Question", "prompt")
 ANSWER_SYNONYMS = ("Answer", "final_answer", "target")
+STORIES = ("Body", "body")
+"""Columns of the story that a question asks about (SVAMP, ASDiv): without it the question is no problem."""
 
 _GSM8K_MARK = "####"
 _BOX = "\\boxed{"
@@ -94,12 +96,18 @@ def detect_columns(row: Row, *, where: str, layout: str = "auto", needs_answer: 
             question = next((name for name in known.questions if _has(row, name)), None)
             answer = next((name for name in known.answers if _has(row, name)), None)
             if question and (answer or not needs_answer):
-                return Columns(layout=known.name, question=(question,), answer=answer)
+                return Columns(layout=known.name, question=with_story(row, question), answer=answer)
     tried = "any known layout" if layout == "auto" else f"layout {layout}"
     raise DataError(
         f"{where}: the fields {', '.join(map(str, row)) or '(none)'} do not fit {tried} "
         f"({', '.join(LAYOUT_NAMES)}); name the fields that hold question and answer."
     )
+
+
+def with_story(row: Row, question: str) -> tuple[str, ...]:
+    """The column of the question, after that of its story where the row has one."""
+    story = next((name for name in STORIES if _has(row, name)), None)
+    return (story, question) if story else (question,)
 
 
 def problem_of(row: Row, columns: Columns, *, where: str, source: str, line: int) -> Problem:

@@ -13,7 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import Template
+from rocstar.dialogue.tokenizer_files import ModelFiles
 from rocstar.errors import ConfigError
 
 UNKNOWN = "<|unknown|>"
@@ -47,7 +49,7 @@ def train_bpe(
     )
     tokenizer.train_from_iterator(_pieces(texts, [*markers, *atoms]), trainer)
     tokenizer.add_tokens([AddedToken(atom, normalized=False) for atom in atoms])
-    return Codec(tokenizer, {"unk_token": UNKNOWN, "pad_token": UNKNOWN})
+    return Codec(tokenizer, ModelFiles(tokenizer={"unk_token": UNKNOWN, "pad_token": UNKNOWN}))
 
 
 def fixed_phrases(template: Template, tool_name: str) -> tuple[str, ...]:
@@ -56,7 +58,8 @@ def fixed_phrases(template: Template, tool_name: str) -> tuple[str, ...]:
     without a system text, which would become one huge atom. Source: ours."""
     hole = "\0"
     call = render_call(tool_name, {"code": ""}).replace('""', f'"{hole}"')
-    texts = template.opening(hole, ()), template.reply([hole]), call, f"<answer>\\boxed{{{hole}}}</answer>"
+    opening, reply = text_of(template.opening(hole, ())), text_of(template.reply([hole]))
+    texts = opening, reply, call, f"<answer>\\boxed{{{hole}}}</answer>"
     phrases = (piece for text in texts for piece in re.split(f"{hole}|{re.escape(template.stop)}", text))
     return tuple(dict.fromkeys(filter(None, phrases)))
 

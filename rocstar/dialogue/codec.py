@@ -3,45 +3,75 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from rocstar.dialogue.jinja import chat_template
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.segments import Author, Segment
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
 from rocstar.errors import ConfigError
+
+Forbidden = Callable[[int], bool]
+"""Whether text may not become this token."""
 
 
 class Codec:
     """A TextCodec that can be saved beside a model."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: Mapping[str, Any] | None = None) -> None:
-        """`settings` is what tokenizer_config.json holds; `save` keeps it."""
-        self._tokenizer = tokenizer
-        self._settings = dict(settings or {})
+    def __init__(self, tokenizer: Tokenizer, files: ModelFiles | None = None) -> None:
+        """`files` is what stood beside the tokenizer; `save` keeps it."""
         # A tokenizer.json may come with a length limit or padding switched on; either would change the ids.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._saved = tokenizer
+        self._tokenizer = without_prefix_spaces(tokenizer)
+        self._files = files or ModelFiles()
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {token.content: (number, bool(token.special)) for number, token in added.items()}
 
     @classmethod
     def load(cls, folder: Path | str) -> Codec:
-        """Read `tokenizer.json` (and `tokenizer_config.json`, if any) of a Hugging Face folder. Raises ConfigError."""
-        path = Path(folder) / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"{folder} has no tokenizer.json; save a fast tokenizer into it.")
-        settings_path = path.with_name("tokenizer_config.json")
-        settings = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else {}
-        return cls(Tokenizer.from_file(str(path)), settings)
+        """Read a Hugging Face folder: `tokenizer.json`, or the older `vocab.json` and `merges.txt`, and the settings
+        beside it (tokenizer_config.json, generation_config.json, config.json). Raises ConfigError."""
+        files = read_model_files(Path(folder))
+        return cls(read_tokenizer(Path(folder), files.tokenizer), files)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of token ids, added tokens included; the model's embedding may be larger."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        """One more than the highest token id, added tokens included; the model's embedding may be larger."""
+        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
+    def covered(self, rows: int) -> int:
+        """How many of a model's first `rows` embedding rows have a token here."""
+        return sum(number < rows for number in set(self._tokenizer.get_vocab(with_added_tokens=True).values()))
 
     def encode(self, text: str) -> list[int]:
+        """All of `text` as the template's: every marker in it becomes its token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_segments(self, segments: Iterable[Segment], reserved: Sequence[str]) -> list[int]:
+        """The segments as one text, in which nobody but the template writes a control token.
+
+        The ids are those of the joined text, as `apply_chat_template` would have them, unless text of somebody else
+        would become a control token, whole or in part: the text is then cut inside that token and both sides are
+        encoded on their own, which spells the same characters in ordinary tokens. A string of `reserved` that is no
+        token of its own would be spelled the same whoever writes it; where somebody else does, it gets a space after
+        its first character (`<tool_call>` becomes `< tool_call>`). Source: ours."""
+        plain = [marker for marker in reserved if marker not in self._added]
+        kept = [segment for segment in segments if segment.text]
+        texts = [s.text if s.author is Author.TEMPLATE else _neutral(s.text, plain) for s in kept]
+        ends = [0]
+        for text in texts:
+            ends.append(ends[-1] + len(text))
+        forbidden = self._forbidden(reserved)
+        bounds = _Bounds(ends[1:], [forbidden.get(segment.author, frozenset()) for segment in kept])
+        return self._encoded("".join(texts), 0, bounds)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
@@ -56,15 +86,86 @@ class Codec:
             )
         return ids[0]
 
-    def save(self, folder: Path | str, template_name: str) -> None:
-        """Write tokenizer.json and tokenizer_config.json so that transformers.AutoTokenizer loads them, with the chat
-        template of that name and its stop marker as end-of-sequence token. Raises ConfigError."""
+    def stop_ids(self, template: Template) -> tuple[int, ...]:
+        """Every token that ends an assistant turn: the template's stop marker first, then the end-of-sequence tokens
+        named by the tokenizer and by the model's generation_config.json and config.json. Raises ConfigError."""
+        named = self._files.eos_token
+        known = [self.token_id(template.stop), *([self.token_id(named)] if named else []), *self._files.eos_ids]
+        return tuple(dict.fromkeys(known))
+
+    def save(self, folder: Path | str, template: Template) -> None:
+        """Write tokenizer.json, tokenizer_config.json and generation_config.json, so that transformers and vLLM load
+        them, render the template, and stop where a rollout would. Settings that came with the tokenizer and its model
+        are kept; under a template of ours the stop marker becomes the end-of-sequence token. Raises ConfigError."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        self._tokenizer.save(str(target / "tokenizer.json"))
-        stop = template_named(template_name).stop
-        self.token_id(stop)
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": stop, **self._settings}
-        settings |= {"eos_token": stop, "chat_template": chat_template(template_name)}
-        text = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
-        (target / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        self._saved.save(str(target / "tokenizer.json"))
+        stops = self.stop_ids(template)
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": template.stop, **self._files.tokenizer}
+        if template.jinja is not None:
+            settings |= {"eos_token": template.stop, "chat_template": template.jinja}
+        elif self._files.chat_template is not None:
+            (target / "chat_template.jinja").write_text(self._files.chat_template, encoding="utf-8")
+        _write(target / "tokenizer_config.json", settings)
+        _write(target / "generation_config.json", {**self._files.generation, "eos_token_id": list(stops)})
+
+    def _forbidden(self, reserved: Sequence[str]) -> dict[Author, frozenset[int]]:
+        """Ids that text of an author may not become. Added tokens made of letters, digits and blanks alone are words
+        of the vocabulary, not markers."""
+        marks = {text: number for text, (number, special) in self._added.items() if special or not _is_word(text)}
+        turns = {
+            number for text, number in marks.items() if self._added[text][1] or any(mark in text for mark in reserved)
+        }
+        return {Author.OTHERS: frozenset(marks.values()), Author.ASSISTANT: frozenset(turns)}
+
+    def _encoded(self, text: str, start: int, bounds: _Bounds) -> list[int]:
+        """Ids of `text`, which begins at character `start` of the whole."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        found = (
+            bounds.cut(token, start + left, start + right)
+            for token, (left, right) in zip(encoding.ids, encoding.offsets, strict=True)
+            if token in bounds.tokens
+        )
+        cuts = sorted({cut - start for cut in found if cut is not None})
+        if not cuts:
+            return list(encoding.ids)
+        parts = pairwise((0, *cuts, len(text)))
+        return [token for left, right in parts for token in self._encoded(text[left:right], start + left, bounds)]
+
+
+class _Bounds:
+    """Where each segment ends, and which tokens it may not become."""
+
+    def __init__(self, ends: Sequence[int], forbidden: Sequence[frozenset[int]]) -> None:
+        self._ends = ends
+        self._forbidden = forbidden
+        self.tokens = frozenset().union(*forbidden)
+
+    def cut(self, token: int, left: int, right: int) -> int | None:
+        """Where to cut so that the characters `left` to `right` are not this token: at the edge of the segment that
+        may not hold it, or in the middle. None where they may be it, or are one character, which nobody can spell
+        (bytes the tokenizer does not know)."""
+        place = bisect_right(self._ends, left)
+        while place < len(self._ends) and (begin := self._ends[place - 1] if place else 0) < right:
+            if token in self._forbidden[place]:
+                if begin > left:
+                    return begin
+                if self._ends[place] < right:
+                    return self._ends[place]
+                return (left + right) // 2 if right - left > 1 else None
+            place += 1
+        return None
+
+
+def _neutral(text: str, plain: Iterable[str]) -> str:
+    for marker in plain:
+        text = text.replace(marker, f"{marker[0]} {marker[1:]}")
+    return text
+
+
+def _is_word(text: str) -> bool:
+    return all(letter.isalnum() or letter.isspace() for letter in text)
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import json
 
-from rocstar.dialogue.template import START, STOP, TOOLS_HEAD, TOOLS_TAIL, ChatMl, template_named
+from rocstar.dialogue.markup import START, STOP, TOOLS_HEAD, TOOLS_TAIL
 
 
-def chat_template(name: str) -> str:
-    """Jinja source that renders messages of the roles system, user, assistant and tool as the named template does.
+def chat_template(*, system: str | None, preamble: str, header: str, lists_tools: bool) -> str:
+    """Jinja source that renders messages (roles system, user, assistant, tool) as `ChatMl` of these fields does.
 
     The content of an assistant message is what the model wrote after the header (after the opened tag, in `paper`).
-    Raises ConfigError for an unknown name.
     """
-    template = template_named(name)
-    header = _literal(template.assistant_header)
     return (
-        _system(template)
+        _system(system, lists_tools)
         + "{%- for message in turns -%}"
-        + _user(template)
-        + _assistant(header)
+        + _user(preamble)
+        + _assistant(_literal(header))
         + _tool()
         + "{%- endif -%}{%- endfor -%}"
-        + f"{{%- if add_generation_prompt -%}}{{{{- {header} -}}}}{{%- endif -%}}"
+        + f"{{%- if add_generation_prompt -%}}{{{{- {_literal(header)} -}}}}{{%- endif -%}}"
     )
 
 
@@ -37,8 +34,8 @@ def _emit(*texts: str) -> str:
     return "{{- " + _literal("".join(texts)) + " -}}"
 
 
-def _system(template: ChatMl) -> str:
-    default = "none" if template.system is None else _literal(template.system)
+def _system(system: str | None, lists_tools: bool) -> str:
+    default = "none" if system is None else _literal(system)
     return (
         "{%- if messages and messages[0].role == 'system' -%}"
         "{%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}"
@@ -46,7 +43,7 @@ def _system(template: ChatMl) -> str:
         "{%- if system is not none -%}"
         + _emit(START, "system\n")
         + "{{- system -}}"
-        + (_tools() if template.lists_tools else "")
+        + (_tools() if lists_tools else "")
         + _emit(STOP, "\n")
         + "{%- endif -%}"
     )
@@ -64,10 +61,10 @@ def _tools() -> str:
     )
 
 
-def _user(template: ChatMl) -> str:
+def _user(preamble: str) -> str:
     return (
         "{%- if message.role == 'user' -%}"
-        + _emit(START, "user\n", template.preamble)
+        + _emit(START, "user\n", preamble)
         + "{{- message.content -}}"
         + _emit(STOP, "\n")
     )

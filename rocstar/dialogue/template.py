@@ -1,43 +1,26 @@
 """Conversation text: what stands before, between and after the words the model writes. Text only, no token ids.
 
-Two templates share one ChatML shape. `paper` is the conversation of rStar2-Agent (system text, tools block, preamble,
-pre-opened `<reason>`); `compact` is the bare minimum for models of a few hundred thousand parameters.
-"""
+Our two templates share one ChatML shape. `paper` is the conversation of rStar2-Agent (system text, tools block,
+preamble, pre-opened `<reason>`); `compact` is the bare minimum for models of a few hundred thousand parameters. A
+model's own chat template is in `model_template.py`; `templates.py` picks one by name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rocstar.errors import ConfigError
+from rocstar.dialogue.calls import HERMES, CallSyntax
+from rocstar.dialogue.jinja import chat_template
+from rocstar.dialogue.markup import PREAMBLE, RESERVED, START, STOP, SYSTEM, TOOLS_HEAD, TOOLS_TAIL
+from rocstar.dialogue.segments import Segment, foreign, ours
 from rocstar.protocols import ToolSpec
-
-START, STOP = "<|im_start|>", "<|im_end|>"
-
-SYSTEM = (
-    "The User brings a problem and the Assistant solves it. The Assistant first thinks the problem through and then "
-    "gives the User the answer. The thinking stands inside <reason> </reason> and the answer inside "
-    "<answer> </answer>, like this: <reason> thinking goes here </reason> <answer> answer goes here </answer>."
-)
-TOOLS_HEAD = (
-    "\n\n# Tools\n\nFunctions are available to help with the problem. Each line inside <tools></tools> is the JSON "
-    "schema of one of them:\n<tools>"
-)
-TOOLS_TAIL = (
-    "\n</tools>\n\nEvery call is a JSON object with the function's name and its arguments, inside "
-    '<tool_call></tool_call>:\n<tool_call>\n{"name": <function name>, "arguments": <object of arguments>}\n</tool_call>'
-)
-PREAMBLE = (
-    "Solve the problem below and give the answer inside <answer> </answer>. The final answer is read automatically "
-    "from \\boxed{}, so put it there.\n\nThe problem is:\n"
-)
 
 
 class Template(Protocol):
-    """Text around completions. Promise: opening + completion + reply + completion ... is the whole conversation."""
+    """Text around completions. Promise: opening + completion + reply + completion ... is the whole conversation, and
+    only segments whose author is the template hold its markers."""
 
     @property
     def stop(self) -> str:
@@ -45,16 +28,34 @@ class Template(Protocol):
         ...
 
     @property
-    def markers(self) -> tuple[str, ...]:
-        """Strings a tokenizer trained for this template keeps whole as special tokens; `stop` is one of them."""
+    def reserved(self) -> tuple[str, ...]:
+        """Strings that mark turns, tool responses and calls; nobody else's text is read as one of them."""
         ...
 
-    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> str:
+    @property
+    def calls(self) -> CallSyntax:
+        """How calls are written under this template."""
+        ...
+
+    @property
+    def jinja(self) -> str | None:
+        """Jinja source for the `chat_template` of a saved tokenizer; None to keep what the tokenizer came with."""
+        ...
+
+    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
         """Everything before the first completion; `system` replaces the default system text."""
         ...
 
-    def reply(self, tool_texts: Sequence[str]) -> str:
-        """Everything between a completion that ended with `stop` and the next one."""
+    def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
+        """Everything between a completion that ended with `stop` and the next one, answering calls."""
+        ...
+
+    def next_question(self, question: str) -> tuple[Segment, ...]:
+        """The same, asking something else."""
+        ...
+
+    def chat(self) -> Template:
+        """The form for rows that bring their own tools or none: no preamble, nothing about problems and boxes."""
         ...
 
 
@@ -71,31 +72,53 @@ class ChatMl:
     lists_tools: bool
     """Whether the system message shows the schemas of the tools."""
     markers: tuple[str, ...]
-    """See `Template.markers`."""
+    """Strings a tokenizer trained for this template keeps whole as special tokens; `stop` is one of them."""
 
     @property
     def stop(self) -> str:
         return STOP
 
     @property
+    def reserved(self) -> tuple[str, ...]:
+        return RESERVED
+
+    @property
+    def calls(self) -> CallSyntax:
+        return HERMES
+
+    @property
+    def jinja(self) -> str:
+        return chat_template(
+            system=self.system, preamble=self.preamble, header=self.assistant_header, lists_tools=self.lists_tools
+        )
+
+    @property
     def assistant_header(self) -> str:
         """Text right before each completion."""
         return f"{START}assistant\n{self.opened}"
 
-    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> str:
-        user = f"{START}user\n{self.preamble}{question}{STOP}\n"
-        return self._system_message(tools, system) + user + self.assistant_header
+    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
+        user = ours(f"{START}user\n{self.preamble}"), foreign(question), ours(f"{STOP}\n{self.assistant_header}")
+        return *self._system_message(tools, system), *user
 
-    def reply(self, tool_texts: Sequence[str]) -> str:
-        responses = "".join(f"\n<tool_response>\n{text}\n</tool_response>" for text in tool_texts)
-        return f"\n{START}user{responses}{STOP}\n{self.assistant_header}"
+    def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
+        responses = ((ours("\n<tool_response>\n"), foreign(text), ours("\n</tool_response>")) for text in tool_texts)
+        inner = (segment for response in responses for segment in response)
+        return ours(f"\n{START}user"), *inner, ours(f"{STOP}\n{self.assistant_header}")
 
-    def _system_message(self, tools: Sequence[ToolSpec], system: str | None) -> str:
-        text = self.system if system is None else system
-        if text is None:
-            return ""
-        block = tools_block(tools) if self.lists_tools and tools else ""
-        return f"{START}system\n{text}{block}{STOP}\n"
+    def next_question(self, question: str) -> tuple[Segment, ...]:
+        tail = ours(f"{STOP}\n{self.assistant_header}")
+        return ours(f"\n{START}user\n{self.preamble}"), foreign(question), tail
+
+    def chat(self) -> ChatMl:
+        return CHAT
+
+    def _system_message(self, tools: Sequence[ToolSpec], system: str | None) -> tuple[Segment, ...]:
+        if self.system is None and system is None:
+            return ()
+        text = ours(self.system or "") if system is None else foreign(system)
+        block = tools_block(tools) if self.lists_tools and tools else ()
+        return ours(f"{START}system\n"), text, *block, ours(f"{STOP}\n")
 
 
 def tool_schema(spec: ToolSpec) -> dict[str, Any]:
@@ -104,10 +127,10 @@ def tool_schema(spec: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def tools_block(tools: Sequence[ToolSpec]) -> str:
+def tools_block(tools: Sequence[ToolSpec]) -> tuple[Segment, ...]:
     """The `# Tools` section of a system message: one JSON schema a line. Source: paper Fig. 3; wording ours."""
-    lines = "".join("\n" + json.dumps(tool_schema(spec), ensure_ascii=False) for spec in tools)
-    return TOOLS_HEAD + lines + TOOLS_TAIL
+    schemas = "".join("\n" + json.dumps(tool_schema(spec), ensure_ascii=False) for spec in tools)
+    return ours(TOOLS_HEAD), foreign(schemas), ours(TOOLS_TAIL)
 
 
 def _plain(value: Any) -> Any:
@@ -119,24 +142,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-PAPER = ChatMl(
-    system=SYSTEM,
-    preamble=PREAMBLE,
-    opened="<reason>",
-    lists_tools=True,
-    markers=(START, STOP, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-)
+PAPER = ChatMl(system=SYSTEM, preamble=PREAMBLE, opened="<reason>", lists_tools=True, markers=RESERVED)
 
 # Only the stop marker must be one token. The other tags are ordinary text here, which lets a BPE without word
 # boundaries learn each run of fixed text (tags, roles, line ends) as one token.
 COMPACT = ChatMl(system=None, preamble="", opened="", lists_tools=False, markers=(STOP,))
 
-TEMPLATES: Mapping[str, ChatMl] = {"paper": PAPER, "compact": COMPACT}
-
-
-def template_named(name: str) -> ChatMl:
-    """The template of that name. Raises ConfigError for any other name than `paper` and `compact`."""
-    if name in TEMPLATES:
-        return TEMPLATES[name]
-    nearest = get_close_matches(name, TEMPLATES, n=1, cutoff=0.0)[0]
-    raise ConfigError(f"rollout.template {name!r} is unknown; the nearest is {nearest!r}, of {', '.join(TEMPLATES)}.")
+CHAT = replace(PAPER, system="You are a helpful assistant.", preamble="", opened="")
+"""How rows that bring their own tools are written: the paper's tools block and call syntax without its reasoning
+clothes. A chat answer right after an open `<reason>`, or under a request for a `\\boxed{}`, would teach the model to
+ignore both. Source: ours; the paper does not say how its non-reasoning rows were laid out."""

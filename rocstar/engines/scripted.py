@@ -50,7 +50,7 @@ class ScriptedEngine:
         )
 
     def load(self) -> EngineLoad:
-        return EngineLoad(capacity_tokens=2**20, used_tokens=0, running=0, waiting=0)
+        return EngineLoad(capacity_tokens=2**20, used_tokens=0, running=0, waiting=0, policy_version=self._version)
 
     async def load_weights(self, weights: Weights) -> None:
         self._version = weights.version

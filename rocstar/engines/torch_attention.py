@@ -25,7 +25,7 @@ PIECE = 128  # positions summed in one product; longer sums are blocked by their
 
 
 def attend(
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -41,11 +41,11 @@ def attend(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     count = groups * steps
-    folded = _at_least(MIN_QUERIES, query.reshape(rows, kv_heads, count, width))
-    scores = torch.matmul(folded, key.transpose(2, 3))[:, :, :count].mul_(scaling)
+    folded = _at_least(MIN_QUERIES, (query * scaling).reshape(rows, kv_heads, count, width))
+    scores = torch.matmul(folded, key.transpose(2, 3))[:, :, :count]
     scores = scores.view(rows, kv_heads, groups, steps, -1)
     if attention_mask is not None:
-        scores = scores + attention_mask.unsqueeze(1)
+        scores += attention_mask.unsqueeze(1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     mixed = _mix(_at_least(MIN_QUERIES, weights.reshape(rows, kv_heads, count, -1)), value)[:, :, :count]
     return mixed.reshape(rows, heads, steps, width).transpose(1, 2).contiguous(), None

@@ -1,41 +1,53 @@
 """The embedded engine: any transformers causal LM, continuous batching, on CPU or one GPU.
 
-Here is only the asynchronous side: who waits for what. The arithmetic is in torch_decoder.py.
+Here is only who waits for what: event loops ask, one thread decodes. The arithmetic is in torch_decoder.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
-from rocstar.engines.torch_attention import use_slot_attention
-from rocstar.engines.torch_decoder import SlotDecoder
-from rocstar.engines.torch_rows import MAX_STOPS, Work
+from rocstar.engines.torch_decoder import SlotDecoder, nothing
+from rocstar.engines.torch_memory import refuse_what_does_not_fit
+from rocstar.engines.torch_rows import Work
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
+
+PATIENCE_SECONDS = 1.0  # with nothing to decode, before a paused session's row goes to a waiting request
 
 
 class TorchEngine:
     """Engine over a transformers model held in this process.
 
-    `rows` sequences decode at once, each at most `positions` tokens long. One named thread does the arithmetic."""
+    `rows` sequences decode at once, each at most `positions` tokens long; ids from `vocab_size` on are never drawn.
+    A session keeps its row between its requests; newcomers wait for a row, and take one from a session that waits for
+    its tool only when nothing has decoded for PATIENCE_SECONDS. Raises ConfigError when keys and values of that size
+    do not fit into the memory there is (`rows_that_fit` says what does)."""
 
-    def __init__(self, model: Any, *, rows: int, positions: int) -> None:
-        use_slot_attention(model)
-        self._model = model.eval().requires_grad_(False)
-        self._decoder = SlotDecoder(model, rows=rows, positions=positions)
+    def __init__(self, model: Any, *, rows: int, positions: int, vocab_size: int | None = None) -> None:
+        self._embedded = model.get_input_embeddings().num_embeddings
+        if vocab_size is not None and vocab_size > self._embedded:
+            raise ConfigError(
+                f"the tokenizer has {vocab_size} ids and the model embeds {self._embedded}; they must fit"
+            )
+        refuse_what_does_not_fit(model, rows, positions)
+        model.eval().requires_grad_(False)
+        self._decoder = SlotDecoder(model, rows=rows, positions=positions, vocab_size=vocab_size)
         self._capacity = rows * positions
-        self._waiting: list[Work] = []
-        self._closing: list[tuple[str, list[Work]]] = []  # with what had not begun by then: the id may come back
-        self._aborting: list[str] = []
-        self._driver: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
+        self._open = True
+        self._asked: set[asyncio.Future[Completion]] = set()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._load = self._measured()
+        self._last_active = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._thread.start()
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
@@ -43,141 +55,136 @@ class TorchEngine:
         """Raises ConfigError for a request that makes no sense, EngineUnavailable when the arithmetic fails."""
         self._refuse_impossible(token_ids, sampling)
         if len(token_ids) >= self._decoder.positions:
-            return _nothing(self._decoder.version, Finish.LENGTH)
+            return nothing(self._load.policy_version, Finish.LENGTH)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append(
-            Work(
-                request_id=request_id,
-                session_id=session_id,
-                token_ids=tuple(token_ids),
-                sampling=sampling,
-                owner=future,
-            )
+        work = Work(
+            request_id=request_id,
+            session_id=session_id,
+            token_ids=tuple(token_ids),
+            sampling=sampling,
+            owner=future,
         )
-        self._wake()
+        self._asked.add(future)
+        self._inbox.put(partial(self._decoder.submit, work))
         try:
             return await future
         except asyncio.CancelledError:
-            self._aborting.append(request_id)
-            self._wake()
+            await self.abort(request_id)
             raise
+        finally:
+            self._asked.discard(future)
 
     def load(self) -> EngineLoad:
         return EngineLoad(
             capacity_tokens=self._capacity,
-            used_tokens=self._decoder.used_tokens,
-            running=self._decoder.active,
-            waiting=len(self._waiting),
+            used_tokens=self._load.used_tokens,
+            running=self._load.running,
+            waiting=max(0, len(self._asked) - self._load.running),
+            policy_version=self._load.policy_version,
         )
 
     async def load_weights(self, weights: Weights) -> None:
-        """Read model.safetensors of a Hugging Face folder into the model in place, between two decode steps."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._take, weights)
+        """Copy weights into the model in place, between two decode steps."""
+        self._refuse_when_closed()
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put(partial(self._take, weights, taken))
+        await taken
 
     async def abort(self, request_id: str) -> None:
-        self._aborting.append(request_id)
-        self._wake()
+        self._inbox.put(partial(self._decoder.abort, request_id))
 
     async def close_session(self, session_id: str) -> None:
-        self._closing.append((session_id, [work for work in self._waiting if work.session_id == session_id]))
-        self._wake()
+        self._inbox.put(partial(self._decoder.close_session, session_id))
 
     async def close(self) -> None:
         """Stop the thread; waiters get EngineUnavailable."""
-        if self._driver is not None:
-            self._driver.cancel()
-            await asyncio.gather(self._driver, return_exceptions=True)
-        self._fail_all(EngineUnavailable("the engine was closed"))
-        self._thread.shutdown()
-
-    # -- the driver -------------------------------------------------------------------------------------------------
+        self._open = False
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
 
     def _refuse_impossible(self, token_ids: Sequence[int], sampling: Sampling) -> None:
+        self._refuse_when_closed()
         if not token_ids:
             raise ConfigError("a request must have at least one token to continue, got none")
+        if max(token_ids) >= self._embedded or min(token_ids) < 0:
+            raise ConfigError(f"token ids must lie below {self._embedded}, got {min(token_ids)} to {max(token_ids)}")
         if sampling.max_new_tokens < 1:
             raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
-        if len(sampling.stop_token_ids) > MAX_STOPS:
-            raise ConfigError(f"at most {MAX_STOPS} stop tokens, got {len(sampling.stop_token_ids)}")
 
-    def _take(self, weights: Weights) -> None:
-        try:
-            tensors = load_file(f"{weights.folder}/model.safetensors", device=str(self._model.device))
-        except (OSError, ValueError, SafetensorError) as error:
-            raise EngineUnavailable(
-                f"weights {weights.version} could not be read from {weights.folder}: {error}"
-            ) from error
-        own = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
-        tied = set(self._model._tied_weights_keys or ()) if self._model.config.tie_word_embeddings else set()
-        given = {name: tensor.shape for name, tensor in tensors.items()}
-        misfits = sorted(name for name in (own.keys() - tied) | given.keys() if own.get(name) != given.get(name))
-        if misfits:
-            raise EngineUnavailable(
-                f"weights in {weights.folder} do not fit the model: {len(misfits)} tensors are missing, unknown or of "
-                f"another shape, such as {misfits[0]}"
-            )
-        self._model.load_state_dict(tensors, strict=False)
-        self._decoder.forget_all()
-        self._decoder.version = weights.version
+    def _refuse_when_closed(self) -> None:
+        if not self._open:
+            raise EngineUnavailable("the engine was closed")
 
-    def _wake(self) -> None:
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
+    # -- the engine thread: nothing below is called from elsewhere --------------------------------------------------
 
-    async def _drive(self) -> None:
-        """Consumes waiting requests, aborts and closed sessions; produces completions; waits for one decode step at
-        a time on the engine thread; ends when nothing is left and is started again by the next request."""
-        loop = asyncio.get_running_loop()
-        while self._waiting or self._closing or self._aborting or self._decoder.active:
+    def _run(self) -> None:
+        """Consumes the inbox; produces completions and `_load`; waits for the inbox while nothing decodes; ends when
+        the engine is closed."""
+        while True:
             try:
-                self._leave()
-                finished = await loop.run_in_executor(self._thread, self._advance)
+                if not self._obey():
+                    break
+                ended = self._decoder.step()
+                self._load = self._measured()
+                for work, completion in ended:
+                    _tell(work.owner, work.owner.set_result, completion)
             except RuntimeError as error:
                 self._fail_all(EngineUnavailable(f"decoding failed: {error}"))
-                return
             except Exception as error:  # a bug of ours: whoever waits must hear of it, or waits for ever
                 self._fail_all(error)
-                return
-            for work, completion in finished:
-                _resolve(work, completion)
+        self._fail_all(EngineUnavailable("the engine was closed"))
 
-    def _advance(self) -> list[tuple[Work, Completion]]:
-        with torch.inference_mode():
-            del self._waiting[: self._decoder.admit(tuple(self._waiting))]
-        return self._decoder.step()
+    def _obey(self) -> bool:
+        """Carry out what was asked for meanwhile, and wait for it while nothing decodes; False when that is to end."""
+        idle = not self._decoder.active
+        if not idle:
+            self._last_active = time.monotonic()
+        try:
+            command = self._inbox.get(idle, max(0.0, self._patience()) if self._decoder.waiting else None)
+            while command is not None:
+                command()
+                command = self._inbox.get(block=False)
+            return False
+        except queue.Empty:
+            if self._decoder.waiting and not self._decoder.active and self._patience() <= 0:
+                self._decoder.evict()
+            return True
 
-    def _leave(self) -> None:
-        for request_id in self._aborting:
-            ended = self._decoder.abort(request_id)
-            if ended:
-                _resolve(*ended)
-            self._withdraw([work for work in self._waiting if work.request_id == request_id])
-        self._aborting.clear()
-        for session_id, unstarted in self._closing:
-            work_or_none = self._decoder.close_session(session_id)
-            if work_or_none:
-                _resolve(work_or_none, _nothing(self._decoder.version))
-            self._withdraw([work for work in unstarted if work in self._waiting])
-        self._closing.clear()
+    def _patience(self) -> float:
+        return self._last_active + PATIENCE_SECONDS - time.monotonic()
 
-    def _withdraw(self, works: Sequence[Work]) -> None:
-        """End requests that have not begun."""
-        for work in works:
-            self._waiting.remove(work)
-            _resolve(work, _nothing(self._decoder.version))
+    def _take(self, weights: Weights, taken: asyncio.Future[None]) -> None:
+        try:
+            self._decoder.take(weights)
+        except Exception as error:  # only whoever brought them needs to know
+            _tell(taken, taken.set_exception, error)
+        else:
+            self._load = self._measured()
+            _tell(taken, taken.set_result, None)
+
+    def _measured(self) -> EngineLoad:
+        decoder = self._decoder
+        return EngineLoad(
+            capacity_tokens=self._capacity,
+            used_tokens=decoder.used_tokens,
+            running=decoder.active,
+            waiting=decoder.waiting,
+            policy_version=decoder.version,
+        )
 
     def _fail_all(self, error: Exception) -> None:
-        works = self._waiting + self._decoder.drop_everything()
-        self._waiting = []
+        works = self._decoder.drop_everything()
+        self._load = self._measured()
         for work in works:
-            if not work.owner.done():
-                work.owner.set_exception(error)
+            _tell(work.owner, work.owner.set_exception, error)
 
 
-def _nothing(version: int, finish: Finish = Finish.ABORTED) -> Completion:
-    return Completion(token_ids=(), logprobs=(), finish=finish, policy_versions=(version, version))
+def _tell(future: asyncio.Future[Any], setter: Callable[[Any], None], value: Any) -> None:
+    """Settle a future of an event loop from the engine thread."""
 
+    def settle() -> None:
+        if not future.done():
+            setter(value)
 
-def _resolve(work: Work, completion: Completion) -> None:
-    if not work.owner.done():
-        work.owner.set_result(completion)
+    with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        future.get_loop().call_soon_threadsafe(settle)

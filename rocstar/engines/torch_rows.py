@@ -10,8 +10,6 @@ import numpy as np
 
 from rocstar.types import Sampling
 
-MAX_STOPS = 4  # stop tokens per request
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
@@ -31,6 +29,8 @@ class Row:
 
     session_id: str
     work: Work | None = None
+    behind: list[Work] = field(default_factory=list)
+    """Requests of the same session that came while `work` decodes, in order."""
     last_used: int = 0
     opening: tuple[int, ...] = ()
     """Tokens it was first started with, all but the last: what siblings may copy."""
@@ -63,7 +63,14 @@ class Columns:
             np.zeros(n, dtype=np.int64) for _ in range(6)
         )
         self.temperatures, self.top_ps = np.ones(n), np.ones(n)
-        self.stops = np.full((n, MAX_STOPS), -1, dtype=np.int64)
+        self.stops = np.full((n, 1), -1, dtype=np.int64)
+
+    def set_stops(self, row: int, stop_token_ids: Sequence[int]) -> None:
+        lacking = len(stop_token_ids) - self.stops.shape[1]
+        if lacking > 0:
+            self.stops = np.pad(self.stops, ((0, 0), (0, lacking)), constant_values=-1)
+        self.stops[row] = -1
+        self.stops[row, : len(stop_token_ids)] = stop_token_ids
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         for name in ("ids", "logprobs", "cached", "known", "start", "limit", "seeds", "temperatures", "top_ps",

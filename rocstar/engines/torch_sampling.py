@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional as F
+
+BLOCK = 32  # tokens summed at once
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -29,32 +32,55 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
-    Returns token ids [N] and their natural-log probability [N] under the distribution drawn from, that is after
-    temperature and truncation. A row of temperature 0 takes the most likely token and reports its probability at
+    Returns token ids [N] and their natural-log probability [N] after temperature and before truncation, which is what
+    a learner can compute again. A row of temperature 0 takes the most likely token and reports its probability at
     temperature 1."""
-    greedy = torch.from_numpy(temperatures == 0).to(logits_NV.device)
-    divisor = torch.from_numpy(np.where(temperatures == 0, 1.0, temperatures)).to(logits_NV)
-    logprobs = torch.log_softmax(logits_NV.float() / divisor.unsqueeze(1), dim=-1)
-    cut = (temperatures > 0) & ((top_ps < 1) | (top_ks > 0))
+    greedy = temperatures == 0
+    if not np.isin(temperatures, (0, 1)).all():
+        divisor = torch.from_numpy(np.where(greedy, 1.0, temperatures)).to(logits_NV.device, torch.float32)
+        logits_NV = logits_NV.float() / divisor.unsqueeze(1)
+    full = torch.softmax(logits_NV, dim=-1, dtype=torch.float32)
+    kept, cut = full, ~greedy & ((top_ps < 1) | (top_ks > 0))
     if cut.any():  # only the rows that ask for it: a row must not notice its neighbours' settings
-        rows = torch.from_numpy(cut).to(logprobs.device).unsqueeze(1)
-        logprobs = torch.where(rows, _truncate(logprobs, top_ps, top_ks), logprobs)
-    cumulative = logprobs.double().exp().cumsum(-1)
-    target = torch.from_numpy(noise).to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=logits_NV.shape[1] - 1)
-    tokens = torch.where(greedy, logprobs.argmax(-1), drawn)
-    return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        rows = torch.from_numpy(np.flatnonzero(cut)).to(full.device)
+        kept = full.clone()
+        kept[rows] = _truncate(full[rows], top_ps[cut], top_ks[cut])
+    tokens = _inverse(kept, torch.from_numpy(noise).to(full.device))
+    if greedy.any():
+        tokens = torch.where(torch.from_numpy(greedy).to(full.device), full.argmax(-1), tokens)
+    return tokens, full.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
 
 
-def _truncate(logprobs_NV: torch.Tensor, top_ps: Floats, top_ks: Ints) -> torch.Tensor:
-    """Keep the k likeliest tokens and the smallest set of mass p, then renormalise."""
-    ordered, order = logprobs_NV.sort(dim=-1, descending=True)
-    size = logprobs_NV.shape[1]
-    ranks = torch.arange(size, device=logprobs_NV.device)
-    ks = torch.from_numpy(np.where(top_ks > 0, top_ks, size)).to(logprobs_NV.device).unsqueeze(1)
-    ordered = ordered.masked_fill(ranks >= ks, -torch.inf)
-    ordered = torch.log_softmax(ordered, dim=-1)
-    mass_before = ordered.exp().cumsum(-1) - ordered.exp()
+def _inverse(weights_NV: torch.Tensor, noise_N: torch.Tensor) -> torch.Tensor:
+    """The token at which the running sum of a row first exceeds its share `noise` of the whole: [N].
+
+    First the block of BLOCK tokens, then the token in it, since a running sum is slow where a plain sum is fast."""
+    count, size = weights_NV.shape
+    blocks = F.pad(weights_NV, (0, -size % BLOCK)).view(count, -1, BLOCK)
+    ends = blocks.sum(-1).double().cumsum(-1)
+    target = noise_N.unsqueeze(1) * ends[:, -1:]
+    block = _first_above(ends, target)
+    before = F.pad(ends, (1, 0)).gather(1, block)
+    inside = blocks[torch.arange(count, device=blocks.device), block.squeeze(1)].double().cumsum(-1)
+    return (block * BLOCK + _first_above(inside, target - before)).squeeze(1)
+
+
+def _first_above(ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """[N, 1] the first place of each row that exceeds its target, or the last that adds anything, which rounding can
+    make the answer."""
+    last = (ends < ends[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(ends, target, right=True), last)
+
+
+def _truncate(full_NV: torch.Tensor, top_ps: Floats, top_ks: Ints) -> torch.Tensor:
+    """The k likeliest tokens and of these the smallest set of mass p; the rest is zero."""
+    ordered, order = full_NV.sort(dim=-1, descending=True)
+    size = full_NV.shape[1]
+    ranks = torch.arange(size, device=full_NV.device)
+    ks = torch.from_numpy(np.where(top_ks > 0, top_ks, size)).to(full_NV.device).unsqueeze(1)
+    ordered = ordered.masked_fill(ranks >= ks, 0.0)
+    ordered = ordered / ordered.sum(-1, keepdim=True)
+    mass_before = ordered.cumsum(-1) - ordered
     ps = torch.from_numpy(np.where(top_ps < 1, top_ps, np.inf)).to(ordered).unsqueeze(1)
-    ordered = torch.log_softmax(ordered.masked_fill((mass_before >= ps) & (ranks > 0), -torch.inf), dim=-1)
+    ordered = ordered.masked_fill((mass_before >= ps) & (ranks > 0), 0.0)
     return torch.empty_like(ordered).scatter_(1, order, ordered)

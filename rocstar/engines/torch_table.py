@@ -1,8 +1,8 @@
 """The rows of the decoder: who decodes, who is paused between two requests, and whose prompt siblings may copy.
 
 Decoding rows stand together at the front (see the picture in torch_cache.py); whoever starts or ends is swapped there
-or away. A paused row keeps its cache for its session's next request. A new session takes a free row, else the one
-paused longest. Not here: tokens being fed and sampled (torch_decoder.py).
+or away. A paused row keeps its cache for its session's next request, until the session is closed or `evict` gives the
+row up. Not here: tokens being fed and sampled (torch_decoder.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class RowTable:
     """Rows, their numbers (`columns`) and their cached keys and values, moved together."""
 
     def __init__(self, cache: SlotCache, rows: int, positions: int) -> None:
-        self.columns = Columns(rows, positions)
+        self.columns = Columns(cache.keys.shape[1], positions)
         self.rows: list[Row | None] = [None] * rows
         self.active = 0
         self.openings: dict[tuple[int, ...], Row] = {}
@@ -26,7 +26,12 @@ class RowTable:
     @property
     def used_tokens(self) -> int:
         """Positions held by rows, decoding or paused."""
-        return int(sum(self.columns.cached[i] for i, row in enumerate(self.rows) if row is not None))
+        return int(self.columns.cached.sum())
+
+    @property
+    def works(self) -> list[Work]:
+        """Every request that decodes or stands behind one that does."""
+        return [work for row in self.rows if row and row.work for work in (row.work, *row.behind)]
 
     def at_work(self, index: int) -> tuple[Row, Work]:
         """A decoding row and its request."""
@@ -42,9 +47,17 @@ class RowTable:
                 return index
         return None
 
+    def knows(self, session_id: str) -> bool:
+        """Whether a session has a row, decoding or paused."""
+        return session_id in self._sessions
+
     def place(self, work: Work, *, clock: int, version: int) -> bool:
-        """Give a request its session's row, or a free one; False when all are decoding."""
+        """Give a request its session's row, or a free one; False when none is free. Where another request of its
+        session decodes, it stands behind that."""
         row = self._sessions.get(work.session_id)
+        if row is not None and row.work is not None:
+            row.behind.append(work)
+            return True
         if row is None:
             index = self._vacant()
             if index is None:
@@ -52,7 +65,7 @@ class RowTable:
             row = Row(session_id=work.session_id)
             self.rows[index] = row
             self._sessions[work.session_id] = row
-            self.columns.known[index] = self.columns.cached[index] = 0
+            self.columns.known[index] = 0
         index = self.rows.index(row)
         if not self._fill(index, work):
             self._forget_opening(row)
@@ -75,21 +88,29 @@ class RowTable:
                 self.active -= 1
                 self._swap(index, self.active)
 
-    def close(self, session_id: str) -> Work | None:
-        """Free a session's row; returns its request if one was still running."""
+    def close(self, session_id: str) -> list[Work]:
+        """Free a session's row; returns its requests that had not ended."""
         row = self._sessions.pop(session_id, None)
         if row is None:
-            return None
-        work, row.work = row.work, None
+            return []
+        works = [row.work, *row.behind] if row.work else []
+        row.work, row.behind = None, []
         self.pause_finished()
         self._free(row)
-        return work
+        return works
+
+    def evict(self) -> None:
+        """Free the row paused longest, if there is one."""
+        paused = [row for row in self.rows[self.active :] if row is not None]
+        if paused:
+            self.close(min(paused, key=lambda row: row.last_used).session_id)
 
     def clear(self) -> list[Work]:
-        """Free all rows; returns the requests that were running."""
-        works = [row.work for row in self.rows if row is not None and row.work is not None]
+        """Free all rows; returns the requests that had not ended."""
+        works = self.works
         self.rows = [None] * len(self.rows)
         self.active = 0
+        self.columns.cached[:] = 0
         self._sessions.clear()
         self.openings.clear()
         return works
@@ -102,18 +123,7 @@ class RowTable:
         self.openings.clear()
 
     def _vacant(self) -> int | None:
-        """A free row, else the longest paused one; None when all are decoding."""
-        paused = range(self.active, len(self.rows))
-        for index in paused:
-            if self.rows[index] is None:
-                return index
-        oldest = min(paused, key=lambda i: self.rows[i].last_used, default=None)  # type: ignore[union-attr]
-        if oldest is not None:
-            evicted = self.rows[oldest]
-            assert evicted is not None
-            del self._sessions[evicted.session_id]
-            self._free(evicted)
-        return oldest
+        return next((i for i in range(self.active, len(self.rows)) if self.rows[i] is None), None)
 
     def _fill(self, index: int, work: Work) -> bool:
         """Fill in the row's numbers; whether the request extends what the row already holds."""
@@ -129,13 +139,13 @@ class RowTable:
         columns.seeds[index] = sampling.seed
         columns.temperatures[index], columns.top_ps[index] = sampling.temperature, sampling.top_p
         columns.top_ks[index] = sampling.top_k
-        columns.stops[index] = -1
-        columns.stops[index, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+        columns.set_stops(index, sampling.stop_token_ids)
         return extends
 
     def _free(self, row: Row) -> None:
         index = self.rows.index(row)
         self.rows[index] = None
+        self.columns.cached[index] = 0
         self._forget_opening(row)
 
     def _forget_opening(self, row: Row) -> None:
@@ -152,3 +162,4 @@ class RowTable:
         length = int(max((self.columns.cached[i] for i in sources), default=0))
         self._cache.move(sources, targets, length)
         self.columns.move(sources, targets)
+        self.columns.cached[[i for i in (a, b) if self.rows[i] is None]] = 0

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.evaluation.evaluate import transcript
-from rocstar.evaluation.subject import Subject, find_subject, opened
+from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
 from rocstar.launch import quiet_torch, started_sandbox
+from rocstar.learning.models import load_model
 from rocstar.rollout.collect import Roller
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
@@ -21,18 +22,28 @@ from rocstar.types import Problem, problem_id
 def chat(*, model: str, prompt: str | None, as_json: bool, runs: Path) -> None:
     """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
     subject = find_subject(model, runs)
+    positions_of(subject, subject.recipe, [_problem(prompt)] if prompt is not None else [])
     quiet_torch(subject.recipe.run.threads)
     with started_sandbox(subject.recipe.sandbox) as sandbox:
         asyncio.run(_chat(subject, prompt, as_json, sandbox))
 
 
 async def _chat(subject: Subject, prompt: str | None, as_json: bool, sandbox: SandboxClient) -> None:
-    async with opened(subject, subject.recipe, sandbox) as roller:
-        if prompt is not None:
-            _print(await _ask(roller, prompt), as_json)
-            return
-        while question := (await asyncio.to_thread(_read)).strip():
+    model = load_model(subject.model)
+
+    async def answer(question: str) -> None:
+        async with opened(model, subject, subject.recipe, sandbox, [_problem(question)], rows=1) as roller:
             _print(await _ask(roller, question), as_json)
+
+    if prompt is not None:
+        await answer(prompt)
+        return
+    while question := (await asyncio.to_thread(_read)).strip():
+        await answer(question)
+
+
+def _problem(question: str) -> Problem:
+    return Problem(id=problem_id(question), question=question, answer="")
 
 
 def _read() -> str:
@@ -43,8 +54,7 @@ def _read() -> str:
 
 
 async def _ask(roller: Roller, question: str) -> dict[str, Any]:
-    problem = Problem(id=problem_id(question), question=question, answer="")
-    (group,) = await roller.roll([problem], attempts=1, seed=0, temperature=0.0)
+    (group,) = await roller.roll([_problem(question)], attempts=1, seed=0, temperature=0.0)
     attempt = group.trajectories[0]
     answer = attempt.outcome.extracted if attempt.outcome else None
     shown = transcript(group, attempt, roller.conversation.codec)

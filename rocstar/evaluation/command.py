@@ -3,80 +3,155 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocstar.config import Recipe
-from rocstar.data.files import load_problems
-from rocstar.evaluation.evaluate import Protocol, evaluate_policy
-from rocstar.evaluation.subject import Subject, find_subject, opened
+from rocstar.data.files import columns_of, load_problems
+from rocstar.data.rows import fingerprint, read_rows
+from rocstar.errors import ConfigError
+from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
+from rocstar.evaluation.setup import name_of, setup_of
+from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
 from rocstar.launch import quiet_torch, started_sandbox
+from rocstar.learning.models import load_model
 from rocstar.learning.threads import use_threads
+from rocstar.recipe import changed
+from rocstar.rollout.collect import Roller
+from rocstar.runs.folder import claim, numbered
+from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.types import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file of problems, and how it is read."""
+
+    path: str
+    question: Sequence[str]
+    """Columns, joined by a space."""
+    answer: str
+    limit: int | None
+    """Read only the first so many rows."""
+
+    def problems(self) -> list[Problem]:
+        """Raises DataError."""
+        return load_problems(self.path, question=self.question, answer=self.answer, limit=self.limit)
+
+    def described(self) -> dict[str, Any]:
+        """For the `setup` of a result; the columns are those that were found."""
+        found = fingerprint(self.path)
+        _, row = next(iter(read_rows(self.path)))
+        columns = columns_of(row, self.path, tuple(self.question), self.answer)
+        return {
+            "path": str(Path(self.path).resolve()) if found else self.path,
+            "sha256": found[0] if found else None,
+            "question": list(columns.question),
+            "answer": columns.answer,
+            "limit": self.limit,
+        }
+
+    @property
+    def stem(self) -> str:
+        return Path(self.path).name.split(".")[0]
 
 
 def evaluate(
     *,
     model: str,
-    data: str,
-    n: int,
+    source: Source,
+    attempts: int,
     temperature: float,
-    max_turns: int | None,
-    max_response_tokens: int | None,
-    question: str,
-    answer: str,
-    limit: int | None,
-    template: str | None,
-    verifier: str | None,
+    settings: Sequence[str],
+    options: dict[str, str],
     runs: Path,
     screen: Screen,
 ) -> dict[str, Any]:
-    """Figures of `n` attempts per problem: avg@n, pass@n, maj@n with 95% intervals clustered by problem, lengths and
-    tool use. Saved below the run's `evals/<file>/` (a plain model's below `<runs>/evals/`).
+    """Figures of `attempts` per problem: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool
+    use; docs/evaluation.md says where they are kept.
 
-    Raises ConfigError, DataError."""
+    settings, options: changes of the run's recipe, or of the defaults for a plain model (`recipe.changed`). Everything
+    that needs no model is checked first. Raises ConfigError, DataError, and RunHalted past the fault budget."""
     subject = find_subject(model, runs)
-    problems = load_problems(Path(data), question=question, answer=answer, limit=limit)
-    changes = {"max_turns": max_turns, "max_response_tokens": max_response_tokens, "template": template}
-    recipe = _changed(subject.recipe, changes, verifier)
+    problems = source.problems()
+    recipe = changed(subject.recipe, settings, options)
+    _refuse_unwritable(next(_places(subject, runs, source.stem)))
+    positions_of(subject, recipe, problems)
     quiet_torch(recipe.run.threads)
-    folder = _folder(subject, Path(data), runs)
+    rollout = recipe.rollout
+    protocol = Protocol(attempts=attempts, temperature=temperature, top_p=rollout.top_p, top_k=rollout.top_k)
     with started_sandbox(recipe.sandbox) as sandbox:
-        screen.stage("eval", f"{len(problems)} problems x {n} attempts")
-        result = asyncio.run(_evaluate(subject, recipe, problems, n, temperature, sandbox, folder))
-    if result["no_room_share"]:
-        screen.note(
-            f"{result['no_room_share']:.0%} of the prompts fill all positions of this model and count as wrong; "
-            "a model with more positions, or a shorter template, would read them"
-        )
-    screen.note(f"saved in {folder}")
-    return {"model": str(subject.model), "data": data, **_public(result)}
+        screen.stage("eval", f"{len(problems)} problems x {attempts} attempts")
+        made = asyncio.run(_evaluate(subject, recipe, problems, protocol, sandbox, source))
+    folder = _kept(made, subject, runs, source.stem, screen)
+    return {"model": str(subject.model), "data": source.path, "saved": str(folder), **_public(made)}
 
 
 async def _evaluate(
-    subject: Subject, recipe: Recipe, problems: list[Problem], n: int, temperature: float, sandbox: Any, folder: Path
-) -> dict[str, Any]:
+    subject: Subject,
+    recipe: Recipe,
+    problems: list[Problem],
+    protocol: Protocol,
+    sandbox: SandboxClient,
+    source: Source,
+) -> Evaluation:
     use_threads(recipe.run.threads)
-    protocol = Protocol(attempts=n, temperature=temperature, top_p=recipe.rollout.top_p, top_k=recipe.rollout.top_k)
-    async with opened(subject, recipe, sandbox) as roller:
-        return await evaluate_policy(roller, problems, protocol, folder=folder, step=subject.step)
+    model, rows = load_model(subject.model), recipe.rollout.engine_rows
+    async with opened(model, subject, recipe, sandbox, problems, rows=rows) as roller:
+        setup = _setup(subject, recipe, problems, protocol, roller, source)
+        budget = recipe.run.fault_budget
+        return await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
 
 
-def _changed(recipe: Recipe, changes: dict[str, Any], verifier: str | None) -> Recipe:
-    tree = recipe.model_dump()
-    tree["rollout"] |= {name: value for name, value in changes.items() if value is not None}
-    tree["evaluate"] |= {"verifier": verifier} if verifier else {}
-    return Recipe.model_validate(tree)
+def _setup(
+    subject: Subject, recipe: Recipe, problems: list[Problem], protocol: Protocol, roller: Roller, source: Source
+) -> dict[str, Any]:
+    return setup_of(
+        recipe,
+        recipe.rollout,
+        roller.conversation,
+        problems,
+        protocol,
+        model=str(subject.model.resolve()),
+        step=subject.step,
+        data=source.described(),
+    )
 
 
-def _folder(subject: Subject, data: Path, runs: Path) -> Path:
-    name = data.name.split(".")[0]
-    if subject.run:
-        return subject.run.evaluation(name, subject.step)
-    return runs / "evals" / subject.model.resolve().name / name
+def _kept(made: Evaluation, subject: Subject, runs: Path, stem: str, screen: Screen) -> Path:
+    """Where it was written: a place of its own, also when the same evaluation was made before."""
+    name = name_of(made.result["setup"], stem, known=("model", "step") if subject.run else ())
+    first = next(_places(subject, runs, name))
+    folder = claim(_places(subject, runs, name))
+    made.write(folder, subject.step)
+    if folder != first:
+        screen.note(f"the same evaluation was made before, in {first}; this one is kept beside it")
+    if missing := made.result["environment_failed"]:
+        attempts = made.result["attempts"]
+        screen.note(f"{missing} of {attempts} attempts ended by faults of ours and are in none of the figures")
+    screen.note(f"saved in {folder}")
+    return folder
 
 
-def _public(result: dict[str, Any]) -> dict[str, Any]:
+def _places(subject: Subject, runs: Path, name: str) -> Iterator[Path]:
+    """Folders for an evaluation of that name, the best first."""
+    for part in numbered(name):
+        if subject.run:
+            yield subject.run.evaluation(part, subject.step)
+        else:
+            yield runs / "evals" / subject.model.resolve().name / part
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    there = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"the result cannot be kept in {folder.parent}: {there} cannot be written to; change --runs")
+
+
+def _public(made: Evaluation) -> dict[str, Any]:
     """What a person asked for: `accuracy` and `greedy` are run-folder names for figures that stand here as avg@n."""
-    return {k: v for k, v in result.items() if k not in ("accuracy", "greedy", "transcripts")}
+    return {k: v for k, v in made.result.items() if k not in ("accuracy", "greedy", "transcripts")}

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rocstar.errors import RunHalted
 from rocstar.evaluation.metrics import Estimate, EvalSummary, summarise
 from rocstar.protocols import TextCodec
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json
 from rocstar.runs.rollouts import AttemptRecord, write_attempts
-from rocstar.types import Group, Problem, Trajectory, seed_for
+from rocstar.types import Group, Problem, Stop, Trajectory, seed_for
 
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
 
@@ -33,11 +35,38 @@ class Protocol:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """An evaluation that was carried out: every attempt, and what they come to."""
+
+    groups: Mapping[str, Sequence[Group]]
+    """By name of their file: `samples`, and `greedy` where it was asked for."""
+    result: Mapping[str, Any]
+    """What `result.json` holds; docs/evaluation.md says what each key means."""
+    codec: TextCodec
+
+    def write(self, folder: Path, step: int) -> None:
+        """Keep it in `folder`; result.json comes last, because it is what makes the evaluation a finished one. Raises
+        OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, some in self.groups.items():
+            write_attempts(folder / f"{name}.parquet", step, _records(some), self.codec.decode)
+        write_json(folder / "result.json", self.result)
+
+
 async def evaluate_policy(
-    roller: Roller, problems: Sequence[Problem], protocol: Protocol, *, folder: Path | None = None, step: int = 0
-) -> dict[str, Any]:
-    """Figures of the engine's current weights. With `folder`, writes samples.parquet and then result.json there.
-    Raises OSError."""
+    roller: Roller,
+    problems: Sequence[Problem],
+    protocol: Protocol,
+    *,
+    fault_budget: float,
+    setup: Mapping[str, Any],
+) -> Evaluation:
+    """Attempts with the engine's current weights, and their figures.
+
+    fault_budget: share of the sampled and of the greedy attempts that may end by faults of ours. setup: what defines
+    this evaluation (`setup.py`), kept in the result. Raises RunHalted past the budget: such faults take away the
+    attempts that use what failed, so figures of the others would be of another question."""
     sampled = await roller.roll(
         problems,
         attempts=protocol.attempts,
@@ -46,32 +75,35 @@ async def evaluate_policy(
         top_p=protocol.top_p,
         top_k=protocol.top_k,
     )
-    greedy = (
-        await roller.roll(problems, attempts=1, seed=seed_for(protocol.seed, "greedy"), temperature=0.0)
-        if protocol.greedy
-        else []
-    )
+    _check_faults(sampled, fault_budget)
+    groups = {"samples": sampled}
+    if protocol.greedy:
+        seed = seed_for(protocol.seed, "greedy")
+        groups["greedy"] = await roller.roll(problems, attempts=1, seed=seed, temperature=0.0)
+        _check_faults(groups["greedy"], fault_budget)
     codec = roller.conversation.codec
-    result = _result(sampled, greedy, protocol, codec)
-    if folder is not None:
-        _write(folder, step, {"samples": sampled, "greedy": greedy}, result, codec)
-    return result
+    figures = _figures(sampled, groups.get("greedy", []), protocol.attempts)
+    shown = groups.get("greedy") or sampled
+    transcripts = [transcript(group, group.trajectories[0], codec) for group in shown[:TRANSCRIPTS]]
+    return Evaluation(groups=groups, result={**figures, "setup": setup, "transcripts": transcripts}, codec=codec)
 
 
-def _write(
-    folder: Path, step: int, groups: Mapping[str, Sequence[Group]], result: Mapping[str, Any], codec: TextCodec
-) -> None:
-    """result.json last: it is what makes the evaluation a finished one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, some in groups.items():
-        if some:
-            write_attempts(folder / f"{name}.parquet", step, _records(some), codec.decode)
-    write_json(folder / "result.json", result)
+def _check_faults(groups: Sequence[Group], budget: float) -> None:
+    attempts = list(chain.from_iterable(group.trajectories for group in groups))
+    faults = [attempt.fault for attempt in attempts if attempt.stop is Stop.ENVIRONMENT_FAILED]
+    if len(faults) > budget * len(attempts):
+        raise RunHalted(
+            f"{len(faults)} of the {len(attempts)} attempts of this evaluation ended by faults of ours, which is more "
+            f"than run.fault_budget {budget:.0%} allows, so it has no result; mend what failed and evaluate again; the "
+            f"first says: {faults[0]}"
+        )
 
 
-def figure(estimate: Estimate) -> dict[str, Any]:
-    """An estimate in the form that run folders and tables use."""
-    return {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
+def figure(estimate: Estimate, missing: int = 0) -> dict[str, Any]:
+    """An estimate in the form that run folders and tables use; `missing` counts the attempts that are not in it,
+    because a fault of ours ended them or the verifier could not judge them."""
+    shown = {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
+    return {**shown, "missing": missing} if missing else shown
 
 
 def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str, Any]:
@@ -86,15 +118,15 @@ def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str,
     }
 
 
-def _result(sampled: Sequence[Group], greedy: Sequence[Group], protocol: Protocol, codec: TextCodec) -> dict[str, Any]:
-    summary = _summary(sampled, protocol.attempts)
-    shown = greedy or sampled
+def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -> dict[str, Any]:
+    summary = _summary(sampled, attempts)
+    missing = _missing(summary)
     return {
-        "accuracy": figure(summary.avg_at_k),
-        "greedy": figure(_summary(greedy, 1).avg_at_k) if greedy else None,
-        f"avg@{protocol.attempts}": figure(summary.avg_at_k),
-        f"pass@{protocol.attempts}": figure(summary.pass_at_k),
-        f"maj@{protocol.attempts}": figure(summary.maj_at_k),
+        "accuracy": figure(summary.avg_at_k, missing),
+        "greedy": _greedy_figure(greedy),
+        f"avg@{attempts}": figure(summary.avg_at_k, missing),
+        f"pass@{attempts}": figure(summary.pass_at_k, missing),
+        f"maj@{attempts}": figure(summary.maj_at_k, missing),
         "problems": summary.problems,
         "attempts": summary.attempts,
         "undecided": summary.undecided,
@@ -108,10 +140,20 @@ def _result(sampled: Sequence[Group], greedy: Sequence[Group], protocol: Protoco
         "truncation_share": summary.truncation_share,
         "no_room_share": summary.no_room_share,
         "out_of_turns_share": summary.out_of_turns_share,
+        "longest_prompt_tokens": max((len(group.trajectories[0].prompt_ids) for group in sampled), default=0),
         "accuracy_by_source": {name: figure(value) for name, value in summary.accuracy_by_source.items()},
-        "protocol": {name: getattr(protocol, name) for name in Protocol.__slots__},
-        "transcripts": [transcript(g, g.trajectories[0], codec) for g in shown[:TRANSCRIPTS]],
     }
+
+
+def _greedy_figure(groups: Sequence[Group]) -> dict[str, Any] | None:
+    if not groups:
+        return None
+    summary = _summary(groups, 1)
+    return figure(summary.avg_at_k, _missing(summary))
+
+
+def _missing(summary: EvalSummary) -> int:
+    return summary.undecided + summary.environment_failed
 
 
 def _summary(groups: Sequence[Group], attempts: int) -> EvalSummary:

@@ -1,167 +1,170 @@
-"""The RL learner: GRPO's clipped token-level update on one process.
+"""The RL learner: GRPO's clipped token-level update.
 
 Two logprobs exist for every sampled token: the engine's (`sampled_logprobs`) and this learner's own before the first
-update of the step (`old_logprobs`). The ratio uses the learner's; the gap between the two is logged."""
+update of the step (`old_logprobs`). The ratio uses the learner's; the gap between the two is logged. The learner's are
+those of the full softmax after temperature: top_p and top_k cut the distribution that the engine draws from, not the
+one that is trained, so with top_p < 1 the two differ by the mass that was cut."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rocstar.config import LearningSection
 from rocstar.errors import ContractBroken
-from rocstar.learning.logprobs import token_logprobs
+from rocstar.learning.head import ChunkLoss
 from rocstar.learning.loss import kl_to_reference, policy_loss
-from rocstar.learning.pack import MicroBatch, pack, spread
+from rocstar.learning.optimizers import rl_optimizers, warm_up
+from rocstar.learning.pack import MicroBatch, pick
 from rocstar.learning.policy import Policy
-from rocstar.types import Batch, BatchRow, Weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    """Numbers of the update; defaults are the paper's where it gives one."""
-
-    learning_rate: float = 1e-6
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    warmup_steps: int = 20
-    max_grad_norm: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    kl_coefficient: float = 0.0
-    entropy_coefficient: float = 0.0
-    temperature: float = 1.0
-    """Of the rollouts: ratios are taken under the distribution that was sampled from."""
-    tokens_per_microbatch: int = 4096
+from rocstar.learning.ranks import Ranks, together
+from rocstar.learning.reference import Reference
+from rocstar.learning.update import TokenNumbers, Updater
+from rocstar.types import Batch, BatchRow, Update
 
 
 class GrpoLearner:
-    """Learner over a Policy. `weights_folder` is where `publish` puts weights for engines."""
+    """Learner over a Policy; `temperature` is that of the rollouts."""
 
-    def __init__(self, policy: Policy, settings: LearnerSettings, weights_folder: Path) -> None:
-        policy.model.set_attn_implementation("sdpa")
+    role = "learner"
+
+    def __init__(self, policy: Policy, section: LearningSection, *, temperature: float = 1.0) -> None:
+        policy.ranks.make(self, section, temperature)
+        self.ranks = policy.ranks
         self._policy = policy
-        self._settings = settings
-        self._weights_folder = weights_folder
-        self._updates = 0
-        self._optimizer = torch.optim.AdamW(
-            policy.parameters,
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
+        self._section = section
+        self._updater = Updater(
+            policy,
+            rl_optimizers(policy.model, section),
+            warm_up(section.warmup_steps),
+            max_grad_norm=section.max_grad_norm,
+            tokens_per_microbatch=section.tokens_per_microbatch,
+            temperature=temperature,
         )
-        self._reference: Any = copy.deepcopy(policy.model).eval() if settings.kl_coefficient else None
+        self._reference = Reference(policy.model) if section.kl_coefficient else None
 
-    def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
-        """Fill in `old_logprobs` and `entropies` ([T], 0 on the first token) under the current weights."""
-        scored: list[BatchRow] = list(rows)
-        self._policy.model.eval()
-        with torch.no_grad():
-            for micro in self._pack(rows):
-                logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, self._settings.temperature)
-                for place, index in enumerate(micro.indices):
-                    length = len(rows[index].token_ids) - 1
-                    scored[index] = replace(
-                        rows[index],
-                        old_logprobs=(0.0, *logprobs[place, :length].tolist()),
-                        entropies=(0.0, *entropies[place, :length].tolist()),
-                    )
-        return tuple(scored)
-
-    def update(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step over all rows. Raises ContractBroken for rows that were not scored or an empty batch."""
-        tokens = batch.num_loss_tokens
-        if tokens == 0 or any(len(row.old_logprobs) != len(row.token_ids) for row in batch.rows):
-            raise ContractBroken("a learner's batch needs at least one policy token and rows scored by this learner")
-        self._policy.model.train()
-        self._optimizer.zero_grad(set_to_none=True)
-        sums = {"loss": 0.0, "clip_share": 0.0, "kl": 0.0}
-        for micro in self._pack(batch.rows):
-            for name, value in self._backward(batch.rows, micro, tokens).items():
-                sums[name] += value
-        return {**sums, "grad_norm": self._step()}
+    @classmethod
+    def on_rank(
+        cls, ranks: Ranks, members: Mapping[str, Any], section: LearningSection, temperature: float
+    ) -> GrpoLearner:
+        """The same learner on a rank above 0."""
+        return cls(members["policy"], section, temperature=temperature)
 
     @property
     def version(self) -> int:
         """Policy version: optimizer updates so far, SFT included."""
         return self._policy.version
 
-    def publish(self) -> Weights:
-        return self._policy.publish(self._weights_folder)
+    @together
+    def score(self, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
+        """Fill in `old_logprobs` and `entropies` ([T], 0 where the policy wrote nothing) under the current weights.
 
+        Needed only before the first of several updates; a single one scores its rows itself."""
+        return _scored(rows, self._updater.score([r.token_ids for r in rows], [r.loss_mask for r in rows]))
+
+    @together
+    def update(self, batch: Batch) -> Update:
+        """Exactly one optimizer update over all rows. A row that was not scored takes its logprobs of this very pass
+        as old ones, so its ratio is 1. Raises ContractBroken for a batch without policy tokens, RunHalted when several
+        gradients in a row are not finite."""
+        rows, tokens = batch.rows, batch.num_loss_tokens
+        if tokens == 0:
+            raise ContractBroken("a learner's batch needs at least one policy token")
+        ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
+        reference = self._reference_logprobs(ids, counted)
+        sums = {name: torch.zeros((), device=self._policy.device) for name in ("loss", "clip_share", "kl")}
+
+        def loss_of(micro: MicroBatch) -> ChunkLoss:
+            return self._loss(rows, micro, reference, tokens, sums)
+
+        found, metrics = self._updater.update(
+            ids, counted, loss_of, sums, entropy_gradient=bool(self._section.entropy_coefficient)
+        )
+        metrics["tokens"] = float(sum(len(row) for row in ids))
+        return Update(metrics=metrics, rows=_scored(rows, self._updater.collected(counted, found)))
+
+    @together
     def refresh_reference(self) -> None:
         """Make the current weights the KL reference (paper, stage 3)."""
         if self._reference is not None:
-            self._reference.load_state_dict(self._policy.model.state_dict())
+            self._reference.refresh()
 
+    @together
     def save(self, folder: Path) -> None:
-        """Optimizer state; weights are the policy's to save."""
-        state = {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
+        """fp32 weights and optimizer state, for any number of ranks to restore. Raises OSError, RunHalted."""
+        self._updater.save(folder)
         if self._reference is not None:
-            state["reference"] = self._reference.state_dict()
-        with (folder / "learner.pt").open("wb") as file:  # a path would hide OSError in a RuntimeError
-            torch.save(state, file)
+            self._reference.save(folder)
 
+    @together
     def restore(self, folder: Path) -> None:
-        """Raises OSError. Moments and the step count go on; the numbers of the update stay this learner's own."""
-        state = torch.load(folder / "learner.pt", weights_only=True)
-        settings = self._settings
-        self._optimizer.load_state_dict(state["optimizer"])
-        for group in self._optimizer.param_groups:
-            group.update(betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay)
-        self._updates = state["updates"]
-        if self._reference is not None and "reference" in state:
-            self._reference.load_state_dict(state["reference"])
-
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _pack(self, rows: Sequence[BatchRow]) -> list[MicroBatch]:
-        return pack(rows, self._settings.tokens_per_microbatch, self._policy.model.device)
-
-    def _backward(self, rows: Sequence[BatchRow], micro: MicroBatch, tokens: int) -> dict[str, float]:
-        settings = self._settings
-        logprobs, entropies = token_logprobs(self._policy.model, micro.ids_NT, settings.temperature)
-        loss = policy_loss(
-            logprobs_NT=logprobs,
-            old_logprobs_NT=spread([row.old_logprobs for row in rows], micro),
-            advantages_N=torch.tensor([rows[i].advantage for i in micro.indices], device=logprobs.device),
-            mask_NT=micro.mask_NT,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-        )
-        total, kl = loss.total, torch.zeros(())
+        """Weights, moments and the update count go on; the section stays this learner's own. Raises OSError."""
+        self._updater.restore(folder)
         if self._reference is not None:
-            with torch.no_grad():
-                reference, _ = token_logprobs(self._reference, micro.ids_NT, settings.temperature)
-            kl = kl_to_reference(logprobs, reference, micro.mask_NT)
-            total = total + settings.kl_coefficient * kl
-        if settings.entropy_coefficient:
-            total = total - settings.entropy_coefficient * (entropies * micro.mask_NT).sum()
-        (total / tokens).backward()  # type: ignore[no-untyped-call]
-        return {
-            "loss": total.item() / tokens,
-            "clip_share": loss.clipped.item() / tokens,
-            "kl": kl.item() / tokens,
-        }
+            self._reference.restore(folder)
 
-    def _step(self) -> float:
-        self._updates += 1
-        warmth = min(1.0, self._updates / self._settings.warmup_steps) if self._settings.warmup_steps else 1.0
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * warmth
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._settings.max_grad_norm)
-        self._optimizer.step()
-        self._policy.version += 1
-        return float(norm)
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _reference_logprobs(
+        self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]
+    ) -> list[list[float]] | None:
+        if self._reference is None:
+            return None
+        with self._reference.installed():
+            return self._updater.score(ids, counted).logprobs
+
+    def _loss(
+        self,
+        rows: Sequence[BatchRow],
+        micro: MicroBatch,
+        reference: list[list[float]] | None,
+        tokens: int,
+        sums: dict[str, torch.Tensor],
+    ) -> ChunkLoss:
+        """Loss of one micro-batch, over the step's `tokens`; adds to `sums`."""
+        section, counted = self._section, [row.loss_mask for row in rows]
+        advantages_K = micro.per_token([rows[i].advantage for i in micro.indices])
+        fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
+        old_K = pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows], counted, micro)
+        reference_K = None if reference is None else pick(reference, counted, micro)
+
+        def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
+            clipped = policy_loss(
+                logprobs_T=logprobs_C,
+                old_logprobs_T=torch.where(fresh_K[chunk], logprobs_C.detach(), old_K[chunk]),
+                advantages_T=advantages_K[chunk],
+                clip_low=section.clip_low,
+                clip_high=section.clip_high,
+            )
+            total = clipped.total
+            if reference_K is not None:
+                kl = kl_to_reference(logprobs_C, reference_K[chunk])
+                sums["kl"] += kl.detach() / tokens
+                total = total + section.kl_coefficient * kl
+            if section.entropy_coefficient:
+                total = total - section.entropy_coefficient * entropies_C.sum()
+            sums["loss"] += total.detach() / tokens
+            sums["clip_share"] += clipped.clipped / tokens
+            return total / tokens
+
+        return loss
+
+
+def _scored(rows: Sequence[BatchRow], numbers: TokenNumbers) -> tuple[BatchRow, ...]:
+    """Rows with what a pass found; old logprobs that a row has already stay."""
+    return tuple(
+        replace(row, old_logprobs=row.old_logprobs or logprobs, entropies=row.entropies or entropies)
+        for row, logprobs, entropies in zip(rows, numbers.logprobs, numbers.entropies, strict=True)
+    )
 
 
 def engine_gap(rows: Sequence[BatchRow]) -> tuple[float, float]:
-    """Mean and largest |old - sampled| logprob over policy tokens of scored rows, nats."""
+    """Mean and largest |old - sampled| logprob over policy tokens of scored rows, nats. With top_p < 1 or top_k it
+    includes the mass that the engine cut."""
     gaps = [
         abs(old - sampled)
         for row in rows

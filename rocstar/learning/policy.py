@@ -1,11 +1,12 @@
-"""The trained model itself: made, loaded, published. Optimizers live with the learners."""
+"""The trained model: where its weights live, how they leave. Optimizers live with the learners."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,111 +15,159 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from rocstar.config import ModelSection
 from rocstar.dialogue.codec import Codec
-from rocstar.errors import ConfigError
+from rocstar.dialogue.template import Template
+from rocstar.errors import RunHalted
+from rocstar.learning.forward import prepare
+from rocstar.learning.head import Head
+from rocstar.learning.models import compute_dtype, device_of
+from rocstar.learning.ranks import ALONE, Ranks, together
+from rocstar.learning.sharding import full, reduced, shard
+from rocstar.learning.state import load_state, synced
 from rocstar.types import Weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Size of a Qwen3-shaped decoder made from random weights."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    intermediate_size: int
-    rope_theta: float
-    max_positions: int
-
-
-def random_model(shape: Shape, seed: int) -> Any:
-    """A fresh transformers Qwen3ForCausalLM in fp32.
-
-    Matrices start at std 1/sqrt(fan-in) and output projections at zero, so that every layer begins as the identity
-    (transformers' own 0.02 is made for widths in the thousands). Source: ours."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.hidden_size // shape.num_heads,
-        intermediate_size=shape.intermediate_size,
-        max_position_embeddings=shape.max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=True,
-        attention_dropout=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    generator = torch.Generator().manual_seed(seed)
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter.zero_()
-            elif parameter.ndim == 2 and "embed" not in name:
-                parameter.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
-            elif parameter.ndim == 2:
-                parameter.normal_(0, 0.02, generator=generator)
-    return model
-
-
-def load_model(folder: str | Path) -> Any:
-    """A transformers causal LM from a Hugging Face folder, fp32. Raises ConfigError when it is not one."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # stderr is for what the run does, and the bar is there for milliseconds
-    if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"{folder} is not a model folder: it has no config.json")
-    return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-
-
 class Policy:
-    """A model with its codec; `save` writes a folder that transformers and vLLM load unchanged."""
+    """A model with its codec, on one rank or sharded over several; trained weights are always fp32.
 
-    def __init__(self, model: Any, codec: Codec, template_name: str) -> None:
-        self.model: Any = model
-        self.codec = codec
-        self._template_name = template_name
-        self.version = 0
+    With several ranks every rank makes one; those above 0 pass None for model and codec and are sent both."""
+
+    role = "policy"
+
+    def __init__(
+        self,
+        model: Any,
+        codec: Codec,
+        template: Template,
+        section: ModelSection | None = None,
+        *,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Raises ConfigError for a model that can't be trained packed."""
+        section = section or ModelSection()
+        ranks.make(self, section)
+        self.ranks, self.codec, self.version = ranks, codec, 0
+        self.device = device_of(section, ranks.local_rank)
+        self.dtype = compute_dtype(section, self.device)
+        self._template = template
+        if model is not None:
+            model.to(self.device if ranks.mesh is None else "cpu")
+            prepare(model, self.device, self.dtype)
+        with ranks.guarded("sharding the model"):
+            self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype)
+        if section.gradient_checkpointing:
+            enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
+            (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    @classmethod
+    def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: ModelSection) -> Policy:
+        """The same policy on a rank above 0."""
+        nothing: Any = None
+        return cls(nothing, nothing, nothing, section, ranks=ranks)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
 
+    # -- used by learners -------------------------------------------------------------------------------------------
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Forward passes run in the compute dtype inside it."""
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
+
+    @contextmanager
+    def head(self, temperature: float) -> Iterator[Head]:
+        """The LM head, whole; gradients that it collected are dealt back to the shards on leaving."""
+        embeddings = self.model.get_output_embeddings()
+        if self.ranks.mesh is None:
+            yield Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature)
+            return
+        weight = full(embeddings.weight, self.device).requires_grad_()
+        bias = None if embeddings.bias is None else full(embeddings.bias, self.device).requires_grad_()
+        yield Head(weight=weight, bias=bias, temperature=temperature)
+        for parameter, whole in ((embeddings.weight, weight), (embeddings.bias, bias)):
+            if whole is not None and whole.grad is not None:
+                share = reduced(whole.grad, parameter)
+                parameter.grad = share if parameter.grad is None else parameter.grad + share
+
+    # -- leaving ----------------------------------------------------------------------------------------------------
+
+    @together
     def save(self, folder: Path) -> None:
-        """Write config, tokenizer and weights; the folder is replaced as a whole."""
+        """Write a Hugging Face folder that transformers and vLLM load unchanged, weights in the dtype the model came
+        in; the folder is replaced as a whole. Raises OSError, and RunHalted for weights that are not finite."""
+        tensors = self._tensors(self.model.config.dtype or torch.float32)
+        if self.ranks.rank:
+            return
         fresh = folder.with_name(folder.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        self.model.config.save_pretrained(fresh)
-        self.codec.save(fresh, self._template_name)
-        self.save_weights(fresh)
+        try:
+            self.model.config.save_pretrained(fresh)
+            self.codec.save(fresh, self._template)
+            _write_weights(fresh, tensors)
+            synced(fresh)
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
+        synced(folder.parent, deep=False)
 
-    def save_weights(self, folder: Path) -> None:
-        """model.safetensors only, tied weights once; renamed into place."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
-        tensors = {k: v.detach().contiguous() for k, v in self.model.state_dict().items() if k not in tied}
-        partial = folder / "model.safetensors.new"
-        try:
-            save_file(tensors, partial, metadata={"format": "pt"})
-        except SafetensorError as error:  # its own words for what the system said; callers know OSError
-            raise _as_os_error(error, partial) from error
-        partial.rename(folder / "model.safetensors")
+    @together
+    def publish(self) -> Weights:
+        """The current weights for an engine in this process: the live tensors where nothing is sharded, so an engine
+        copies what it keeps before the next update."""
+        return Weights(version=self.version, tensors=self._tensors(None))
 
-    def publish(self, folder: Path) -> Weights:
-        """Write the current weights where an engine can read them."""
-        self.save_weights(folder)
+    @together
+    def publish_to(self, folder: Path) -> Weights:
+        """The current weights for engines in other processes, as model.safetensors of `folder` (may be in /dev/shm),
+        in the dtype the model came in. Raises OSError."""
+        tensors = self._tensors(self.model.config.dtype or torch.float32)
+        if not self.ranks.rank:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_weights(folder, tensors)
         return Weights(version=self.version, folder=str(folder))
+
+    @together
+    def restore(self, folder: Path) -> None:
+        """Take the fp32 weights that a learner's `save` left in `folder`, on any number of ranks. Raises OSError."""
+        load_state(folder, {f"weights.{name}": value for name, value in self.model.named_parameters()})
+
+    def require_finite(self) -> None:
+        """Raises RunHalted: weights that hold nan or inf are never written."""
+        if not all(_finite(parameter) for parameter in self.parameters):
+            raise RunHalted("the model's weights hold nan or inf, so nothing is saved; resume from the last checkpoint")
+
+    def _tensors(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+        """Whole tensors by name, tied ones once; empty on ranks above 0."""
+        if dtype is not None:
+            self.require_finite()
+        tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
+        tensors = {}
+        for name, value in self.model.state_dict().items():
+            if name not in tied:
+                whole = full(value.detach(), torch.device("cpu") if self.ranks.mesh else None)
+                if not self.ranks.rank:
+                    tensors[name] = whole if dtype is None else whole.to(dtype)
+        return tensors
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return bool(local.detach().isfinite().all())
+
+
+def _write_weights(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """model.safetensors, renamed into place. Raises OSError."""
+    partial = folder / "model.safetensors.new"
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
+    except SafetensorError as error:  # its own words for what the system said; callers know OSError
+        raise _as_os_error(error, partial) from error
+    partial.rename(folder / "model.safetensors")
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:

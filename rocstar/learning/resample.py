@@ -22,6 +22,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rocstar.config import ResampleSection
 from rocstar.learning.quality import penalty
 from rocstar.protocols import Resampler
 from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict
@@ -197,19 +198,17 @@ class KeepAll:
         return _resampled(group, rng, lambda rewards, penalties, rng: _all_kept(rewards))
 
 
-def resampler_named(name: str, keep: int, min_positive: int = 2, min_negative: int = 2) -> Resampler:
-    """The resampler a recipe names: roc, roc_release, uniform or all. Raises ValueError for another name, and for
-    sizes that cannot be met."""
-    match name:
+def resampler_of(settings: ResampleSection) -> Resampler:
+    """The resampler a recipe asks for. Raises ValueError for sizes that cannot be met."""
+    match settings.method:
         case "roc":
-            return RocPaper(keep)
+            return RocPaper(settings.keep)
         case "roc_release":
-            return RocRelease(keep, min_positive, min_negative)
+            return RocRelease(settings.keep, settings.min_positive, settings.min_negative)
         case "uniform":
-            return Uniform(keep)
+            return Uniform(settings.keep)
         case "all":
             return KeepAll()
-    raise ValueError(f"resample.method {name!r} is unknown; choose roc, roc_release, uniform or all")
 
 
 def _resampled(group: Group, rng: random.Random, choose: Choose) -> Resampled:

@@ -6,120 +6,89 @@ paper gives 3 epochs, 5e-6, cosine for a pre-trained base and no masking details
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from rocstar.learning.pack import pack
+from rocstar.config import SftSection
+from rocstar.errors import ContractBroken
+from rocstar.learning.head import ChunkLoss
+from rocstar.learning.optimizers import sft_optimizers, warm_up_and_decay
+from rocstar.learning.pack import MicroBatch, pick
 from rocstar.learning.policy import Policy
+from rocstar.learning.ranks import Ranks, together
+from rocstar.learning.update import Updater
 from rocstar.types import SftRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftSettings:
-    steps: int
-    """Optimizer steps in all; the schedule needs to know the end."""
-    optimizer: str = "muon"
-    """`muon` or `adamw`."""
-    muon_learning_rate: float = 0.02
-    adamw_learning_rate: float = 3e-3
-    weight_decay: float = 0.0
-    warmup_steps: int = 20
-    decay_share: float = 0.4
-    context_loss_weight: float = 0.1
-    dropout: float = 0.0
-    max_grad_norm: float = 1.0
-    tokens_per_microbatch: int = 4096
-
-
 class SftLearner:
-    """Imitates demonstrations; one `update` is one optimizer step."""
+    """Imitates demonstrations; one `update` is one optimizer update, `steps` of them are the whole schedule."""
 
-    def __init__(self, policy: Policy, settings: SftSettings) -> None:
-        policy.model.set_attn_implementation("sdpa")
+    role = "learner"
+
+    def __init__(self, policy: Policy, section: SftSection, *, steps: int) -> None:
+        policy.ranks.make(self, section, steps)
+        self.ranks = policy.ranks
         self._policy = policy
-        self._settings = settings
-        self._updates = 0
-        self._optimizers = _optimizers(policy.model, settings)
-        self._base_rates = [[group["lr"] for group in o.param_groups] for o in self._optimizers]
+        self._section = section
+        self._updater = Updater(
+            policy,
+            sft_optimizers(policy.model, section),
+            warm_up_and_decay(steps, section),
+            max_grad_norm=section.max_grad_norm,
+            tokens_per_microbatch=section.tokens_per_microbatch,
+        )
 
+    @classmethod
+    def on_rank(cls, ranks: Ranks, members: Mapping[str, Any], section: SftSection, steps: int) -> SftLearner:
+        """The same learner on a rank above 0."""
+        return cls(members["policy"], section, steps=steps)
+
+    @together
     def update(self, rows: Sequence[SftRow], *, seed: int) -> dict[str, float]:
-        """Learn from `rows` once; `seed` fixes dropout. Returns the mean loss over assistant tokens, nats."""
-        settings, model = self._settings, self._policy.model
-        model.train()
-        torch.manual_seed(seed % 2**63)
-        micros = pack(rows, settings.tokens_per_microbatch, model.device)
-        weight = sum(float(self._weights(m.mask_NT, m.real_NT).sum()) for m in micros)
-        assistant_tokens = sum(float(m.mask_NT.sum()) for m in micros)
-        assistant_loss = 0.0
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        with residual_dropout(model, settings.dropout):
-            for micro in micros:
-                losses = next_token_losses(model, micro.ids_NT)
-                ((losses * self._weights(micro.mask_NT, micro.real_NT)).sum() / weight).backward()  # type: ignore[no-untyped-call]
-                assistant_loss += float((losses.detach() * micro.mask_NT).sum())
-        norm = self._step()
-        return {"loss": assistant_loss / max(assistant_tokens, 1.0), "grad_norm": norm}
+        """Learn from `rows` once; `seed` fixes dropout. Metrics: loss (mean over assistant tokens, nats), grad_norm,
+        learning_rate, skipped, tokens. Raises ContractBroken where no token carries loss, RunHalted when several
+        gradients in a row are not finite."""
+        weights = [self._weights(row) for row in rows]
+        total = sum(sum(row[1:]) for row in weights)
+        if not total:
+            raise ContractBroken("rows to imitate need at least one token with loss")
+        counted = [[weight > 0 for weight in row] for row in weights]
+        assistant = max(1, sum(sum(row.loss_mask[1:]) for row in rows))
+        sums = {"loss": torch.zeros((), device=self._policy.device)}
 
+        def loss_of(micro: MicroBatch) -> ChunkLoss:
+            weights_K = pick(weights, counted, micro)
+            assistant_K = pick([row.loss_mask for row in rows], counted, micro)
+
+            def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
+                sums["loss"] -= (logprobs_C.detach() * assistant_K[chunk]).sum() / assistant
+                return -(logprobs_C * weights_K[chunk]).sum() / total
+
+            return loss
+
+        torch.manual_seed((seed + self.ranks.rank) % 2**63)
+        with residual_dropout(self._policy.model, self._section.dropout):
+            _, metrics = self._updater.update([row.token_ids for row in rows], counted, loss_of, sums)
+        return {**metrics, "tokens": float(sum(len(row.token_ids) for row in rows))}
+
+    @together
     def save(self, folder: Path) -> None:
-        states = [optimizer.state_dict() for optimizer in self._optimizers]
-        with (folder / "learner.pt").open("wb") as file:  # a path would hide OSError in a RuntimeError
-            torch.save({"optimizers": states, "updates": self._updates}, file)
+        """fp32 weights and optimizer state, for any number of ranks to restore. Raises OSError, RunHalted."""
+        self._updater.save(folder)
 
+    @together
     def restore(self, folder: Path) -> None:
-        state = torch.load(folder / "learner.pt", weights_only=True)
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self._updates = state["updates"]
+        """Weights, moments and the update count go on; the section stays this learner's own. Raises OSError."""
+        self._updater.restore(folder)
 
-    def _weights(self, mask: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        return mask + self._settings.context_loss_weight * (real - mask)
-
-    def _step(self) -> float:
-        factor = self._schedule(self._updates)
-        for optimizer, rates in zip(self._optimizers, self._base_rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._settings.max_grad_norm)
-        for optimizer in self._optimizers:
-            optimizer.step()
-        self._updates += 1
-        self._policy.version += 1
-        return float(norm)
-
-    def _schedule(self, done: int) -> float:
-        """Linear warm-up, flat, linear decay to zero over the last `decay_share` of the steps."""
-        settings = self._settings
-        warmth = min(1.0, (done + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-        tail = settings.decay_share * settings.steps
-        left = min(1.0, (settings.steps - done) / tail) if tail else 1.0
-        return min(warmth, left)
-
-
-def next_token_losses(model: Any, ids_NT: torch.Tensor) -> torch.Tensor:
-    """[N, T - 1]: -log p of token t + 1 given all before it, nats."""
-    logits = model(input_ids=ids_NT, use_cache=False).logits[:, :-1].float()
-    flat = nn.functional.cross_entropy(logits.flatten(0, 1), ids_NT[:, 1:].flatten(), reduction="none")
-    return flat.view(logits.shape[:2])
-
-
-def _optimizers(model: Any, settings: SftSettings) -> list[torch.optim.Optimizer]:
-    decay = settings.weight_decay
-    if settings.optimizer == "adamw":
-        return [torch.optim.AdamW(model.parameters(), lr=settings.adamw_learning_rate, weight_decay=decay)]
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    return [
-        torch.optim.Muon(matrices, lr=settings.muon_learning_rate, weight_decay=decay),
-        torch.optim.AdamW(others, lr=settings.adamw_learning_rate, betas=(0.9, 0.95), weight_decay=decay),
-    ]
+    def _weights(self, row: SftRow) -> list[float]:
+        context = self._section.context_loss_weight
+        return [1.0 if mine else context for mine in row.loss_mask]
 
 
 @contextmanager

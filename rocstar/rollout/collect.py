@@ -6,12 +6,13 @@ but the step itself, and an answer that takes the checker seconds takes them whi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
@@ -26,6 +27,7 @@ class Roller:
     verifier: Verifier
     limits: Limits
     stop_token_ids: tuple[int, ...]
+    environment: EnvironmentFactory = ToolEnvironment
 
     async def roll(
         self,
@@ -38,15 +40,20 @@ class Roller:
         top_k: int = 0,
     ) -> list[Group]:
         """`attempts` trajectories per problem, all at once; an attempt's randomness follows from
-        (seed, problem.id, index)."""
+        (seed, problem.id, index), and from how often the problem stood before where it stands several times."""
         sampling = Sampling(
             max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k, stop_token_ids=self.stop_token_ids
         )
-        return await all_or_none(self._group(problem, attempts, seed, sampling) for problem in problems)
+        return await all_or_none(
+            self._group(problem, attempts, (seed, problem.id, *again), sampling)
+            for problem, again in zip(problems, _repeats(problems), strict=True)
+        )
 
-    async def _group(self, problem: Problem, attempts: int, seed: int, sampling: Sampling) -> Group:
+    async def _group(
+        self, problem: Problem, attempts: int, identity: tuple[int | str, ...], sampling: Sampling
+    ) -> Group:
         drawn = await all_or_none(
-            self._attempt(problem, index, replace(sampling, seed=seed_for(seed, problem.id, index)))
+            self._attempt(problem, index, replace(sampling, seed=seed_for(*identity, index)))
             for index in range(attempts)
         )
         return Group(problem=problem, trajectories=await self._verified(problem, drawn))
@@ -54,7 +61,7 @@ class Roller:
     async def _attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         return await run_episode(
             self.engine,
-            ToolEnvironment(problem, self.conversation, self.limits, sampling.seed),
+            self.environment(problem, self.conversation, self.limits, sampling.seed),
             problem,
             index=index,
             sampling=sampling,
@@ -71,6 +78,17 @@ class Roller:
             found = [error] * len(whole)
         outcomes = {trajectory.index: outcome for trajectory, outcome in zip(whole, found, strict=True)}
         return tuple(_with(trajectory, outcomes.get(trajectory.index)) for trajectory in drawn)
+
+
+def _repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
+    """What sets each problem apart from those with its id before it: nothing for the first, `again1` for the second."""
+    seen: Counter[str] = Counter()
+    found: list[tuple[str, ...]] = []
+    for problem in problems:
+        before = seen[problem.id]
+        found.append((f"again{before}",) if before else ())
+        seen[problem.id] += 1
+    return found
 
 
 def _with(trajectory: Trajectory, outcome: Outcome | VerifierUnavailable | None) -> Trajectory:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.segments import Segment, ours
 from rocstar.dialogue.template import Template
-from rocstar.errors import SandboxUnavailable
-from rocstar.protocols import AttemptTool, Reply, TextCodec, Tool
+from rocstar.errors import EngineUnavailable, Unavailable
+from rocstar.protocols import AttemptTool, Environment, Reply, Tool
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
 
-TRIES = 3  # a call is run at most so often when the sandbox itself fails
+TRIES = 3  # a call is run at most so often when we are at fault
 RETRY_SECONDS = 0.2  # first pause between tries; doubles
 
 
@@ -37,7 +38,7 @@ class Limits:
 class Conversation:
     """What all attempts share: how text becomes tokens, and which tools there are."""
 
-    codec: TextCodec
+    codec: Codec
     template: Template
     tools: Sequence[Tool]
     """Those that keep nothing between calls: one of each serves all attempts."""
@@ -46,15 +47,25 @@ class Conversation:
     own_tools: Callable[[], Sequence[AttemptTool]] = lambda: ()
     """Makes those that each attempt has of its own."""
 
+    def ids(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """What stands around completions, as tokens."""
+        return tuple(self.codec.encode_segments(segments, self.template.reserved))
+
+    def calls(self, completion: Completion, first_id: int) -> list[ToolCall]:
+        return self.template.calls.parse(self.codec.decode(completion.token_ids), first_id)
+
+    def after(self, completion: Completion, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """A reply to a completion. One that ended with another token than the template's stop marker (an
+        end-of-sequence token of the model) gets the marker first, so that the conversation stays well formed."""
+        ended = completion.token_ids[-1:] == self.ids([ours(self.template.stop)])
+        return self.ids(segments if ended else (ours(self.template.stop), *segments))
+
 
 class ToolEnvironment:
     """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs.
 
     The attempt's own tools are made here and closed by `close`. Their calls run in the order they were written, a call
-    that is tried again before the next one; those of shared tools run at once.
-
-    A problem may come with lines of Python that are taken as given (metadata `given`, such as `n0=18;n1=4`). They are
-    put in front of each program that is run; the call that is recorded stays what the model wrote."""
+    that is tried again before the next one; those of shared tools run at once."""
 
     def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
         self._problem = problem
@@ -71,19 +82,21 @@ class ToolEnvironment:
 
     def opening(self) -> tuple[int, ...]:
         specs = [tool.spec for tool in self._tools]
-        text = self._conversation.template.opening(self._problem.question, specs)
-        return tuple(self._conversation.codec.encode(text))
+        return self._conversation.ids(self._conversation.template.opening(self._problem.question, specs))
 
     def budget(self) -> int:
         return self._limits.max_response_tokens - self._used_tokens
 
     async def reply(self, completion: Completion) -> Reply:
-        """Raises SandboxUnavailable when a tool could not be run after several tries."""
+        """Raises Unavailable when a tool could not be run after several tries, EngineUnavailable when the completion
+        was aborted: that says nothing about the model."""
+        if completion.finish is Finish.ABORTED:
+            raise EngineUnavailable("the completion was aborted before the model had ended it")
         self._turns += 1
         self._used_tokens += len(completion.token_ids)
         if completion.finish is not Finish.STOP:
             return Reply(stop=Stop.MAX_TOKENS)
-        calls = parse_calls(self._conversation.codec.decode(completion.token_ids), self._calls)
+        calls = self._conversation.calls(completion, self._calls)
         if not calls:
             return Reply(stop=Stop.ANSWERED)
         if self._turns >= self._limits.max_turns:
@@ -91,7 +104,7 @@ class ToolEnvironment:
         self._calls += len(calls)
         results = await self._run_all(calls)
         texts = [self._conversation.feedback(result) for result in results]
-        ids = tuple(self._conversation.codec.encode(self._conversation.template.reply(texts)))
+        ids = self._conversation.after(completion, self._conversation.template.reply(texts))
         if self._used_tokens + len(ids) >= self._limits.max_response_tokens:
             return Reply(calls=tuple(calls), results=results, stop=Stop.MAX_TOKENS)
         self._used_tokens += len(ids)
@@ -120,18 +133,16 @@ class ToolEnvironment:
     async def _tried(self, tool: Tool, call: ToolCall) -> ToolResult:
         for attempt in range(TRIES):
             try:
-                return await tool.run(self._with_given(call), seed=seed_for(self._seed, call.id))
-            except SandboxUnavailable:
+                return await tool.run(call, seed=seed_for(self._seed, call.id))
+            except Unavailable:
                 if attempt + 1 == TRIES:
                     raise
                 await asyncio.sleep(RETRY_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _with_given(self, call: ToolCall) -> ToolCall:
-        given, code = self._problem.metadata.get("given", ""), call.arguments.get("code")
-        if not given or not isinstance(code, str):
-            return call
-        return replace(call, arguments={**call.arguments, "code": f"{given}{code}"})
+
+EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]
+"""(problem, conversation, limits, seed) -> the environment of one attempt; `ToolEnvironment` is one."""
 
 
 def _refuse(call: ToolCall, reason: str) -> ToolResult:

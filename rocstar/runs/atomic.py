@@ -1,4 +1,5 @@
-"""Whole-file writes that a kill or a full disk leaves either done or undone. Not for appending (see journal.py)."""
+"""Whole files and whole folders that a kill or a full disk leaves either done or undone. Not for appending (see
+journal.py). What a kill leaves of them has a name that `sweep` knows."""
 
 from __future__ import annotations
 
@@ -6,34 +7,74 @@ import contextlib
 import json
 import math
 import os
-import tempfile
-from collections.abc import Mapping
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-TEMPORARY_SUFFIX = ".tmp"
+NEW, OLD = ".new", ".old"
+"""Endings of what is not finished yet, and of what is on its way out."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: readers see the old file or the new one. Raises OSError, nothing left behind."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{NEW}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600; a run folder is read by others too
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _sync_folder(path.parent)
+    _sync(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """A rename is only durable once its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `path` when the block ends well.
+
+    By then everything in it is on the disk, whoever wrote it, and may be read by those who may read the folder (some
+    libraries write files for their owner only). Where the block fails nothing changes. Raises OSError."""
+    fresh, old = (path.with_name(f".{path.name}{ending}") for ending in (NEW, OLD))
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        _settle(fresh)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    if path.exists():
+        path.rename(old)
+    fresh.rename(path)
+    _sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a kill left of writes below `folder`. Only for whoever is the one writer of it."""
+    for leftover in [path for path in folder.rglob("*") if path.name.endswith((NEW, OLD))]:
+        shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+def _settle(folder: Path) -> None:
+    mode = folder.stat().st_mode & 0o666  # as the umask has it
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_file():
+            path.chmod(mode)
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """A rename is only durable once its folder is, too."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -6,21 +6,26 @@ Not here: what the files say (journal.py, rollouts.py, show.py) and checkpoints'
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocstar.errors import ConfigError, DataError
-from rocstar.runs.atomic import TEMPORARY_SUFFIX, write_atomic, write_json
+from rocstar.errors import ConfigError, ContractBroken, DataError
+from rocstar.runs.atomic import sweep, write_atomic, write_json
 from rocstar.runs.identity import git_state, hardware, versions
 from rocstar.runs.journal import Journal
+from rocstar.runs.lock import locked
 
 if TYPE_CHECKING:
     from rocstar.config import Recipe
 
 SCHEMA_VERSION = 1
+NAME_BYTES = 240  # what file systems take, less what is put after a name
 RUNS = Path("runs")
 """Where runs lie unless a recipe's `run.folder` says otherwise."""
 
@@ -28,8 +33,8 @@ RUNS = Path("runs")
 class RunFolder:
     """The paths of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
 
     @classmethod
     def create(
@@ -37,21 +42,29 @@ class RunFolder:
     ) -> RunFolder:
         """Claim `base/<run.name>` (or `-2`, `-3` ...) and write config.toml, config.resolved.json and run.json.
 
-        `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. Raises OSError."""
-        folder = cls(_claim(Path(base), recipe.run.name))
-        for part in (folder.rollouts, folder.evals, folder.checkpoints):
+        `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. Raises ConfigError where
+        no folder can be made there, and OSError."""
+        folder = cls(_claim_run(Path(base), recipe.run.name))
+        try:
+            folder._begin(recipe, argv, recipe_text)
+        except OSError:
+            shutil.rmtree(folder.path, ignore_errors=True)  # a run that cannot start leaves no folder
+            raise
+        return folder
+
+    def _begin(self, recipe: Recipe, argv: Sequence[str], recipe_text: str | None) -> None:
+        for part in (self.rollouts, self.evals, self.checkpoints):
             part.mkdir()
         if recipe_text is not None:
-            write_atomic(folder.path / "config.toml", recipe_text.encode())
-        write_json(folder.resolved, recipe.model_dump(mode="json"))
+            write_atomic(self.path / "config.toml", recipe_text.encode())
+        write_json(self.resolved, recipe.model_dump(mode="json"))
         # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
-        write_json(folder.path / "run.json", _identity(folder.name, argv))
-        return folder
+        write_json(self.path / "run.json", _identity(self.name, argv))
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
         """An existing run. Raises ConfigError when `path` is none."""
-        folder = cls(Path(path))
+        folder = cls(path)
         if not (folder.path / "run.json").is_file():
             raise ConfigError(f"{path} is not a run folder: it has no run.json")
         return folder
@@ -63,7 +76,7 @@ class RunFolder:
         if name == "last" and runs:
             return max(runs, key=lambda run: (run.last_active, run.name))
         if (Path(name) / "run.json").is_file():
-            return cls(Path(name))
+            return cls(name)
         exact = [run for run in runs if run.name == name]
         matches = exact or [run for run in runs if run.name.startswith(name)]
         if len(matches) == 1:
@@ -139,8 +152,14 @@ class RunFolder:
         files = (self.path / "run.json", self.metrics, self.events, self.summary)
         return max(file.stat().st_mtime_ns for file in files if file.exists())
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the run as its one writer: for all of a run's life. An evaluation of a run that goes on writes into a
+        folder of its own and needs no lock. Raises ConfigError, which names the holder."""
+        return locked(self.path, f"run {self.name}")
+
     def rewind(self, step: int) -> None:
-        """Forget what was written after `step`, which resume does again: metrics, rollouts, evaluations, summary."""
+        """Forget what was written after `step`, which resume does again: metrics, rollouts, evaluations, summary; and
+        what a kill left half written. Only for the holder of the lock."""
         with Journal(self.metrics) as metrics:
             metrics.truncate_after(step)
         self.summary.unlink(missing_ok=True)
@@ -150,8 +169,7 @@ class RunFolder:
         for folder in self.evals.glob("*/step=*"):
             if step_of(folder) > step:
                 shutil.rmtree(folder)
-        for leftover in self.path.rglob(f".*{TEMPORARY_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+        sweep(self.path)
 
 
 def list_runs(base: Path | str = RUNS) -> list[RunFolder]:
@@ -179,20 +197,45 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _claim(base: Path, name: str) -> Path:
-    """Making the folder is the claim, so two runs started at once never share one."""
-    if Path(name).name != name or name in ("", ".."):
-        raise ConfigError(f"run.name = {name!r} cannot be a folder name; use letters, digits and dashes")
-    base.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        path = base / (name if number == 1 else f"{name}-{number}")
+def numbered(name: str) -> Iterable[str]:
+    """`name`, `name-2`, `name-3` ..."""
+    return (name if number == 1 else f"{name}-{number}" for number in count(1))
+
+
+def claim(paths: Iterable[Path]) -> Path:
+    """Make the first of these folders that is not there yet. Making it is the claim, so two that ask at once never
+    share one. Raises OSError."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             path.mkdir()
         except FileExistsError:
-            number += 1
-        else:
-            return path
+            continue
+        return path
+    raise ContractBroken("there were only so many folders to choose from")
+
+
+def refuse_place(base: Path | str, name: str) -> None:
+    """Raises ConfigError where no run folder `base/name` could be made, as far as can be known without making it."""
+    if Path(name).name != name or name in ("", "..") or "\0" in name:
+        raise ConfigError(f"run.name = {name!r} cannot be a folder name; use letters, digits and dashes")
+    there = next(part for part in (Path(base).absolute() / name).parents if part.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise _no_place(base, f"{there} is not a folder that can be written into")
+    if len(os.fsencode(name)) > NAME_BYTES:
+        raise _no_place(base, f"the name is longer than {NAME_BYTES} bytes")
+
+
+def _claim_run(base: Path, name: str) -> Path:
+    refuse_place(base, name)
+    try:
+        return claim(base / part for part in numbered(name))
+    except OSError as error:
+        raise _no_place(base, error.strerror or str(error)) from None
+
+
+def _no_place(base: Path | str, why: str) -> ConfigError:
+    return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
 
 
 def _identity(name: str, argv: Sequence[str]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], dec
     write_atomic(path, buffer.getvalue().to_pybytes())
 
 
-def read_rollouts(folder: RunFolder | Path, step: int) -> list[dict[str, Any]]:
+def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, Any]]:
     """The attempts of a step as rows of `COLUMNS`, `turns` decoded. Raises DataError when the step has no file."""
     from pyarrow import parquet
 

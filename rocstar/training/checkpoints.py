@@ -2,7 +2,7 @@
 
 checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json
-    learner.pt     optimizer state
+    learner/       fp32 weights and optimizer state
     state.json     Progress
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
-from rocstar.runs.atomic import write_json
+from rocstar.runs.atomic import whole_folder, write_json
 from rocstar.runs.folder import RunFolder
 
 
@@ -38,19 +38,10 @@ class Progress:
 
 def save(folder: RunFolder, progress: Progress, policy: Policy, learner: SftLearner | GrpoLearner) -> None:
     """Write the checkpoint of `progress.step`; a kill leaves either all of it or none. Raises OSError."""
-    target = folder.checkpoint(progress.step)
-    partial = target.with_name(f".{target.name}.new")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        policy.save(partial / "model")
-        learner.save(partial)
-        write_json(partial / "state.json", asdict(progress))
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-    except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with whole_folder(folder.checkpoint(progress.step)) as fresh:
+        policy.save(fresh / "model")
+        learner.save(fresh)
+        write_json(fresh / "state.json", asdict(progress))
 
 
 def latest(folder: RunFolder) -> tuple[Progress, Path] | None:

@@ -1,7 +1,7 @@
 """What a run opens with: demonstrations as token rows, a tokenizer, a model.
 
-Demonstrations of the run's own task and rows from a file take one path: both are conversations (`rocstar.data.sft`).
-A model that starts from random weights gets a tokenizer trained on its own demonstrations; it is saved beside every
+Demonstrations of a task and rows from a file take one path: both are conversations (`rocstar.data.sft`). A model that
+starts from random weights gets a tokenizer trained on the demonstrations of its first stage; it is saved beside every
 checkpoint, because a tokenizer trained again from a changed generator would silently give other ids. Rows are kept in
 the run folder, so a resumed run learns from the very same ones."""
 
@@ -9,51 +9,66 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rocstar.config import Recipe, Stage
+from rocstar.config import ModelSection, SftStage
 from rocstar.data.sft.format import Conversation, Role
-from rocstar.data.sft.loading import load_conversations
-from rocstar.data.sft.render import CHAT, Piece, encoded, from_demonstration, pieces
+from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.learning.policy import Policy, load_model, random_model
+from rocstar.learning.models import Shape, load_model, random_model
+from rocstar.parts import make_feedback, tools_of
+from rocstar.protocols import ToolSpec
 from rocstar.runs.sftrows import read_rows, write_rows
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.assemble import make_feedback, make_tool, shape_of, tool_spec
-from rocstar.training.tasks import Task
+from rocstar.training.material import Material, task_of
+from rocstar.training.tasks import require_demonstrations
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
 TOKENIZER_ROWS = 3000  # demonstrations a tokenizer is trained on; more change nothing that matters
 
 
-def rows_file(run: Path) -> Path:
-    return run / "sft_rows.parquet"
+def rows_file(run: Path, stage: str) -> Path:
+    return run / "sft_rows" / f"{stage}.parquet"
 
 
-def opened_policy(recipe: Recipe, checkpoint: Path) -> Policy:
-    """The policy of a checkpoint."""
-    model = checkpoint / "model"
-    return Policy(load_model(model), Codec.load(model), recipe.rollout.template)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A model in memory and the tokenizer that goes with it."""
+
+    model: Any
+    """A transformers causal LM, fp32, on the CPU."""
+    codec: Codec
 
 
-async def opening(recipe: Recipe, task: Task, sandbox: SandboxClient, run: Path) -> Policy:
-    """A fresh run's policy; writes the SFT rows if the recipe has an SFT stage. Raises ConfigError, DataError."""
-    stages = [stage for stage in recipe.stage if stage.kind == "sft"]
-    conversations = await _conversations(stages[0], recipe, task, sandbox) if stages else []
-    layouts = [_pieces(recipe, conversation, sandbox) for conversation in conversations]
-    policy = _policy(recipe, task, layouts)
-    if stages:
-        write_rows(rows_file(run), _rows(recipe, policy.codec, layouts))
-    return policy
+def opened(checkpoint: Path) -> Opened:
+    """The model of a checkpoint, as exported; its exact weights are in the learner's state."""
+    folder = checkpoint / "model"
+    return Opened(model=load_model(folder), codec=Codec.load(folder))
 
 
-def load_sft_rows(run: Path) -> list[SftRow]:
+def opening(material: Material, run: Path) -> Opened:
+    """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
+    recipe = material.recipe
+    stages = [stage for stage in recipe.stage if isinstance(stage, SftStage)]
+    layouts = {stage.name: _layouts(material, stage) for stage in stages}
+    made = _model(material, layouts[stages[0].name] if stages else ())
+    for name, pieces_of in layouts.items():
+        rows = [encoded(layout, made.codec, material.template.reserved) for layout in pieces_of]
+        _refuse_long(name, rows, int(made.model.config.max_position_embeddings))
+        rows_file(run, name).parent.mkdir(exist_ok=True)
+        write_rows(rows_file(run, name), rows)
+    return made
+
+
+def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
     """The rows `opening` wrote. Raises DataError."""
-    return read_rows(rows_file(run))
+    return read_rows(rows_file(run, stage))
 
 
 def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> list[SftRow]:
@@ -66,14 +81,17 @@ def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> li
     return [rows[i] for i in order[place * count : (place + 1) * count]]
 
 
-async def _conversations(stage: Stage, recipe: Recipe, task: Task, sandbox: SandboxClient) -> list[Conversation]:
+def _layouts(material: Material, stage: SftStage) -> list[list[Piece]]:
+    recipe = material.recipe
     feedback = make_feedback(recipe.rollout)
-    if stage.sft.rows_file:
-        loaded = load_conversations(Path(stage.sft.rows_file), stage.rollout.tool_name)
-        return [_as_shown(conversation, feedback) for conversation in loaded]
-    count = sum(s.steps * s.sft.batch_rows for s in recipe.stage if s.kind == "sft")
-    tool = make_tool(sandbox, stage.sandbox, stage.rollout.tool_name)
-    return [from_demonstration(demo, feedback) for demo in await task.demonstrations(count, tool.run)]
+    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs  # never started: nothing is run
+    if stage.name in material.conversations:
+        shown = [_as_shown(conversation, feedback) for conversation in material.conversations[stage.name]]
+    else:
+        task = require_demonstrations(task_of(recipe, stage), stage.name)
+        made = task.demonstrations(stage.steps * stage.sft.batch_rows)
+        shown = [from_demonstration(demo, feedback) for demo in made]
+    return [_pieces(material.template, conversation, specs) for conversation in shown]
 
 
 def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str]) -> Conversation:
@@ -90,41 +108,47 @@ def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str])
     return replace(conversation, messages=tuple(messages))
 
 
-def _pieces(recipe: Recipe, conversation: Conversation, sandbox: SandboxClient) -> list[Piece]:
+def _pieces(template: Template, conversation: Conversation, own: Sequence[ToolSpec]) -> list[Piece]:
     """A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
     and preamble speak of problems and boxes, which would be wrong there."""
     if conversation.tools is not None:
-        return list(pieces(conversation, CHAT, conversation.tools))
-    own = tool_spec(sandbox, recipe.sandbox, recipe.rollout.tool_name)
-    return list(pieces(conversation, template_named(recipe.rollout.template), [own]))
+        return list(pieces(conversation, template.chat(), conversation.tools))
+    return list(pieces(conversation, template, own))
 
 
-def _policy(recipe: Recipe, task: Task, layouts: Sequence[Sequence[Piece]]) -> Policy:
-    model = recipe.model
-    if model.path:
-        return Policy(load_model(model.path), Codec.load(model.path), recipe.rollout.template)
-    if not layouts:
-        raise ConfigError(
-            "a model of random weights needs an sft stage to get its tokenizer from; set model.path or add one"
-        )
+def _model(material: Material, layouts: Sequence[Sequence[Piece]]) -> Opened:
+    recipe = material.recipe
+    if material.pretrained:
+        return Opened(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
     template = template_named(recipe.rollout.template)
     codec = train_bpe(
         ("".join(piece.text for piece in layout) for layout in layouts[:TOKENIZER_ROWS]),
-        vocab_size=model.vocab_size,
+        vocab_size=recipe.model.vocab_size,
         markers=template.markers,
-        word_merges=model.word_merges,
-        atoms=(*task.atoms, *fixed_phrases(template, recipe.rollout.tool_name)),
+        word_merges=recipe.model.word_merges,
+        atoms=(*material.task.atoms, *fixed_phrases(template, recipe.rollout.tool_name)),
     )
-    weights = random_model(shape_of(model, codec.vocab_size), seed_for(recipe.run.seed, "weights"))
-    return Policy(weights, codec, recipe.rollout.template)
+    shape = _shape(recipe.model, codec.vocab_size)
+    return Opened(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
 
 
-def _rows(recipe: Recipe, codec: Codec, layouts: Sequence[Sequence[Piece]]) -> list[SftRow]:
-    rows = [encoded(layout, codec) for layout in layouts]
+def _shape(model: ModelSection, vocab_size: int) -> Shape:
+    return Shape(
+        vocab_size=vocab_size,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        intermediate_size=model.intermediate_size,
+        rope_theta=model.rope_theta,
+        max_positions=model.max_positions,
+    )
+
+
+def _refuse_long(stage: str, rows: Sequence[SftRow], positions: int) -> None:
     longest = max(len(row.token_ids) for row in rows)
-    if not recipe.model.path and longest > recipe.model.max_positions:
+    if longest > positions:
         raise ConfigError(
-            f"the longest demonstration has {longest} tokens, model.max_positions is {recipe.model.max_positions}; "
-            "raise it"
+            f"stage {stage}: the longest row has {longest} tokens and the model holds {positions}; leave such rows "
+            "out, or raise model.max_positions of a model from random weights"
         )
-    return rows

@@ -10,14 +10,14 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocstar.config import Stage
+from rocstar.config import RlStage
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json
 from rocstar.types import Group, Problem, Verdict, seed_for
 
 
 async def stage_pool(
-    stage: Stage, problems: Sequence[Problem], roller: Roller, *, seed: int, run: Path
+    stage: RlStage, problems: Sequence[Problem], roller: Roller, *, seed: int, run: Path
 ) -> list[Problem]:
     """The stage's problems. Raises OSError when the choice cannot be written."""
     attempts = stage.data.drop_solved_attempts

@@ -14,10 +14,11 @@ from rocstar.types import BatchRow, Reason, Resampled, Stop
 NO_TOOL = 0.95  # share of attempts without a call from which on a person is told
 
 
-def fault_share(groups: Sequence[Resampled]) -> float:
-    """Share of a step's attempts that ended by a fault of ours."""
+def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
+    """Share of a step's attempts that ended by a fault of ours, and what the first of them says."""
     attempts = [t for resampled in groups for t in resampled.group.trajectories]
-    return sum(t.stop is Stop.ENVIRONMENT_FAILED for t in attempts) / max(1, len(attempts))
+    failed = [t for t in attempts if t.stop is Stop.ENVIRONMENT_FAILED]
+    return len(failed) / max(1, len(attempts)), next((t.fault for t in failed), None)
 
 
 def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[str, float]:
@@ -34,6 +35,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[
         "tool/error_share_in_correct": summary.tool_error_share_in_correct,
         "tool/failed_call_share_in_correct": summary.failed_call_share_in_correct,
         "tool/none_share": summary.no_tool_share,
+        "step/tokens": sum(t.num_sampled_tokens for r in groups for t in r.group.trajectories),
         "len/tokens": summary.mean_response_tokens,
         "len/truncated": summary.truncation_share,
         "roc/attempts": summary.attempts,
@@ -64,7 +66,7 @@ def remarks(stage: str, rows: Sequence[Mapping[str, float | None]]) -> list[str]
     return told
 
 
-def mean_of_updates(updates: list[dict[str, float]]) -> dict[str, float]:
+def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of a step's updates, averaged; nothing when there was nothing to learn from."""
     if not updates:
         return {"learn/updates": 0.0}

@@ -1,123 +1,279 @@
-"""A run under way: what its stages share, how far it is, and what it keeps: checkpoints, evaluations, the summary.
+"""A run under way: its parts, how far it is, and what it keeps: checkpoints, evaluations, records, the summary.
 
 Not here: what a stage's step does (`rocstar/train.py`).
 """
 
 from __future__ import annotations
 
+import copy
+import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocstar.config import Recipe, Stage
+from rocstar.answers.grade import Grader
+from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
-from rocstar.launch import Stopper
+from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import compute_dtype, device_of
+from rocstar.learning.policy import Policy
+from rocstar.learning.ranks import start
 from rocstar.learning.sft import SftLearner
+from rocstar.parts import make_roller
+from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import read_journal
 from rocstar.runs.show import summary_of
 from rocstar.runs.tracker import RunTracker
+from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
-from rocstar.training.assemble import Workshop, make_roller, weights_folder
-from rocstar.training.checkpoints import Progress, prune, save
+from rocstar.training.checkpoints import Progress, latest, prune, save
+from rocstar.training.coldstart import Opened, opened, opening
+from rocstar.training.material import Material, positions_of
 from rocstar.training.meter import Meter
-from rocstar.training.tasks import Task
+from rocstar.training.report import attempt_records, faults_of
+from rocstar.training.stopper import Stopper
+from rocstar.types import BatchRow, Resampled
 
 TRAINER_PHASES = ("rollout", "learning", "record", "sft")
+Learner = SftLearner | GrpoLearner
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
     """What all stages share."""
 
-    recipe: Recipe
+    material: Material
     folder: RunFolder
     screen: Screen
     stopper: Stopper
     meter: Meter
-    task: Task
-    workshop: Workshop
+    policy: Policy
+    engine: TorchEngine
+    sandbox: SandboxClient
+    grader: Grader
     tracker: RunTracker
     progress: Progress
     checkpoint: Path | None
     """Where learner state is restored from: the newest checkpoint."""
     saved_at: float = 0.0
     """Monotonic time of it, seconds."""
+    save_seconds: float = 0.0
+    """How long writing it took."""
+    step_began: float = 0.0
+    """Monotonic time at which the step under way began, seconds."""
 
     @property
-    def stages_done(self) -> int:
-        return self.progress.stage + self.progress.stage_complete
+    def recipe(self) -> Recipe:
+        return self.material.recipe
 
-    def rl_before(self, number: int) -> bool:
-        """Whether RL has changed the policy before stage `number` starts or goes on."""
-        under_way = self.progress.stage == number and self.progress.stage_step > 0
-        return under_way or any(stage.kind == "rl" for stage in self.recipe.stage[:number])
+    # -- stages -----------------------------------------------------------------------------------------------------
 
-    def enter(self, number: int, stage: Stage) -> None:
-        if self.progress.stage != number:
-            self.progress = Progress(stage=number, step=self.progress.step, policy_version=self.workshop.policy.version)
+    def stages_left(self) -> Iterator[SftStage | RlStage]:
+        """Stages that are not done, each announced as it begins; before the first of kind `rl` see `is_before_rl`."""
+        done = self.progress.stage + self.progress.stage_complete
+        for number, stage in enumerate(self.recipe.stage):
+            if number < done:
+                continue
+            if self.progress.stage != number:
+                version = self.policy.version
+                self.progress = Progress(stage=number, step=self.progress.step, policy_version=version)
+            yield stage
+
+    def is_before_rl(self) -> bool:
+        """Whether no RL has changed the policy yet."""
+        before = self.recipe.stage[: self.progress.stage]
+        return not self.progress.stage_step and not any(isinstance(stage, RlStage) for stage in before)
+
+    def previous_stage(self) -> SftStage | RlStage | None:
+        return self.recipe.stage[self.progress.stage - 1] if self.progress.stage else None
+
+    def announce(self, stage: SftStage | RlStage, detail: str) -> None:
         self.tracker.start_stage(stage.name, stage.kind, stage.steps)
+        self.screen.stage(stage.name, detail)
+
+    def roller(self, rollout: StageRolloutSection) -> Roller:
+        return make_roller(
+            self.recipe,
+            rollout,
+            codec=self.policy.codec,
+            template=self.material.template,
+            engine=self.engine,
+            sandbox=self.sandbox,
+            grader=self.grader,
+        )
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def steps(self, stage: SftStage | RlStage) -> Iterator[int]:
+        """Numbers of the steps of a stage that are not done, from 0. Raises KeyboardInterrupt after a step in which the
+        run was asked to stop, and was saved by `done`."""
         self.saved_at = time.monotonic()
+        with self.stopper.stepping():
+            while self.progress.stage_step < stage.steps:
+                self.step_began = time.monotonic()
+                yield self.progress.stage_step
+                if self.stopper.asked:
+                    raise KeyboardInterrupt
 
-    async def repeat(
-        self,
-        stage: Stage,
-        learner: SftLearner | GrpoLearner,
-        step: Callable[[int], Awaitable[Mapping[str, float]]],
-    ) -> None:
-        """Run a stage's steps from where it stands; save now and then, at its end and when asked to stop."""
-        while self.progress.stage_step < stage.steps:
-            metrics = {**await step(self.progress.stage_step), **self.meter.take()}
-            metrics["step/trainer_cpu_seconds"] = sum(metrics.get(f"cpu/{phase}", 0.0) for phase in TRAINER_PHASES)
-            self.progress.stage_step += 1
-            self.progress.step += 1
-            self.progress.policy_version = self.workshop.policy.version
-            self.tracker.log(self.progress.step, {"stage_step": self.progress.stage_step, **metrics})
-            self.screen.step(stage.name, self.progress.stage_step, stage.steps, metrics)
-            done = self.progress.stage_step == stage.steps
-            due = time.monotonic() - self.saved_at >= self.recipe.run.checkpoint_seconds
-            if done or due or self.stopper.asked:
-                self.save(learner, complete=done)
-            if self.stopper.asked:
-                raise KeyboardInterrupt
+    def done(self, stage: SftStage | RlStage, learner: Learner, metrics: Mapping[str, float]) -> None:
+        """A step is done: record it; save now and then, at the stage's end and when asked to stop."""
+        row = {"stage_step": self.progress.stage_step + 1, **metrics, **self.meter.take()}
+        row["step/trainer_cpu_seconds"] = sum(row.get(f"cpu/{phase}", 0.0) for phase in TRAINER_PHASES)
+        row["step/seconds"] = time.monotonic() - self.step_began
+        row["step/tokens_per_second"] = metrics["step/tokens"] / max(row["step/seconds"], 1e-9)
+        self.progress.stage_step += 1
+        self.progress.step += 1
+        self.progress.policy_version = self.policy.version
+        self.tracker.log(self.progress.step, row)
+        self.screen.step(stage.name, self.progress.stage_step, stage.steps, row)
+        complete = self.progress.stage_step == stage.steps
+        if complete or self._is_checkpoint_due() or self.stopper.asked:
+            self.save(learner, complete=complete)
 
-    def save(self, learner: SftLearner | GrpoLearner, *, complete: bool) -> None:
+    def skip(self, stage: RlStage, learner: Learner, reason: str) -> None:
+        """Leave a stage out that has nothing to learn from."""
+        self.screen.note(f"{stage.name}: {reason}, so the stage is skipped")
+        self.tracker.event("stage_skipped", name=stage.name)
+        self.progress.stage_step = stage.steps
+        self.save(learner, complete=True)
+
+    def record(self, stage: RlStage, chosen: Sequence[Resampled], rows: Sequence[BatchRow], written_by: int) -> None:
+        """Keep every attempt of the step under way. Raises RunHalted when too many ended by faults of ours."""
+        step = self.progress.step + 1
+        if self.recipe.run.save_rollouts:
+            with self.meter.phase("record"):
+                records = attempt_records(
+                    chosen,
+                    rows,
+                    normalize_by_std=stage.learning.normalize_by_std,
+                    policy_version=written_by,
+                )
+                self.tracker.record_attempts(step, records)
+        share, first = faults_of(chosen)
+        if first:
+            self.tracker.event("faults", step=step, share=share, first=first)
+        if share > self.recipe.run.fault_budget:
+            raise RunHalted(
+                f"step {step}: {share:.0%} of the attempts ended by faults of ours, run.fault_budget allows "
+                f"{self.recipe.run.fault_budget:.0%}; the first says: {first}"
+            )
+
+    # -- what is kept -----------------------------------------------------------------------------------------------
+
+    def save(self, learner: Learner, *, complete: bool) -> None:
         """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
+        began = time.monotonic()
         self.tracker.flush()
         if self.tracker.failure:
             raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
         self.progress.stage_complete = complete
-        save(self.folder, self.progress, self.workshop.policy, learner)
+        save(self.folder, self.progress, self.policy, learner)
         prune(self.folder, self.recipe.run.keep_checkpoints)
         self.checkpoint = self.folder.checkpoint(self.progress.step)
         self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - began
 
-    async def evaluate(self, name: str, stage: Stage) -> None:
-        """Evaluate on the held-out problems with the settings of `stage`, once."""
-        problems = self.task.heldout()
+    def _is_checkpoint_due(self) -> bool:
+        """By time, and by the share of it that writing takes."""
+        settings, passed = self.recipe.run, time.monotonic() - self.saved_at
+        return passed >= settings.checkpoint_seconds and self.save_seconds <= settings.checkpoint_cost * passed
+
+    async def evaluate(self, name: str, rollout: StageRolloutSection) -> None:
+        """Evaluate on the held-out problems under these limits, once. Raises RunHalted past the fault budget."""
+        problems, settings = self.material.heldout, self.recipe.evaluate
         folder = self.folder.evaluation(name, self.progress.step)
         if not problems or (folder / "result.json").exists():
             return
         self.screen.stage(name, f"evaluation on {len(problems)} held-out problems")
         with self.meter.phase("evaluation"):
-            weights = self.workshop.policy.publish(weights_folder(self.folder.path))
-            await self.workshop.engine.load_weights(weights)
-            roller = make_roller(self.workshop, stage.rollout, stage.sandbox, stage.evaluate)
+            await self.engine.load_weights(self.policy.publish())
             protocol = Protocol(
-                attempts=stage.evaluate.attempts,
-                temperature=stage.evaluate.temperature,
-                greedy=stage.evaluate.greedy,
+                attempts=settings.attempts,
+                temperature=settings.temperature,
+                greedy=settings.greedy,
                 seed=self.recipe.run.seed,
             )
-            await evaluate_policy(roller, problems, protocol, folder=folder, step=self.progress.step)
+            roller = self.roller(rollout)
+            setup = setup_of(
+                self.recipe,
+                rollout,
+                roller.conversation,
+                problems,
+                protocol,
+                model=self.folder.name,
+                step=self.progress.step,
+                data=self.recipe.data.model_dump(include={"source", "test_files"}),
+            )
+            budget = self.recipe.run.fault_budget
+            made = await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
+            made.write(folder, self.progress.step)
 
     def finish(self) -> None:
         """Write the summary."""
         self.tracker.flush()
         results = {name: result for name, _, result in self.folder.evaluations()}
-        summary = summary_of(results, [*read_journal(self.folder.metrics), self.meter.take()])
-        write_json(self.folder.summary, summary)
+        write_json(self.folder.summary, summary_of(results, [*read_journal(self.folder.metrics), self.meter.take()]))
+
+
+@asynccontextmanager
+async def opened_run(
+    material: Material, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
+) -> AsyncIterator[Run]:
+    """A run at its start or where its newest checkpoint left it; its parts are closed with the context. Raises
+    ConfigError when another process writes the folder."""
+    with ExitStack() as closing:
+        closing.enter_context(folder.locked())
+        meter = Meter(sandbox)
+        found = latest(folder) if resume else None
+        progress, checkpoint = found or (Progress(), None)
+        if resume:
+            folder.rewind(progress.step)
+            screen.note(f"going on after step {progress.step}")
+        with meter.phase("cold start"):
+            if checkpoint is None:
+                screen.stage("cold start", "demonstrations, tokenizer, model")
+            made = opening(material, folder.path) if checkpoint is None else opened(checkpoint)
+        recipe = material.recipe
+        positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
+        ranks = start(recipe.cluster, recipe.model, os.environ)
+        closing.callback(ranks.close)
+        engine = _engine(recipe, made, positions)
+        policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
+        if checkpoint is not None:
+            policy.restore(checkpoint)
+            policy.version = progress.policy_version
+        grader = Grader()
+        tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        try:
+            yield Run(
+                material=material,
+                folder=folder,
+                screen=screen,
+                stopper=stopper,
+                meter=meter,
+                policy=policy,
+                engine=engine,
+                sandbox=sandbox,
+                grader=grader,
+                tracker=tracker,
+                progress=progress,
+                checkpoint=checkpoint,
+            )
+        finally:
+            await engine.close()
+            await grader.close()
+
+
+def _engine(recipe: Recipe, made: Opened, positions: int) -> TorchEngine:
+    """Over a copy of the model: the learner's own is sharded and changes under way."""
+    device = device_of(recipe.model)
+    model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
+    rows, vocabulary = recipe.rollout.engine_rows, made.codec.vocab_size
+    return TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)

@@ -8,7 +8,7 @@ Dimension letters used as suffixes: P problems, R attempts drawn per problem, G 
 N sequences in a batch, T tokens, V vocabulary.
 """
 
-from rocstar.types.batches import Batch, BatchRow
+from rocstar.types.batches import Batch, BatchRow, Update
 from rocstar.types.completions import Completion, EngineLoad, Finish, Sampling, Weights
 from rocstar.types.demonstrations import Demonstration, DemoTurn, SftRow
 from rocstar.types.groups import Choice, Group, Penalty, Reason, Resampled
@@ -40,6 +40,7 @@ __all__ = [
     "ToolResult",
     "Trajectory",
     "Turn",
+    "Update",
     "Verdict",
     "Weights",
     "problem_id",

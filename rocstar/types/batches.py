@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -19,9 +19,10 @@ class BatchRow:
     advantage: float
     """Same for every token of the row; no unit."""
     old_logprobs: Sequence[float] = ()
-    """[T] the learner's own numbers before the first update of the step; filled in by `Learner.score`."""
+    """[T] the learner's own numbers before the first update of the step, of the full softmax after temperature, 0 where
+    the policy wrote nothing; filled in by `Learner.score`, or by `Learner.update` for a row that was not scored."""
     entropies: Sequence[float] = ()
-    """[T] natural-log entropy of the distribution each token was drawn from; filled in by `Learner.score`."""
+    """[T] entropy of the same distribution, nats; filled in likewise."""
     identity: str = ""
     """`problem_id/index`, for messages."""
 
@@ -36,3 +37,13 @@ class Batch:
     def num_loss_tokens(self) -> int:
         """The denominator of the whole step, known before the first backward pass."""
         return sum(sum(row.loss_mask) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one optimizer update came to."""
+
+    metrics: Mapping[str, float]
+    """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights were left alone), tokens (of all rows)."""
+    rows: tuple[BatchRow, ...]
+    """The batch's rows, scored."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Finish(StrEnum):
@@ -37,7 +39,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """[n] exactly what was sampled, stop token included."""
     logprobs: tuple[float, ...]
-    """[n] natural log, of the distribution sampled from."""
+    """[n] natural log of the probability after temperature and before top_p and top_k, over the tokenizer's ids:
+    what a learner computes again from the same weights. Truncation only changes which tokens can be drawn."""
     finish: Finish
     """Why it ended."""
     policy_versions: tuple[int, int] = (0, 0)
@@ -46,12 +49,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A handle on published weights."""
+    """Published weights: tensors of this process, or a folder that another process can read."""
 
     version: int
     """Policy version, counts optimizer steps."""
-    folder: str
-    """Hugging Face model folder that holds them."""
+    folder: str | None = None
+    """Hugging Face model folder that holds them; in /dev/shm they never touch a disk."""
+    tensors: Mapping[str, Any] | None = None
+    """State dict of the live policy, detached: read before its next update. Used where both are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +67,5 @@ class EngineLoad:
     used_tokens: int
     running: int
     waiting: int
+    policy_version: int = 0
+    """Of the weights it holds."""

@@ -37,9 +37,10 @@ def build(
 
     Example: rocstar data build recipes/data/math_pool.toml data=../shared/data"""
     from rocstar.data.pool.build import build_pool
-    from rocstar.data.pool.recipe import load_pool_config
+    from rocstar.data.pool.config import PoolConfig
+    from rocstar.toml.read import load
 
-    config = load_pool_config(recipe, settings or [])
+    config = load(recipe, PoolConfig, settings or [])
     with verifier() as check:
         sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr, flush=True))
     print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
@@ -109,11 +110,11 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
     from rocstar.data.pool.build import benchmark_questions
     from rocstar.data.pool.config import InputSection, PoolConfig
     from rocstar.data.pool.datasheet import Datasheet
-    from rocstar.data.pool.recipe import load_pool_config
+    from rocstar.toml.read import load
 
     for file in files:
         if file.endswith(".toml"):
-            config = load_pool_config(file)
+            config = load(file, PoolConfig)
         else:
             itself = InputSection(name=Path(file).name, path=file)
             config = PoolConfig(data=".", source=[itself], benchmark=[itself])
@@ -122,14 +123,15 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
 
 def _wording(template: str, tokenizer: Path | None) -> Wording:
     from rocstar.data.pool.check import Wording
-    from rocstar.dialogue.template import template_named
+    from rocstar.dialogue.segments import text_of
+    from rocstar.dialogue.templates import template_named
     from rocstar.protocols import ToolSpec
     from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
 
     chosen = template_named(template)
     tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
     return Wording(
-        render=lambda question: chosen.opening(question, [tool]),
+        render=lambda question: text_of(chosen.opening(question, [tool])),
         markers=chosen.markers,
         length=len if tokenizer is None else _token_counter(tokenizer),
         unit="characters" if tokenizer is None else "tokens",
@@ -137,9 +139,9 @@ def _wording(template: str, tokenizer: Path | None) -> Wording:
 
 
 def _token_counter(folder: Path) -> Callable[[str], int]:
-    from rocstar.data.sft.tokens import load_codec
+    from rocstar.dialogue.codec import Codec
 
-    codec = load_codec(folder)
+    codec = Codec.load(folder)
     return lambda prompt: len(codec.encode(prompt))
 
 

@@ -23,12 +23,13 @@ def sft(
     import os
 
     from rocstar.data.sft.build import build
-    from rocstar.data.sft.recipe import load_mix
+    from rocstar.data.sft.recipe import MixRecipe
     from rocstar.protocols import ToolSpec
+    from rocstar.toml.read import load
     from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
 
     tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
-    sheet = build(load_mix(recipe), out, code_tool=tool, environment=os.environ, note=_note)
+    sheet = build(load(recipe, MixRecipe), out, code_tool=tool, environment=os.environ, note=_note)
     print_json(sheet) if as_json else _print_table(sheet, out)
 
 

@@ -19,10 +19,22 @@ if TYPE_CHECKING:
 
 MEBIBYTE = 2**20
 
+ISOLATION = ("L1", "L2", "L3", "L4")  # sandbox.wire.Isolation, which help pages do not load
+
+
+def _level(given: str) -> str:
+    if given not in ISOLATION:
+        raise ConfigError(f"--min-isolation {given} is none of {', '.join(ISOLATION)}; give one of them")
+    return given
+
+
 app = typer.Typer(**STYLE, help="The place where the model's programs run.")
 
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="A service; default: a sandbox of its own.")]
 Token = Annotated[str, typer.Option("--token", envvar="ROCSTAR_SANDBOX_TOKEN", help="The service's token.")]
+MinIsolation = Annotated[
+    str, typer.Option(metavar="L1|L2|L3|L4", callback=_level, help="Refuse to start below this level.")
+]
 Preload = Annotated[str, typer.Option(metavar="A,B", help="Modules imported before programs are forked; '' for none.")]
 
 
@@ -57,7 +69,7 @@ def serve(
     slots: Annotated[int, typer.Option(help="Programs alive at once; 0: four per core.")] = 0,
     runnable: Annotated[int, typer.Option(help="Young programs at once; 0: two per core.")] = 0,
     preload: Preload = "numpy,sympy",
-    min_isolation: Annotated[str, typer.Option(metavar="L1|L2|L3|L4", help="Refuse to start below it.")] = "L1",
+    min_isolation: MinIsolation = "L1",
     token: Token = "",
     open_to_network: Annotated[bool, typer.Option("--open-to-network", help="No token on a public address.")] = False,
     wall_seconds: Annotated[float, typer.Option(help="Limit of a call that names none.")] = 5.0,
@@ -113,9 +125,7 @@ def serve(
 
 
 @app.command()
-def mcp(
-    preload: Preload = "numpy,sympy", min_isolation: Annotated[str, typer.Option(metavar="L1|L2|L3|L4")] = "L1"
-) -> None:
+def mcp(preload: Preload = "numpy,sympy", min_isolation: MinIsolation = "L1") -> None:
     """Serve one MCP client on stdin and stdout, with a sandbox of its own.
 
     Example, in a client's settings: {"command": "rocstar", "args": ["sandbox", "mcp"]}"""

@@ -3,7 +3,7 @@
 import pytest
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_from, verifier_named
+from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_named
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import Outcome, Stop, Verdict
 from tests.contracts.test_verifier import Letters, attempt, problem, turn, verified
@@ -32,7 +32,7 @@ async def test_calls_are_no_part_of_the_text() -> None:
 
 
 async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> None:
-    verifier = verifier_from(HERE + "trl_unsure", Letters())
+    verifier = RewardVerifier(Letters(), load_reward(HERE + "trl_unsure"))
     hard = type(problem("5"))(id="p", question="q", answer="5", metadata={"level": 3})
     assert (await verified(verifier, hard, attempt(turn("5")))).verdict is UNDECIDED
     assert (await verified(verifier, problem("5"), attempt(turn("5")))).verdict is RIGHT
@@ -66,9 +66,9 @@ async def test_a_class_is_made_and_true_is_right() -> None:
     [
         ("boxd", "the nearest is 'boxed'"),
         ("tool-output", "the nearest is 'tool_output'"),
-        ("no_such_module_at_all:f", "cannot be loaded: ModuleNotFoundError"),
-        (HERE + "verll", "did you mean 'verl'"),
-        (HERE + "score", "is int and not a function"),
+        ("no_such_module_at_all:f", "there is no module no_such_module_at_all"),
+        (HERE + "verll", "the nearest is 'verl'"),
+        (HERE + "score", "score is of type int"),
         (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "wants width, which no verifier is given"),
         ("math:hypot", "does not say what it takes"),

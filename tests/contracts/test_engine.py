@@ -125,13 +125,23 @@ async def test_ids_it_never_heard_of_are_ignored(engine: Engine) -> None:
     assert len((await ask(engine)).token_ids) == 6
 
 
-async def test_new_weights_change_the_version_of_later_tokens(engine: Engine, tmp_path: Path) -> None:
-    assert (await ask(engine)).policy_versions == (0, 0)
-    weights = Weights(version=3, folder=str(tmp_path))
-    if isinstance(engine, TorchEngine):
-        saved(engine._model, tmp_path, 3)
+@pytest.mark.parametrize("place", ["folder", "memory"])
+async def test_new_weights_change_the_version_of_later_tokens(
+    engine: Engine, request: pytest.FixtureRequest, tmp_path: Path, place: str
+) -> None:
+    assert ((await ask(engine)).policy_versions, engine.load().policy_version) == ((0, 0), 0)
+    model = MODELS[request.node.callspec.params["engine"].removeprefix("torch_").replace("scripted", "qwen")](1)
+    weights = saved(model, tmp_path, 3) if place == "folder" else Weights(version=3, tensors=model.state_dict())
     await engine.load_weights(weights)
+    assert engine.load().policy_version == 3
     assert (await ask(engine, session="later")).policy_versions == (3, 3)
+
+
+async def test_a_second_request_of_a_session_that_decodes_is_queued(engine: Engine) -> None:
+    first, second = await asyncio.gather(ask(engine, tokens=5), ask(engine, turn=1, tokens=3))
+    assert (len(first.token_ids), len(second.token_ids)) == (5, 3)
+    await engine.close_session("s")
+    await idle(engine)
 
 
 async def test_load_counts_requests(engine: Engine) -> None:
@@ -171,12 +181,15 @@ async def test_a_waiting_request_can_be_aborted_and_ends_with_its_session(
     assert {(await task).finish for task in running} == {Finish.ABORTED}
 
 
-async def test_cancelling_whoever_waits_frees_the_row(slow_engine: TorchEngine) -> None:
+async def test_cancelling_whoever_waits_and_closing_frees_the_row(slow_engine: TorchEngine) -> None:
     requests = [asyncio.create_task(ask(slow_engine, session=f"r{n}", tokens=480)) for n in range(4)]
     await started(slow_engine, 4)
     for request in requests:
         request.cancel()
     await asyncio.gather(*requests, return_exceptions=True)
+    await idle(slow_engine)
+    for n in range(4):
+        await slow_engine.close_session(f"r{n}")
     assert len((await ask(slow_engine, session="next")).token_ids) == 6
     await idle(slow_engine)
 

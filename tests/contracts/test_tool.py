@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import Tool
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Limits
+from rocstar.tools.function import FunctionTool
 from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
 from rocstar.tools.scripted import ScriptedTool
@@ -27,28 +29,49 @@ SCRIPT = {
 }
 
 
+def function(code: str, input: str = "") -> str:
+    """Does what a Python tool would do with the three programs above.
+
+    Args:
+        code: One of them.
+        input: Not read.
+    """
+    if code == GOOD:
+        return "42\n"
+    if code == ENDLESS:
+        time.sleep(1.0)
+    return str(1 / 0)
+
+
+def out_of_order(code: str) -> str:
+    """A function whose service is down."""
+    raise SandboxUnavailable("the service is down")
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Any:
     with SandboxClient.start(slots=1, preload=()) as client:
         yield client
 
 
-@pytest.fixture(params=["python", "notebook", "scripted"])
+@pytest.fixture(params=["python", "notebook", "scripted", "function"])
 async def tool(request: pytest.FixtureRequest, sandbox: SandboxClient) -> AsyncIterator[Tool]:
     if request.param == "python":
         yield PythonTool(sandbox, Limits(wall_seconds=0.3))
     elif request.param == "notebook":
         async with NotebookTool(sandbox, Limits(wall_seconds=0.3)) as notebook:
             yield notebook
+    elif request.param == "function":
+        yield FunctionTool(function, timeout_seconds=0.3)
     else:
         yield ScriptedTool(SCRIPT, aliases=("jupyter_code",))
 
 
-@pytest.fixture(params=["python", "notebook", "scripted"])
+@pytest.fixture(params=["python", "notebook", "scripted", "function"])
 async def broken(request: pytest.FixtureRequest) -> AsyncIterator[Tool]:
     """The same tools when what they stand on is gone."""
-    if request.param == "scripted":
-        yield ScriptedTool([])
+    if request.param in ("scripted", "function"):
+        yield ScriptedTool([]) if request.param == "scripted" else FunctionTool(out_of_order, timeout_seconds=1.0)
         return
     client = SandboxClient.start(slots=1, preload=())
     client.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import verifier_from
+from rocstar.answers.plugin import RewardVerifier, load_reward
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier, ToolOutputVerifier
 from rocstar.errors import ContractBroken
@@ -68,8 +68,8 @@ MAKERS: dict[str, Callable[[Grader], Verifier]] = {
     "boxed_strict": lambda grader: BoxedVerifier(Letters(), grader, strict=True),
     "boxed_foreign": lambda grader: BoxedVerifier(Letters(), grader, truncated="graded", phrases=True),
     "tool_output": lambda grader: ToolOutputVerifier(Letters()),
-    "trl_function": lambda grader: verifier_from("tests.answers.reward_functions:trl", Letters()),
-    "verl_function": lambda grader: verifier_from("tests.answers.reward_functions:verl", Letters()),
+    "trl_function": lambda grader: RewardVerifier(Letters(), load_reward("tests.answers.reward_functions:trl")),
+    "verl_function": lambda grader: RewardVerifier(Letters(), load_reward("tests.answers.reward_functions:verl")),
     "scripted": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
     "scripted_undecided": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.UNDECIDED),
 }

@@ -1,30 +1,20 @@
-import asyncio
-import contextlib
-import io
-import traceback
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import MIXES, Move, Plan, perform, plan_demonstrations
 from rocstar.data.families import FAMILIES
-from rocstar.dialogue.calls import parse_calls
-from rocstar.errors import ConfigError, SandboxUnavailable
-from rocstar.types import Demonstration, Status, ToolCall, ToolResult
+from rocstar.data.worked import work_out
+from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.errors import ConfigError
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.wire import Limits
+from rocstar.tools.python import PythonTool
+from rocstar.types import Demonstration, Status
 
 NAMES = list(FAMILIES)
-
-
-async def run(call: ToolCall) -> ToolResult:
-    """Runs the program here: these are programs of our own."""
-    out = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out):
-            exec(compile(call.arguments["code"], "<cell>", "exec"), {})
-    except (NameError, SyntaxError, TypeError):
-        return ToolResult(call_id=call.id, status=Status.CODE_ERROR, stderr=traceback.format_exc())
-    return ToolResult(call_id=call.id, status=Status.OK, stdout=out.getvalue())
 
 
 def plans(mix: str, count: int = 270, seed: int = 1) -> list[Plan]:
@@ -38,9 +28,9 @@ def boxed(demo: Demonstration) -> str:
 
 
 @pytest.mark.parametrize("mix", ["majority_wrong", "majority_right"])
-async def test_demonstrations_do_what_their_plans_say(mix: str) -> None:
+def test_demonstrations_do_what_their_plans_say(mix: str) -> None:
     chosen = plans(mix)
-    for plan, demo in zip(chosen, await perform(chosen, run), strict=True):
+    for plan, demo in zip(chosen, perform(chosen), strict=True):
         assert demo.problem == plan.problem
         statuses = [result.status for turn in demo.turns for result in turn.results]
         assert len(statuses) == len(plan.codes) == len(demo.turns) - 1
@@ -55,13 +45,13 @@ async def test_demonstrations_do_what_their_plans_say(mix: str) -> None:
             assert demo.turns[0].results[0].stdout == ""
 
 
-async def test_direct_demonstrations_are_right_and_call_no_tool() -> None:
-    for demo in await perform(plans("direct", 50), run):
+def test_direct_demonstrations_are_right_and_call_no_tool() -> None:
+    for demo in perform(plans("direct", 50)):
         assert len(demo.turns) == 1 and boxed(demo) == demo.problem.answer
 
 
-async def test_call_turns_hold_one_call_and_nothing_else() -> None:
-    for demo in await perform(plans("majority_right"), run, tool_name="execute_python_code"):
+def test_call_turns_hold_one_call_and_nothing_else() -> None:
+    for demo in perform(plans("majority_right"), tool_name="execute_python_code"):
         for n, turn in enumerate(demo.turns[:-1]):
             (call,) = parse_calls(turn.text, first_id=n)
             assert call.tool == "execute_python_code"
@@ -69,11 +59,11 @@ async def test_call_turns_hold_one_call_and_nothing_else() -> None:
             assert turn.results[0].call_id == call.id == f"call_{n}"
 
 
-async def test_the_second_call_of_two_is_built_from_the_first_output() -> None:
+def test_the_second_call_of_two_is_built_from_the_first_output() -> None:
     problems = arithmetic_problems(["two"], 100, 0)
     chosen = [p for p in plan_demonstrations(problems, "majority_right", 0) if p.behaviour == (Move.RIGHT,)]
     assert chosen
-    for demo in await perform(chosen, run):
+    for demo in perform(chosen):
         first, second, _ = demo.turns
         assert first.results[0].stdout.strip() in second.text
 
@@ -100,34 +90,23 @@ def test_an_unknown_mix_is_refused() -> None:
         plans("majority_rong")
 
 
-async def test_at_most_the_stated_number_of_plans_run_at_once() -> None:
-    running = most = 0
-
-    async def slow(call: ToolCall) -> ToolResult:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        return await run(call)
-
-    await perform(plans("majority_right"), slow, parallel=5)
-    assert most == 5
+@pytest.fixture(scope="module")
+def client() -> Iterator[SandboxClient]:
+    with SandboxClient.start(slots=1, preload=()) as client:
+        yield client
 
 
-async def test_an_outage_ends_everything_with_its_own_error() -> None:
-    async def down(call: ToolCall) -> ToolResult:
-        raise SandboxUnavailable("the sandbox is gone")
-
-    with pytest.raises(SandboxUnavailable):
-        await perform(plans("majority_right"), down)
-    assert len(asyncio.all_tasks()) == 1
-
-
-async def test_a_right_program_that_was_stopped_ends_in_a_guess() -> None:
-    async def stop(call: ToolCall) -> ToolResult:
-        return ToolResult(call_id=call.id, status=Status.TIMEOUT)
-
-    chosen = [plan for plan in plans("majority_right") if plan.behaviour == (Move.RIGHT,)]
-    for plan, demo in zip(chosen, await perform(chosen, stop), strict=True):
-        assert boxed(demo) == plan.guess
+async def test_what_is_worked_out_is_what_the_sandbox_says(client: SandboxClient) -> None:
+    """Every program of every family, tracebacks included, but for the work directory and the clock."""
+    tool = PythonTool(client, Limits())
+    problems = arithmetic_problems(NAMES, 2 * len(NAMES), 5)
+    codes = {
+        code.format(**operands, **family.fragments(operands)).replace("{out}", "12")
+        for family, operands in ((FAMILIES[p.metadata["family"]], p.metadata["operands"]) for p in problems)
+        for code in (*(c for chain in (*family.right, *family.wrong) for c in chain), *family.broken, *family.silent)
+    } | {"print(3", "print 3", "def f(n):\n    return f(n - 1) if n else g\nprint(f(3))"}
+    for code in sorted(codes):
+        (call,) = parse_calls(render_call("python", {"code": code}))
+        ours, real = work_out(call), await tool.run(call)
+        assert (ours.status, ours.stdout, ours.value) == (real.status, real.stdout, real.value)
+        assert ours.stderr == real.stderr

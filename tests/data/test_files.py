@@ -172,3 +172,33 @@ def test_published_files_are_read_as_they_are(
     problems = load_problems(path, **columns)  # type: ignore[arg-type]
     assert count in (None, len(problems))
     assert answer in (None, problems[0].answer)
+
+
+@pytest.mark.parametrize("row", [{"Question": "How many?", "Answer": 3.0}, {"question": "How many?", "answer": "3"}])
+def test_a_story_beside_its_question_is_part_of_the_problem(tmp_path: Path, row: dict[str, Any]) -> None:
+    told, bare = {"ID": "1", "Body": "Two and one.", **row}, {"ID": "2", "Body": None, **row}
+    problems = load_problems(jsonl(tmp_path / "a.jsonl", told, bare))
+    assert [(p.question, p.answer) for p in problems] == [("Two and one. How many?", "3"), ("How many?", "3")]
+
+
+def test_several_columns_can_be_named_as_the_question(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"context": "It rains.", "ask": "Why?", "answer": "7"})
+    (problem,) = load_problems(path, question=["context", "ask"])
+    assert problem.question == "It rains. Why?" and set(problem.metadata) == {"line"}
+    assert 'no field "contxt"' in message_of(path, question=["contxt", "ask"])
+
+
+def test_a_column_named_as_the_question_is_the_whole_of_it(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"Body": "Two and one.", "Question": "How many?", "Answer": 3.0})
+    (problem,) = load_problems(path, question="Question")
+    assert problem.question == "How many?"
+
+
+def test_svamp_as_published_has_its_stories_and_so_no_question_twice() -> None:
+    path = SHARED / "eval_math" / "svamp.jsonl.gz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    problems = load_problems(path)
+    assert all(len(problem.question) > len("How many?") + 20 for problem in problems)
+    bare = load_problems(path, question="Question")
+    assert len({p.id for p in problems}) > len({p.id for p in bare}) and len({p.id for p in problems}) > 990

@@ -17,7 +17,7 @@ from rocstar.data.sft.layouts import LAYOUTS
 from rocstar.data.sft.layouts.base import Surroundings
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.data.sft.refusal import Reason, Refused
-from rocstar.data.sft.render import CHAT
+from rocstar.dialogue.template import CHAT
 from rocstar.protocols import ToolSpec
 
 DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[2].parent / "shared" / "data"))

@@ -12,10 +12,11 @@ import typer
 from typer.testing import CliRunner
 
 from rocstar.data.sft.datasheet import quantiles
-from rocstar.data.sft.recipe import load_mix
+from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError, DataError
+from rocstar.toml.read import load
 from rocstar.verbs.data_sft import sft
 from tests.data_sft.support import WEATHER, built, calls, lines, result, says, user, written
 
@@ -32,7 +33,7 @@ def source(tmp_path: Path, name: str, *rows: Any, **fields: Any) -> dict[str, An
 
 def tokenizer(tmp_path: Path) -> str:
     codec = train_bpe(["Say a word Paris"] * 9, vocab_size=300, markers=PAPER.markers, word_merges=False)
-    codec.save(tmp_path / "tok", "paper")
+    codec.save(tmp_path / "tok", PAPER)
     return str(tmp_path / "tok")
 
 
@@ -132,7 +133,7 @@ def test_a_build_that_cannot_be_done_leaves_the_one_before(tmp_path: Path) -> No
     before = (tmp_path / "out" / "rows.jsonl").read_bytes()
     for wrong, complaint in (
         ([source(tmp_path, "b", "{oops")], "no row of any source was built"),
-        ([good, {**good, "name": "c", "files": [str(tmp_path / "gone.jsonl")]}], r"gone\.jsonl cannot be read"),
+        ([good, {**good, "name": "c", "files": [str(tmp_path / "gone.jsonl")]}], r"gone\.jsonl does not exist"),
         ([{**good, "weight": 1}, source(tmp_path, "d", "{oops", weight=1)], "source 'd' gave no row"),
     ):
         with pytest.raises(DataError, match=complaint):
@@ -144,7 +145,7 @@ def test_a_build_that_cannot_be_done_leaves_the_one_before(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[mix]\nsede = 1\n", r"unknown key mix\.sede; did you mean seed\?"),
+        ("[mix]\nsede = 1\n", r"unknown key mix\.sede; did you mean mix\.seed\?"),
         ("[[source]]\nname = 'a'\nlayout = 'glaiv'\nfiles = ['x']\n", "nearest is 'glaive'"),
         ("[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\nwieght = 2\n", "did you mean weight"),
         ("[[source]]\nname = 'a'\nlayout = 'glaive'\nfiles = ['x']\nrewrite = ['response']\n", r"no \[endpoint\]"),
@@ -156,17 +157,17 @@ def test_a_build_that_cannot_be_done_leaves_the_one_before(tmp_path: Path) -> No
 def test_a_recipe_that_is_wrong_is_told_with_its_key(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "r.toml").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
-        load_mix(tmp_path / "r.toml")
+        load(tmp_path / "r.toml", MixRecipe)
 
 
 def test_weights_are_for_all_sources_or_none(tmp_path: Path) -> None:
     one = "[[source]]\nname = '{}'\nlayout = 'glaive'\nfiles = ['x']\n"
     (tmp_path / "r.toml").write_text(one.format("a") + "weight = 2\n" + one.format("b"))
     with pytest.raises(ConfigError, match="some sources have a weight"):
-        load_mix(tmp_path / "r.toml")
+        load(tmp_path / "r.toml", MixRecipe)
     (tmp_path / "r.toml").write_text(one.format("a") * 2)
-    with pytest.raises(ConfigError, match="two sources are called 'a'"):
-        load_mix(tmp_path / "r.toml")
+    with pytest.raises(ConfigError, match="number 2 is called 'a' like another"):
+        load(tmp_path / "r.toml", MixRecipe)
 
 
 def test_the_verb_prints_a_table_or_json(tmp_path: Path) -> None:

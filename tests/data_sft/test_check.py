@@ -9,8 +9,8 @@ import pytest
 from rocstar.data.sft.check import check
 from rocstar.data.sft.format import Call, Conversation, Message, Role
 from rocstar.data.sft.refusal import Reason, Refused
-from rocstar.data.sft.render import CHAT
 from rocstar.data.sft.schema import check_call, normalised, tool_spec
+from rocstar.dialogue.template import CHAT
 from tests.data_sft.support import WEATHER, calls, result, says, talk, user
 
 TOOLS = {"get_weather": tool_spec(WEATHER)}

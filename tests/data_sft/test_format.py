@@ -112,18 +112,18 @@ def test_a_broken_row_names_file_line_and_field(tmp_path: Path, messages: Any, c
     path = file_of(tmp_path / "r.jsonl", [ASK, ANSWER], messages)
     with pytest.raises(DataError) as caught:
         load_conversations(path, "python")
-    assert f"{path}:2 field" in str(caught.value) and complaint in str(caught.value)
+    assert f"{path}, line 2: field" in str(caught.value) and complaint in str(caught.value)
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text('{"messages": \n')
-    with pytest.raises(DataError, match=r"r\.jsonl:1 is not JSON"):
+    with pytest.raises(DataError, match=r"r\.jsonl, line 1: is not JSON"):
         load_conversations(path, "python")
 
 
 def test_files_that_are_missing_torn_or_empty_are_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.jsonl cannot be read"):
+    with pytest.raises(DataError, match=r"gone\.jsonl does not exist"):
         load_conversations(tmp_path / "gone.jsonl", "python")
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n\n")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rocstar.data.sft.format import conversation_of
-from rocstar.data.sft.render import CHAT, pieces
+from rocstar.data.sft.render import pieces
 from rocstar.dialogue.calls import parse_calls
-from rocstar.dialogue.template import PAPER
+from rocstar.dialogue.template import CHAT, PAPER
 from tests.data_sft.support import built, lines, real
 
 SEAL = ("seal_tools", "tool.jsonl.gz")

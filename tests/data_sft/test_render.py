@@ -17,12 +17,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rocstar.data.sft.check import check, check_tokens
 from rocstar.data.sft.format import Conversation, conversation_of, row_of
 from rocstar.data.sft.refusal import Reason, Refused
-from rocstar.data.sft.render import CHAT, Piece, encoded, from_demonstration, pieces, written
-from rocstar.data.sft.tokens import load_codec
+from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces, written
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import parse_calls, render_call
-from rocstar.dialogue.jinja import chat_template
-from rocstar.dialogue.template import COMPACT, PAPER, ChatMl, template_named
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.segments import ours
+from rocstar.dialogue.template import CHAT, COMPACT, PAPER, ChatMl
+from rocstar.dialogue.templates import template_named
 from rocstar.types import Demonstration, DemoTurn, Problem, SftRow, Status, ToolResult
 from tests.data_sft.support import WEATHER, calls, real, result, says, talk, user
 from tests.dialogue.naive_rows import encode_demonstration
@@ -81,7 +82,7 @@ def test_loss_lies_on_the_assistants_characters_and_on_no_others(template: ChatM
 def test_the_learned_tokens_read_as_what_the_assistant_writes(conversation: Conversation) -> None:
     check(conversation, CHAT.markers)
     parts = list(pieces(conversation, CHAT, conversation.tools or ()))
-    row = encoded(parts, CODEC)
+    row = encoded(parts, CODEC, CHAT.reserved)
     assistant = [message for message in conversation.messages if message.role == "assistant"]
     assert CODEC.decode(row.token_ids) == "".join(piece.text for piece in parts)
     assert learned_of(row) == "".join(message.text + CHAT.stop for message in assistant)
@@ -93,7 +94,7 @@ def test_the_learned_tokens_read_as_what_the_assistant_writes(conversation: Conv
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_loss_span_that_is_off_by_one_token_is_refused(shift: int) -> None:
     parts = list(pieces(talk(user(), says()), CHAT, ()))
-    row = encoded(parts, CODEC)
+    row = encoded(parts, CODEC, CHAT.reserved)
     mask = (*row.loss_mask[1:], False) if shift < 0 else (False, *row.loss_mask[:-1])
     with pytest.raises(Refused) as caught:
         check_tokens(SftRow(token_ids=row.token_ids, loss_mask=mask), parts, CODEC)
@@ -109,7 +110,7 @@ def test_pieces_are_the_text_of_the_chat_template(name: str, conversation: Conve
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     row = row_of(conversation)
-    rendered = environment.from_string(chat_template(name)).render(messages=row["messages"], tools=row["tools"])
+    rendered = environment.from_string(template_named(name).jinja).render(messages=row["messages"], tools=row["tools"])
     parts = pieces(conversation, template_named(name), conversation.tools or ())
     assert "".join(piece.text for piece in parts) + "\n" == rendered
 
@@ -173,7 +174,7 @@ def test_a_demonstration_becomes_the_same_tokens_as_ever(name: str, made: list[t
         turns=(*(DemoTurn(text=text, results=(answers,) * n) for text, n in made), DemoTurn(text="<answer>1</answer>")),
     )
     template = template_named(name)
-    row = encoded(pieces(from_demonstration(demo, feedback), template, ()), CODEC)
+    row = encoded(pieces(from_demonstration(demo, feedback), template, ()), CODEC, template.reserved)
     assert row == encode_demonstration(demo, codec=CODEC, template=template, tools=(), feedback=feedback)
 
 
@@ -184,40 +185,31 @@ def test_a_published_tokenizer_is_read_from_its_older_files(tmp_path: Any) -> No
         (tmp_path / name).write_bytes(gzip.decompress((folder / f"{name}.gz").read_bytes()))
     shutil.copyfile(folder / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
     oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    codec = load_codec(folder)
+    codec = Codec.load(folder)
     parts = list(pieces(talk(user("Où? 12345  it's\r\n\n\tcafe\u0301 漢字 🙂"), calls(), result(), says()), CHAT, ()))
     for piece in parts:
         assert codec.encode(piece.text) == oracle(piece.text, add_special_tokens=False)["input_ids"]
-    row = encoded(parts, codec)
+    row = encoded(parts, codec, CHAT.reserved)
     check_tokens(row, parts, codec)
     assert codec.token_id(CHAT.stop) == 151645 and row.loss_mask[-1] and row.token_ids[-1] == 151645
 
 
 def test_composed_accents_are_no_difference_but_other_changes_are() -> None:
     class Composing:
-        """Encodes characters as numbers after NFC, and loses every "x" on the way back."""
-
-        def encode(self, text: str) -> list[int]:
-            return [ord(letter) for letter in unicodedata.normalize("NFC", text)]
+        """Tokens are characters; composes accents, and loses every "x" on the way back."""
 
         def decode(self, token_ids: Any) -> str:
-            return "".join(map(chr, token_ids)).replace("x", "")
+            return unicodedata.normalize("NFC", "".join(map(chr, token_ids))).replace("x", "")
 
-        def token_id(self, text: str) -> int:
-            return 0
-
-        @property
-        def vocab_size(self) -> int:
-            return 0
-
+    codec: Any = Composing()
     for text, sound in (("cafe\u0301", True), ("xylophone", False)):
-        parts = [Piece(text=text, learned=True)]
-        codec: Any = Composing()
+        parts = [Piece(segments=(ours(text),), learned=True)]
+        row = SftRow(token_ids=tuple(map(ord, text)), loss_mask=(True,) * len(text))
         if sound:
-            check_tokens(encoded(parts, codec), parts, codec)
+            check_tokens(row, parts, codec)
         else:
             with pytest.raises(Refused):
-                check_tokens(encoded(parts, codec), parts, codec)
+                check_tokens(row, parts, codec)
 
 
 def test_a_row_without_tools_is_told_from_one_that_has_none() -> None:

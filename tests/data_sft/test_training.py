@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from rocstar.recipe import recipe_of
 from rocstar.training.coldstart import load_sft_rows, opening
-from rocstar.training.tasks import make_task
+from rocstar.training.material import read_material
 from tests.data_sft.support import WEATHER, built, calls, result, says, user, written
-from tests.runs.examples import recipe
 
 
 @pytest.mark.parametrize("template", ["compact", "paper"])
@@ -25,21 +24,11 @@ async def test_a_run_learns_the_rows_of_a_build_as_plain_chats_with_their_own_to
     source = {"name": "a", "layout": "messages", "files": [str(written(tmp_path / "in.jsonl", row))]}
 
     await asyncio.to_thread(built, tmp_path / "out", source)
-    base = recipe()
-    section = base.sft.model_copy(update={"rows_file": str(tmp_path / "out" / "rows.jsonl")})
-    stage = base.stage[0].model_copy(update={"sft": section})
     size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "intermediate_size": 32, "vocab_size": 300}
-    made = base.model_copy(
-        update={
-            "stage": [stage],
-            "model": base.model.model_copy(update={**size, "max_positions": 3000}),
-            "rollout": base.rollout.model_copy(update={"template": template}),
-        }
-    )
-    task = make_task(made.data, tool_name="python", seed=0, heldout=0)
-    sandbox: Any = None  # rows from a file run nothing
-    policy = await opening(made, task, sandbox, tmp_path)
-    (learned_row,) = load_sft_rows(tmp_path)
+    base = {"model": {**size, "max_positions": 3000}, "rollout": {"template": template}, "evaluate": {"problems": 0}}
+    cold = {"name": "cold", "kind": "sft", "steps": 1, "sft": {"rows_file": str(tmp_path / "out" / "rows.jsonl")}}
+    policy = opening(read_material(recipe_of(base, [cold])), tmp_path)
+    (learned_row,) = load_sft_rows(tmp_path, "cold")
     text = policy.codec.decode(learned_row.token_ids)
     assert text.startswith("<|im_start|>system\nYou are a helpful assistant.\n\n# Tools") and '"get_weather"' in text
     assert long_result in text and "boxed" not in text and "<reason>" not in text

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import Template
 from rocstar.protocols import TextCodec, ToolSpec
 from rocstar.types import Demonstration, SftRow, ToolResult
@@ -26,11 +27,12 @@ def encode_demonstration(
 ) -> SftRow:
     """One row: opening, then for each turn its text with the stop marker (learned) and the tool reply (not learned).
     Each piece is encoded on its own, because that is where a rollout's pieces meet."""
-    token_ids = codec.encode(template.opening(demo.problem.question, tools))
+    token_ids = codec.encode(text_of(template.opening(demo.problem.question, tools)))
     loss_mask = [False] * len(token_ids)
     for turn in demo.turns:
         written = codec.encode(turn.text) + codec.encode(template.stop)
-        reply = codec.encode(template.reply([feedback(result) for result in turn.results])) if turn.results else []
+        shown = text_of(template.reply([feedback(result) for result in turn.results])) if turn.results else ""
+        reply = codec.encode(shown)
         token_ids += written + reply
         loss_mask += [True] * len(written) + [False] * len(reply)
     return SftRow(token_ids=tuple(token_ids), loss_mask=tuple(loss_mask))

@@ -5,15 +5,16 @@ from hypothesis import strategies as st
 from rocstar.dialogue.bpe import UNKNOWN, fixed_phrases, train_bpe
 from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 
 COMPACT = template_named("compact")
 TEXTS = [
-    COMPACT.opening(f"What is {n}*{n + 7}?", ())
+    text_of(COMPACT.opening(f"What is {n}*{n + 7}?", ()))
     + render_call("python", {"code": f"print({n}*{n + 7})"})
     + COMPACT.stop
-    + COMPACT.reply([str(n * (n + 7))])
+    + text_of(COMPACT.reply([str(n * (n + 7))]))
     + f"<answer>\\boxed{{{n * (n + 7)}}}</answer>{COMPACT.stop}"
     for n in range(100, 300)
 ]

@@ -8,7 +8,8 @@ import pytest
 
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.protocols import TextCodec
 
@@ -24,8 +25,8 @@ def small() -> Codec:
 
 def test_a_saved_codec_loads_with_the_same_ids(tmp_path: Path) -> None:
     codec: TextCodec = small()
-    small().save(tmp_path, "compact")
-    text = COMPACT.opening("hello 12", ()) + "print(1)" + COMPACT.stop
+    small().save(tmp_path, COMPACT)
+    text = text_of(COMPACT.opening("hello 12", ())) + "print(1)" + COMPACT.stop
     assert Codec.load(tmp_path).encode(text) == codec.encode(text)
     assert Codec.load(tmp_path).decode(codec.encode(text)) == text
 
@@ -33,14 +34,14 @@ def test_a_saved_codec_loads_with_the_same_ids(tmp_path: Path) -> None:
 def test_transformers_loads_a_saved_codec_unchanged(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     codec = small()
-    codec.save(tmp_path, "compact")
+    codec.save(tmp_path, COMPACT)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    text = COMPACT.opening("hello 12", ()) + "print(1) 1" + COMPACT.stop + COMPACT.reply(["2"])
+    text = text_of((*COMPACT.opening("hello 12", ()), *COMPACT.reply(["2"])))
     ids = codec.encode(text)
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=True)[
         "input_ids"
-    ] == codec.encode(COMPACT.opening("hello", ()))
+    ] == codec.encode(text_of(COMPACT.opening("hello", ())))
     assert tokenizer.decode(ids) == text
     assert tokenizer.eos_token_id == codec.token_id(COMPACT.stop)
     assert tokenizer.pad_token_id is not None
@@ -58,7 +59,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_length_limit_stored_in_the_file_never_cuts_text(tmp_path: Path) -> None:
-    small().save(tmp_path, "compact")
+    small().save(tmp_path, COMPACT)
     path = tmp_path / "tokenizer.json"
     stored = json.loads(path.read_text())
     stored["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
@@ -85,14 +86,40 @@ def test_a_published_tokenizer_serves_the_paper_template(qwen_folder: Path, tmp_
 
     paper, codec = template_named("paper"), Codec.load(qwen_folder)
     assert codec.token_id(paper.stop) == 151645
-    text = paper.opening("What is 6·7?", ()) + "So</reason><answer>\\boxed{42}</answer>" + paper.stop
+    text = text_of(paper.opening("What is 6·7?", ())) + "So</reason><answer>\\boxed{42}</answer>" + paper.stop
     assert codec.decode(codec.encode(text)) == text
     with pytest.raises(ConfigError):
         codec.token_id("<reason>")
-    codec.save(tmp_path, "paper")
+    codec.save(tmp_path, paper)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer(text)["input_ids"] == codec.encode(text)
     assert tokenizer.eos_token == paper.stop
     message = {"role": "user", "content": "What is 6·7?"}
     rendered = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-    assert rendered == paper.opening("What is 6·7?", ())
+    assert rendered == text_of(paper.opening("What is 6·7?", ()))
+
+
+def test_a_gpt2_tokenizer_is_read_from_its_older_files(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    small()._saved.model.save(str(tmp_path))
+    token = {"content": "<|im_end|>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    added = {str(small().token_id("<|im_end|>")): token | {"special": True}}
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    text = "print(1) say hello<|im_end|> \n"
+    ids = Codec.load(tmp_path).encode(text)
+    assert ids == transformers.GPT2Tokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+
+
+def test_older_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    small()._saved.model.save(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
+    with pytest.raises(ConfigError, match="holds a RobertaTokenizer without tokenizer"):
+        Codec.load(tmp_path)
+
+
+def test_a_settings_file_that_is_no_json_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    small().save(tmp_path, COMPACT)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"generation_config\.json is no JSON"):
+        Codec.load(tmp_path)

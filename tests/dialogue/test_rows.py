@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.dialogue.bpe import train_bpe
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.templates import template_named
 from rocstar.types import (
     Completion,
     Demonstration,
@@ -21,7 +21,7 @@ from tests.dialogue.naive_rows import encode_demonstration
 WORDS = ["print(1)", " 12", "<tool_call>", "\n", "hello", "<answer>", "é"]
 CODEC = train_bpe(WORDS * 9, vocab_size=180, markers=template_named("paper").markers, word_merges=False)
 
-texts = st.lists(st.sampled_from(WORDS)).map("".join)
+texts = st.lists(st.sampled_from([word for word in WORDS if word != "<tool_call>"])).map("".join)
 results = texts.map(lambda text: ToolResult(call_id="call_0", status=Status.OK, stdout=text))
 call_turns = st.builds(
     lambda text, got: DemoTurn(text=text, results=tuple(got)), texts, st.lists(results, min_size=1, max_size=2)
@@ -49,13 +49,13 @@ def test_a_row_is_laid_out_as_the_trajectory_a_rollout_would_record(name: str, d
     turns = []
     for turn in demo.turns:
         ids = (*CODEC.encode(turn.text), stop_id)
-        reply = CODEC.encode(template.reply([shown(result) for result in turn.results])) if turn.results else []
+        reply = CODEC.encode_segments(template.reply([shown(r) for r in turn.results]), ()) if turn.results else []
         completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
         turns.append(Turn(completion=completion, reply_ids=tuple(reply)))
     trajectory = Trajectory(
         problem_id="p",
         index=0,
-        prompt_ids=tuple(CODEC.encode(template.opening(demo.problem.question, ()))),
+        prompt_ids=tuple(CODEC.encode_segments(template.opening(demo.problem.question, ()), ())),
         turns=tuple(turns),
         stop=Stop.ANSWERED,
     )

@@ -30,19 +30,19 @@ SHAPE = {
 def qwen(seed: int = 0) -> Any:
     """One key head per query head, tied embeddings."""
     config = Qwen3Config(**SHAPE, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)
-    return _lively(Qwen3ForCausalLM(config), seed)
+    return lively(Qwen3ForCausalLM(config), seed)
 
 
 def llama(seed: int = 0) -> Any:
     """Grouped heads, a head of its own for the output."""
     config = LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
-    return _lively(LlamaForCausalLM(config), seed)
+    return lively(LlamaForCausalLM(config), seed)
 
 
 MODELS: dict[str, Callable[[int], Any]] = {"qwen": qwen, "llama": llama}
 
 
-def _lively(model: Any, seed: int) -> Any:
+def lively(model: Any, seed: int) -> Any:
     """Weights large enough that attention and the next token depend strongly on what came before."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -53,30 +53,11 @@ def _lively(model: Any, seed: int) -> Any:
 
 
 def naive_logprobs(model: Any, context: Sequence[int], written: Sequence[int], sampling: Sampling) -> list[float]:
-    """The log-probability of each written token under temperature, top-k and top-p, token by token."""
+    """The log-probability of each written token after temperature, whatever top-k and top-p cut off."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*context, *written]]), use_cache=False).logits[0].double()
-    start = len(context) - 1
-    return [float(_distribution(logits[start + t], sampling)[token].log()) for t, token in enumerate(written)]
-
-
-def _distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    if sampling.temperature == 0:
-        return torch.softmax(logits, -1)
-    probabilities = torch.softmax(logits / sampling.temperature, -1)
-    ranked = probabilities.argsort(descending=True).tolist()
-    if sampling.top_k:
-        ranked = ranked[: sampling.top_k]
-    mass = sum(float(probabilities[token]) for token in ranked)
-    kept, total = [], 0.0
-    for token in ranked:
-        if kept and sampling.top_p < 1 and total >= sampling.top_p:
-            break
-        kept.append(token)
-        total += float(probabilities[token]) / mass
-    out = torch.zeros_like(probabilities)
-    out[kept] = probabilities[kept]
-    return out / out.sum()
+    laws = torch.log_softmax(logits[len(context) - 1 : -1] / (sampling.temperature or 1.0), -1)
+    return laws.gather(1, torch.tensor(written).unsqueeze(1)).squeeze(1).tolist()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -62,12 +62,13 @@ def drawn(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> tuple
 def test_tokens_come_as_often_as_their_probability_says(settings: dict[str, float], support: list[int]) -> None:
     shares, told = drawn(**settings)  # type: ignore[arg-type]
     scaled = (LOGITS / (settings.get("temperature") or 1.0)).double().numpy()
-    law = np.exp(scaled - scaled.max()) * np.isin(np.arange(len(LOGITS)), support)
+    full = np.exp(scaled - scaled.max()) / np.exp(scaled - scaled.max()).sum()
+    law = full * np.isin(np.arange(len(LOGITS)), support)
     law /= law.sum()
     assert set(np.flatnonzero(shares)) <= set(support)
     assert np.all(np.abs(shares - law) < 5 * np.sqrt(law * (1 - law) / DRAWS) + 1e-12)
     if settings.get("temperature") != 0.0:
-        assert told[shares > 0] == pytest.approx(law[shares > 0], rel=1e-5)
+        assert told[shares > 0] == pytest.approx(full[shares > 0], rel=1e-5), "before truncation"
 
 
 def test_greedy_reports_the_probability_at_temperature_one() -> None:
@@ -82,3 +83,22 @@ def test_a_row_does_not_notice_its_neighbours_settings() -> None:
     alone, beside = draw(logits, plain, plain, none, noise), draw(logits, plain, cut, none, noise)
     for row in (0, 2):
         assert (alone[0][row], alone[1][row]) == (beside[0][row], beside[1][row])
+
+
+@pytest.mark.parametrize("size", [1, 5, 32, 33, 1000])
+def test_a_number_finds_the_token_at_its_share_of_the_running_sum(size: int) -> None:
+    weights = torch.rand(50, size, generator=torch.Generator().manual_seed(size))
+    noise = np.linspace(0, 1 - 2**-53, 50)
+    tokens, _ = draw(weights.log(), np.ones(50), np.ones(50), np.zeros(50, dtype=np.int64), noise)
+    ends = weights.double().cumsum(-1) / weights.double().sum(-1, keepdim=True)
+    expected = (ends <= torch.from_numpy(noise).unsqueeze(1) - 1e-6).sum(-1)
+    latest = (ends <= torch.from_numpy(noise).unsqueeze(1) + 1e-6).sum(-1).clamp(max=size - 1)
+    assert ((expected <= tokens) & (tokens <= latest)).all()
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    logits = torch.full((3, 70), -torch.inf)
+    logits[:, 40] = 0.0
+    noise = np.array([0.0, 0.5, 1 - 2**-53])
+    tokens, logprobs = draw(logits, np.ones(3), np.ones(3), np.zeros(3, dtype=np.int64), noise)
+    assert (tokens.tolist(), logprobs.tolist()) == ([40] * 3, [0.0] * 3)

@@ -48,6 +48,12 @@ async def ask(engine: TorchEngine, ids: Any, session: str = "s", tokens: int = 1
     return await engine.generate(ids, asked, request_id=f"{session}/{len(ids)}", session_id=session)
 
 
+async def ask_once(engine: TorchEngine, session: str, tokens: int) -> Completion:
+    completion = await ask(engine, SHORT, session, tokens)
+    await engine.close_session(session)
+    return completion
+
+
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "long"])
 async def test_logprobs_agree_with_a_plain_forward(
@@ -105,7 +111,7 @@ async def test_a_reply_that_comes_late_stalls_nobody(engine: TorchEngine) -> Non
         return await ask(engine, (*SHORT, *first.token_ids, 4, 4), "waits")
 
     paused = asyncio.create_task(wait_then_go_on())
-    others = await asyncio.gather(*(ask(engine, SHORT, f"other{n}", tokens=40) for n in range(6)))
+    others = await asyncio.gather(*(ask_once(engine, f"other{n}", tokens=40) for n in range(6)))
     assert {len(other.token_ids) for other in others} == {40}
     assert not paused.done()
     tool.set()
@@ -146,8 +152,19 @@ async def test_a_request_that_makes_no_sense_is_refused(engine: TorchEngine) -> 
         await ask(engine, ())
     with pytest.raises(ConfigError, match="at least one new token"):
         await ask(engine, SHORT, tokens=0)
-    with pytest.raises(ConfigError, match="at most 4 stop tokens, got 5"):
-        await ask(engine, SHORT, stop_token_ids=(1, 2, 3, 4, 5))
+    for strange in (-1, VOCAB):
+        with pytest.raises(ConfigError, match=f"token ids must lie below {VOCAB}"):
+            await ask(engine, (1, strange, 2))
+
+
+async def test_any_number_of_tokens_may_stop_a_completion(engine: TorchEngine) -> None:
+    free = await ask(engine, tokens=30, ids=SHORT)
+    last = free.token_ids.index(free.token_ids[-1])
+    rare = [token for token in range(VOCAB) if token not in free.token_ids]
+    completion = await ask(engine, SHORT, "many", tokens=30, stop_token_ids=(*rare, free.token_ids[-1]))
+    assert (completion.token_ids, completion.finish) == (free.token_ids[: last + 1], Finish.STOP)
+    again = await ask(engine, SHORT, "few", tokens=30)
+    assert again.token_ids == free.token_ids
 
 
 async def test_a_sequence_ends_where_the_positions_end(engine: TorchEngine) -> None:
@@ -155,12 +172,20 @@ async def test_a_sequence_ends_where_the_positions_end(engine: TorchEngine) -> N
     assert (len(completion.token_ids), completion.finish) == (6, Finish.LENGTH)
 
 
-async def test_a_failure_of_the_arithmetic_reaches_everybody_who_waits(engine: TorchEngine) -> None:
-    bad = VOCAB + 5  # no such token: the embedding fails
-    results = await asyncio.gather(
-        *(ask(engine, (bad,) * 30 if n == 2 else LONG, f"s{n}", tokens=60) for n in range(7)), return_exceptions=True
-    )
-    assert all(isinstance(result, Exception) for result in results)
+async def test_a_failure_of_the_arithmetic_reaches_everybody_who_waits(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*unused: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    requests = [asyncio.create_task(ask(engine, LONG, f"s{n}", tokens=100)) for n in range(7)]
+    await until(lambda: engine.load().running == 4)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._decoder, "_forward", fail)
+        results = await asyncio.gather(*requests, return_exceptions=True)
+    assert {str(result) for result in results} == {"decoding failed: out of memory"}
+    assert all(isinstance(result, EngineUnavailable) for result in results)
+    assert (engine.load().running, engine.load().used_tokens) == (0, 0)
     assert len((await ask(engine, SHORT, "later")).token_ids) == 12
 
 
@@ -171,6 +196,9 @@ async def test_closing_the_engine_tells_whoever_waits() -> None:
     await engine.close()
     with pytest.raises(EngineUnavailable, match="closed"):
         await request
+    for late in (ask(engine, SHORT), engine.load_weights(Weights(version=1, folder="anywhere"))):
+        with pytest.raises(EngineUnavailable, match="closed"):
+            await late
 
 
 @pytest.mark.parametrize("layers", ["listed", "window only"])

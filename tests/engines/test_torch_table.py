@@ -57,7 +57,7 @@ def test_whoever_ends_leaves_the_front_with_numbers_and_cache(table: RowTable, c
     for index, mark in enumerate((10, 20, 30)):
         table.columns.cached[index] = 2
         table.columns.ids[index, :2] = mark
-        cache.store[:, index] = mark
+        cache.keys[:, index] = cache.values[:, index] = mark
     finish(table, "a", clock=1)
     assert sorted(decoding(table)) == ["b", "c"]
     for index in range(ROWS):
@@ -65,7 +65,8 @@ def test_whoever_ends_leaves_the_front_with_numbers_and_cache(table: RowTable, c
         assert row is not None
         mark = {"a": 10, "b": 20, "c": 30}[row.session_id]
         assert table.columns.ids[index, :2].tolist() == [mark, mark]
-        assert (cache.store[:, index, :, :2] == mark).all()
+        assert (cache.keys[:, index, ..., :2] == mark).all()
+        assert (cache.values[:, index, :, :2] == mark).all()
 
 
 def test_a_paused_session_goes_on_where_its_cache_ends(table: RowTable) -> None:
@@ -79,24 +80,40 @@ def test_a_paused_session_goes_on_where_its_cache_ends(table: RowTable) -> None:
     assert table.columns.cached[0] == 0, "other tokens than those it holds: nothing of it can be used"
 
 
+def test_a_newcomer_takes_no_row_from_a_paused_session(table: RowTable) -> None:
+    place(table, "a", "b", "c")
+    for clock, session in enumerate("bca", start=1):
+        finish(table, session, clock)
+    assert place(table, "d", clock=4) == [False]
+    assert place(table, "a", clock=4) == [True]
+
+
 def test_the_row_paused_longest_is_given_up_first(table: RowTable) -> None:
     place(table, "a", "b", "c")
     for clock, session in enumerate("bca", start=1):
         finish(table, session, clock)
+    table.evict()
     assert place(table, "d", clock=4) == [True]
     assert {row.session_id for row in table.rows if row} == {"a", "c", "d"}
 
 
-def test_closing_a_session_gives_its_running_request_back(table: RowTable) -> None:
+def test_a_second_request_of_a_session_that_decodes_stands_behind_the_first(table: RowTable) -> None:
+    place(table, "a")
+    assert table.place(work("a", request="second"), clock=0, version=0)
+    assert (table.active, [w.request_id for w in table.works]) == (1, ["a", "second"])
+
+
+def test_closing_a_session_gives_its_requests_back(table: RowTable) -> None:
     place(table, "a", "b")
-    closed = table.close("a")
-    assert closed is not None and closed.request_id == "a"
-    assert (decoding(table), table.close("a"), table.running("a")) == (["b"], None, None)
+    table.place(work("a", request="second"), clock=0, version=0)
+    assert [closed.request_id for closed in table.close("a")] == ["a", "second"]
+    assert (decoding(table), table.close("a"), table.running("a")) == (["b"], [], None)
 
 
 def test_clearing_gives_back_what_ran_and_frees_every_row(table: RowTable) -> None:
     place(table, "a", "b", "c")
     finish(table, "b", clock=1)
+    table.columns.cached[:] = 2
     assert sorted(cleared.request_id for cleared in table.clear()) == ["a", "c"]
     assert (table.active, table.used_tokens) == (0, 0)
     assert place(table, "d", "e", "f") == [True] * 3

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
+from rocstar.config import ModelSection
 from rocstar.dialogue.bpe import train_bpe
-from rocstar.dialogue.template import template_named
-from rocstar.learning.policy import Policy, Shape, random_model
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.templates import template_named
+from rocstar.learning.models import Shape, random_model
+from rocstar.learning.policy import Policy
 from rocstar.types import BatchRow, SftRow
 
 SHAPE = Shape(
@@ -22,19 +26,26 @@ SHAPE = Shape(
 )
 
 
-def policy(seed: int = 0) -> Policy:
+def model(seed: int = 0) -> Any:
     """Output projections of random_model are zero; here they are not, so that layers matter."""
     import torch
 
-    template = template_named("compact")
-    codec = train_bpe(["print(1) 2 3"], vocab_size=160, markers=template.markers, word_merges=False)
-    model = random_model(SHAPE, seed)
+    made = random_model(SHAPE, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in made.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.normal_(0, 0.1, generator=generator)
-    return Policy(model, codec, "compact")
+    return made
+
+
+def codec() -> Codec:
+    markers = template_named("compact").markers
+    return train_bpe(["print(1) 2 3"], vocab_size=160, markers=markers, word_merges=False)
+
+
+def policy(seed: int = 0, **section: Any) -> Policy:
+    return Policy(model(seed), codec(), template_named("compact"), ModelSection(**section))
 
 
 def rows(lengths: Sequence[int] = (12, 5, 9, 20, 7), seed: int = 0) -> tuple[BatchRow, ...]:

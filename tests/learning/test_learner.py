@@ -12,15 +12,18 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.errors import ContractBroken
+from rocstar.config import LearningSection
+from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning.batches import split
-from rocstar.learning.learner import GrpoLearner, LearnerSettings, engine_gap, mean_entropy
+from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy
 from rocstar.types import Batch, BatchRow
+from tests.learning import examples
 from tests.learning.examples import policy, rows
 
 
-def learner(folder: Path, seed: int = 0, **settings: Any) -> GrpoLearner:
-    return GrpoLearner(policy(seed), LearnerSettings(**{"learning_rate": 1e-3, "warmup_steps": 0, **settings}), folder)
+def learner(seed: int = 0, temperature: float = 1.0, **section: Any) -> GrpoLearner:
+    settings = LearningSection(**{"learning_rate": 1e-3, "warmup_steps": 0, **section})
+    return GrpoLearner(policy(seed), settings, temperature=temperature)
 
 
 def parameters(learner: GrpoLearner) -> list[torch.Tensor]:
@@ -31,21 +34,21 @@ def gradients(learner: GrpoLearner) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in learner._policy.parameters]
 
 
-def test_scores_are_the_plain_log_softmax(tmp_path: Path) -> None:
-    mine = learner(tmp_path, temperature=0.8)
-    for row in mine.score(rows()):
-        ids = torch.tensor([row.token_ids])
+def test_scores_are_the_plain_log_softmax() -> None:
+    model = examples.model()
+    for row in learner(temperature=0.8).score(rows()):
+        ids, mask = torch.tensor([row.token_ids]), torch.tensor(row.loss_mask[1:])
         with torch.no_grad():
-            plain = torch.log_softmax(mine._policy.model(input_ids=ids).logits[0, :-1] / 0.8, -1)
-        expected = plain.gather(1, ids[0, 1:].unsqueeze(1)).squeeze(1)
+            plain = torch.log_softmax(model(input_ids=ids).logits[0, :-1] / 0.8, -1)
+        expected = plain.gather(1, ids[0, 1:].unsqueeze(1)).squeeze(1) * mask
         assert row.old_logprobs == pytest.approx([0.0, *expected.tolist()], abs=1e-5)
-        assert row.entropies == pytest.approx([0.0, *(-(plain.exp() * plain).sum(-1)).tolist()], abs=1e-5)
+        assert row.entropies == pytest.approx([0.0, *(-(plain.exp() * plain).sum(-1) * mask).tolist()], abs=1e-5)
 
 
-def test_the_first_update_has_ratio_one(tmp_path: Path) -> None:
-    mine = learner(tmp_path)
+def test_the_first_update_has_ratio_one() -> None:
+    mine = learner()
     scored = mine.score(rows())
-    metrics = mine.update(Batch(rows=scored))
+    metrics = mine.update(Batch(rows=scored)).metrics
     weighted = sum(row.advantage * sum(row.loss_mask) for row in scored) / sum(sum(row.loss_mask) for row in scored)
     assert metrics["clip_share"] == 0
     assert metrics["loss"] == pytest.approx(-weighted, abs=1e-5)
@@ -54,10 +57,10 @@ def test_the_first_update_has_ratio_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [1, 25, 10_000])
 def test_micro_batches_do_not_change_the_mean_over_all_tokens(tmp_path: Path, budget: int) -> None:
-    mine = learner(tmp_path, tokens_per_microbatch=budget, max_grad_norm=1e9)
+    mine = learner(tokens_per_microbatch=budget, max_grad_norm=1e9)
     scored = mine.score(rows())
-    metrics = mine.update(Batch(rows=scored))
-    model, total = policy().model, torch.zeros(())
+    metrics = mine.update(Batch(rows=scored)).metrics
+    model, total = examples.model(), torch.zeros(())
     for row in scored:
         ids = torch.tensor([row.token_ids])
         everything = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
@@ -71,10 +74,10 @@ def test_micro_batches_do_not_change_the_mean_over_all_tokens(tmp_path: Path, bu
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
 
 
-def test_the_policy_moves_towards_good_attempts_and_away_from_bad_ones(tmp_path: Path) -> None:
-    mine = learner(tmp_path)
+def test_the_policy_moves_towards_good_attempts_and_away_from_bad_ones() -> None:
+    mine = learner()
     scored = mine.score(rows())
-    losses = [mine.update(Batch(rows=scored))["loss"] for _ in range(5)]
+    losses = [mine.update(Batch(rows=scored)).metrics["loss"] for _ in range(5)]
     later = mine.score(rows())
     for before, after in zip(scored, later, strict=True):
         moved = sum(b for b, m in zip(after.old_logprobs, after.loss_mask, strict=True) if m) - sum(
@@ -85,61 +88,59 @@ def test_the_policy_moves_towards_good_attempts_and_away_from_bad_ones(tmp_path:
     assert mine.version == 5
 
 
-def test_warmup_raises_the_learning_rate_step_by_step(tmp_path: Path) -> None:
-    mine = learner(tmp_path, warmup_steps=4)
-    scored, rates = mine.score(rows()), []
-    for _ in range(6):
-        mine.update(Batch(rows=scored))
-        rates.append(mine._optimizer.param_groups[0]["lr"])
+def test_warmup_raises_the_learning_rate_step_by_step() -> None:
+    mine = learner(warmup_steps=4)
+    scored = mine.score(rows())
+    rates = [mine.update(Batch(rows=scored)).metrics["learning_rate"] for _ in range(6)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.5])
 def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, kl: float) -> None:
-    mine = learner(tmp_path, kl_coefficient=kl, warmup_steps=5)
+    mine = learner(kl_coefficient=kl, warmup_steps=5)
     scored = mine.score(rows())
     mine.update(Batch(rows=scored))
     mine.save(tmp_path)
-    other = learner(tmp_path, seed=1, kl_coefficient=kl, warmup_steps=5)
-    other._policy.model.load_state_dict(mine._policy.model.state_dict())
+    other = learner(seed=1, kl_coefficient=kl, warmup_steps=5)
     other.restore(tmp_path)
     assert other.update(Batch(rows=scored)) == mine.update(Batch(rows=scored))
+    assert other.version == 2
     assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(mine), strict=True))
 
 
 def test_a_restored_learner_keeps_its_own_settings(tmp_path: Path) -> None:
-    mine = learner(tmp_path, weight_decay=0.5)
+    mine = learner(weight_decay=0.5)
     mine.update(Batch(rows=mine.score(rows())))
     mine.save(tmp_path)
-    other = learner(tmp_path, weight_decay=0.0, beta2=0.99)
+    other = learner(weight_decay=0.0, beta2=0.99)
     other.restore(tmp_path)
-    group = other._optimizer.param_groups[0]
+    group = other._updater._optimizers[0].param_groups[0]
     assert (group["weight_decay"], group["betas"]) == (0.0, (0.9, 0.99))
 
 
-def test_kl_holds_the_policy_near_its_reference(tmp_path: Path) -> None:
+def test_kl_holds_the_policy_near_its_reference() -> None:
     far = {}
     for coefficient in (0.01, 30.0):
-        mine = learner(tmp_path, kl_coefficient=coefficient)
+        mine = learner(kl_coefficient=coefficient)
         scored = mine.score(rows())
-        far[coefficient] = [mine.update(Batch(rows=scored))["kl"] for _ in range(8)]
+        far[coefficient] = [mine.update(Batch(rows=scored)).metrics["kl"] for _ in range(8)]
     assert far[0.01][0] == pytest.approx(0, abs=1e-9)
     assert 0 < far[30.0][-1] < far[0.01][-1] / 2
 
 
-def test_a_refreshed_reference_is_the_current_policy(tmp_path: Path) -> None:
-    mine = learner(tmp_path, kl_coefficient=0.1)
+def test_a_refreshed_reference_is_the_current_policy() -> None:
+    mine = learner(kl_coefficient=0.1)
     scored = mine.score(rows())
     for _ in range(3):
-        drifted = mine.update(Batch(rows=scored))["kl"]
+        drifted = mine.update(Batch(rows=scored)).metrics["kl"]
     mine.refresh_reference()
-    assert mine.update(Batch(rows=scored))["kl"] < drifted / 100
+    assert mine.update(Batch(rows=scored)).metrics["kl"] < drifted / 100
 
 
-def test_an_entropy_bonus_raises_entropy(tmp_path: Path) -> None:
+def test_an_entropy_bonus_raises_entropy() -> None:
     level = {}
     for coefficient in (0.0, 1.0):
-        mine = learner(tmp_path, entropy_coefficient=coefficient)
+        mine = learner(entropy_coefficient=coefficient)
         still = [replace(row, advantage=0.0) for row in mine.score(rows())]
         for _ in range(5):
             mine.update(Batch(rows=tuple(still)))
@@ -147,13 +148,73 @@ def test_an_entropy_bonus_raises_entropy(tmp_path: Path) -> None:
     assert level[1.0] > level[0.0] + 1e-3
 
 
-def test_rows_that_were_not_scored_are_refused(tmp_path: Path) -> None:
-    mine = learner(tmp_path)
+def test_a_row_that_was_not_scored_is_scored_by_the_update_itself() -> None:
+    scored_before, mine = learner(), learner()
+    expected = scored_before.update(Batch(rows=scored_before.score(rows())))
+    found = mine.update(Batch(rows=rows()))
+    assert found == expected
+    assert all(torch.equal(a, b) for a, b in zip(parameters(mine), parameters(scored_before), strict=True))
+
+
+def test_scored_rows_keep_their_old_logprobs() -> None:
+    mine = learner(learning_rate=0.01)
+    scored = mine.score(rows())
+    mine.update(Batch(rows=scored))
+    second = mine.update(Batch(rows=scored))
+    assert second.rows == scored and second.metrics["clip_share"] > 0
+
+
+def test_a_batch_without_policy_tokens_is_refused() -> None:
+    silent = replace(rows()[0], loss_mask=[False] * 12)
     with pytest.raises(ContractBroken):
-        mine.update(Batch(rows=rows()))
-    silent = replace(mine.score(rows())[0], loss_mask=[False] * 12)
-    with pytest.raises(ContractBroken):
-        mine.update(Batch(rows=(silent,)))
+        learner().update(Batch(rows=(silent,)))
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
+    mine = learner()
+    bad = tuple(replace(row, advantage=float("nan")) for row in rows())
+    before = parameters(mine)
+    metrics = mine.update(Batch(rows=bad)).metrics
+    assert metrics["skipped"] == 1 and mine.version == 0
+    assert all(torch.equal(a, b) for a, b in zip(parameters(mine), before, strict=True))
+    assert mine.update(Batch(rows=rows())).metrics["skipped"] == 0
+    mine.update(Batch(rows=bad)), mine.update(Batch(rows=bad))
+    with pytest.raises(RunHalted, match=r"3 updates in a row gave no finite gradient \(loss nan, gradient norm nan\)"):
+        mine.update(Batch(rows=bad))
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
+    mine = learner()
+    with torch.no_grad():
+        mine._policy.parameters[3][0] = float("inf")
+    for write in (mine.save, lambda folder: mine._policy.save(folder / "model"), mine._policy.publish_to):
+        with pytest.raises(RunHalted, match="hold nan or inf"):
+            write(tmp_path)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_bfloat16_passes_train_float32_weights() -> None:
+    mine = GrpoLearner(policy(dtype="bfloat16"), LearningSection(warmup_steps=0, learning_rate=1e-3))
+    coarse, fine = mine.score(rows()), learner().score(rows())
+    gap = max(
+        abs(a - b)
+        for x, y in zip(coarse, fine, strict=True)
+        for a, b in zip(x.old_logprobs, y.old_logprobs, strict=True)
+    )
+    assert 1e-5 < gap < 0.05
+    assert mine.update(Batch(rows=rows())).metrics["grad_norm"] == pytest.approx(
+        learner().update(Batch(rows=rows())).metrics["grad_norm"], rel=0.02
+    )
+    assert {parameter.dtype for parameter in mine._policy.parameters} == {torch.float32}
+
+
+def test_gradient_checkpointing_changes_no_number() -> None:
+    plain, saving = (
+        learner(),
+        GrpoLearner(policy(gradient_checkpointing=True), LearningSection(warmup_steps=0, learning_rate=1e-3)),
+    )
+    assert plain.update(Batch(rows=rows())) == saving.update(Batch(rows=rows()))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(plain), parameters(saving), strict=True))
 
 
 def test_the_gap_between_engine_and_learner_counts_policy_tokens_only() -> None:

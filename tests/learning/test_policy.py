@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +17,24 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
+from rocstar.config import LearningSection, SftSection
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.learning.policy import Policy, load_model, random_model
-from rocstar.learning.sft import SftLearner, SftSettings
-from tests.learning.examples import SHAPE, policy, sft_rows
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import load_model, random_model
+from rocstar.learning.policy import Policy
+from rocstar.learning.sft import SftLearner
+from rocstar.types import Batch
+from tests.learning.examples import SHAPE, codec, model, policy, rows, sft_rows
+
+
+def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """By transformers' own attention, whatever the model learns with."""
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=ids).logits
+    return found
 
 
 def test_a_seed_makes_the_same_weights_whatever_else_was_drawn() -> None:
@@ -41,9 +56,9 @@ def test_a_saved_policy_loads_with_the_same_logits(tmp_path: Path) -> None:
     mine = policy()
     mine.save(tmp_path / "model")
     mine.save(tmp_path / "model")  # over the first
-    loaded = Policy(load_model(tmp_path / "model"), Codec.load(tmp_path / "model"), "compact")
+    loaded = Policy(load_model(tmp_path / "model"), Codec.load(tmp_path / "model"), template_named("compact"))
     ids = torch.tensor([mine.codec.encode("print(1) 2 3")])
-    assert torch.equal(loaded.model(input_ids=ids).logits, mine.model(input_ids=ids).logits)
+    assert torch.equal(logits(loaded.model, ids), logits(mine.model, ids))
     assert loaded.codec.encode("print(1)") == mine.codec.encode("print(1)")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
@@ -51,7 +66,7 @@ def test_a_saved_policy_loads_with_the_same_logits(tmp_path: Path) -> None:
 def test_published_weights_hold_tied_tensors_once(tmp_path: Path) -> None:
     mine = policy()
     mine.version = 7
-    weights = mine.publish(tmp_path / "weights")
+    weights = mine.publish_to(tmp_path / "weights")
     assert (weights.version, weights.folder) == (7, str(tmp_path / "weights"))
     assert "lm_head.weight" not in load_file(tmp_path / "weights" / "model.safetensors")
 
@@ -67,13 +82,64 @@ def test_untied_heads_are_published_too(tmp_path: Path) -> None:
         intermediate_size=32,
         tie_word_embeddings=False,
     )
-    Policy(LlamaForCausalLM(config), policy().codec, "compact").publish(tmp_path)
+    Policy(LlamaForCausalLM(config), policy().codec, template_named("compact")).publish_to(tmp_path)
     assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it has no config\.json"):
         load_model(tmp_path)
+
+
+def test_a_model_goes_out_in_the_dtype_it_came_in_and_loses_nothing_for_a_resumed_run(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    model().to(torch.bfloat16).save_pretrained(source)
+    config = json.loads((source / "generation_config.json").read_text())
+    (source / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [3, 5], "top_k": 7}))
+    mine = Policy(load_model(source), codec(), "compact")
+    learner = GrpoLearner(mine, LearningSection(learning_rate=1e-6, warmup_steps=0))
+    learner.update(Batch(rows=rows()))
+    mine.save(out)
+    learner.save(tmp_path)
+    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    kept = json.loads((out / "generation_config.json").read_text())
+    assert (kept["eos_token_id"], kept["top_k"]) == ([3, 5], 7)
+    resumed = Policy(load_model(out), codec(), "compact")
+    assert not same(resumed, mine)
+    resumed.restore(tmp_path)
+    assert same(resumed, mine)
+
+
+def same(one: Policy, other: Policy) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
+
+
+def test_an_export_says_where_generation_ends(tmp_path: Path) -> None:
+    Policy(model(), codec(), "compact", stop_token_ids=(9,)).save(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "generation_config.json").read_text())["eos_token_id"] == [9]
+
+
+def test_weights_published_in_process_are_the_live_ones() -> None:
+    mine = policy()
+    tensors = mine.publish().tensors
+    assert tensors is not None and "lm_head.weight" not in tensors
+    for name, parameter in mine.model.named_parameters():
+        assert tensors[name].data_ptr() == parameter.data_ptr() and not tensors[name].requires_grad
+
+
+def test_what_is_neither_a_folder_nor_on_the_hub_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"^Qwen/Qwen0-0B is neither a folder nor can it be fetched: [^\n]+$"):
+        load_model("Qwen/Qwen0-0B")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match='device is "cuda" but torch finds no GPU'):
+        policy(device="cuda")
 
 
 @contextmanager
@@ -90,13 +156,13 @@ def small_files() -> Iterator[None]:
 def test_what_the_disk_refuses_is_an_oserror_that_callers_know(tmp_path: Path) -> None:
     mine = policy()
     with pytest.raises(OSError) as caught, small_files():
-        mine.save_weights(tmp_path)
+        mine.publish_to(tmp_path)
     assert caught.value.errno == errno.EFBIG
     assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_optimizer_state_that_the_disk_refuses_is_an_oserror_too(tmp_path: Path) -> None:
-    learner = SftLearner(policy(), SftSettings(steps=2))
+    learner = SftLearner(policy(), SftSection(), steps=2)
     learner.update(sft_rows(), seed=0)
     with pytest.raises(OSError) as caught, small_files():
         learner.save(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,23 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.learning.sft import SftLearner, SftSettings, next_token_losses
+from rocstar.config import SftSection
+from rocstar.learning.optimizers import warm_up_and_decay
+from rocstar.learning.sft import SftLearner
+from tests.learning import examples
 from tests.learning.examples import policy, sft_rows
 
+BASE = {"optimizer": "muon", "adamw_learning_rate": 3e-3, "warmup_steps": 2, "decay": "linear", "decay_share": 0.4}
 
-def learner(**settings: Any) -> SftLearner:
-    return SftLearner(policy(), SftSettings(**{"steps": 30, "warmup_steps": 2, **settings}))
+
+def learner(steps: int = 30, **section: Any) -> SftLearner:
+    return SftLearner(policy(), SftSection(**{**BASE, "context_loss_weight": 0.1, **section}), steps=steps)
+
+
+def next_token_losses(model: Any, ids_NT: torch.Tensor) -> torch.Tensor:
+    """The naive form: [N, T - 1], -log p of token t + 1 given all before it, nats."""
+    everything = torch.log_softmax(model(input_ids=ids_NT, use_cache=False).logits[:, :-1].float(), -1)
+    return -everything.gather(2, ids_NT[:, 1:, None]).squeeze(2)
 
 
 def parameters(learner: SftLearner) -> list[torch.Tensor]:
@@ -36,7 +48,6 @@ def test_a_restored_learner_goes_on_to_the_same_bits(tmp_path: Path, optimizer: 
     mine, other = learner(optimizer=optimizer, dropout=0.2), learner(optimizer=optimizer, dropout=0.2)
     mine.update(sft_rows(), seed=0)
     mine.save(tmp_path)
-    other._policy.model.load_state_dict(mine._policy.model.state_dict())
     other.restore(tmp_path)
     assert other.update(sft_rows(), seed=1) == mine.update(sft_rows(), seed=1)
     assert all(torch.equal(a, b) for a, b in zip(parameters(other), parameters(mine), strict=True))
@@ -49,22 +60,32 @@ def test_dropout_follows_from_its_seed() -> None:
 
 
 def test_dropout_ends_with_the_update() -> None:
-    mine = learner(dropout=0.5)
+    mine, row = learner(dropout=0.5), sft_rows()[0]
     mine.update(sft_rows(), seed=0)
-    ids = torch.tensor([sft_rows()[0].token_ids])
-    mine._policy.model.train()
-    assert torch.equal(next_token_losses(mine._policy.model, ids), next_token_losses(mine._policy.model, ids))
+    first, second = (mine._updater.score([row.token_ids], [row.loss_mask]).logprobs for _ in range(2))
+    assert first == second
 
 
 def test_the_schedule_warms_up_stays_and_falls_to_zero() -> None:
-    mine = learner(steps=10, warmup_steps=4, decay_share=0.5)
-    factors = [mine._schedule(done) for done in range(10)]
-    assert factors == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
-    assert [learner(warmup_steps=0, decay_share=0.0)._schedule(done) for done in (0, 29)] == [1, 1]
+    def factors(steps: int, places: range, **section: Any) -> list[float]:
+        schedule = warm_up_and_decay(steps, SftSection(**section))
+        return [schedule(done) for done in places]
+
+    line = factors(10, range(11), warmup_steps=4, decay="linear", decay_share=0.5)
+    assert line == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0])
+    curve = factors(10, range(11), warmup_steps=0, decay="cosine")
+    assert curve == pytest.approx([0.5 + 0.5 * math.cos(math.pi * done / 10) for done in range(11)])
+    assert factors(30, range(0, 30, 29), warmup_steps=0, decay_share=0.0) == [1, 1]
+
+
+def test_the_learning_rate_is_among_the_metrics() -> None:
+    mine = learner(optimizer="adamw", warmup_steps=4)
+    rates = [mine.update(sft_rows(), seed=0)["learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([0.75e-3, 1.5e-3, 2.25e-3, 3e-3, 3e-3])
 
 
 def test_the_loss_told_is_the_mean_over_assistant_tokens() -> None:
-    mine, model = learner(), policy().model
+    mine, model = learner(), examples.model()
     rows = sft_rows(3)
     values = next_token_losses(model, torch.tensor([row.token_ids for row in rows]))
     mask = torch.tensor([row.loss_mask[1:] for row in rows])
@@ -86,7 +107,7 @@ def test_context_tokens_count_as_much_as_the_settings_say() -> None:
         mine.update(sft_rows(2), seed=0)
         return torch.cat([p.grad.flatten() for p in mine._policy.parameters])
 
-    model, rows = policy().model, sft_rows(2)
+    model, rows = examples.model(), sft_rows(2)
     values = next_token_losses(model, torch.tensor([row.token_ids for row in rows]))
     mask = torch.tensor([row.loss_mask[1:] for row in rows]).float()
     weights = mask + 0.3 * (1 - mask)

@@ -11,7 +11,8 @@ from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
-from rocstar.dialogue.template import template_named
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.templates import template_named
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.protocols import Engine, Tool
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
@@ -30,7 +31,8 @@ def program(code: str, name: str = "python") -> str:
 
 
 def small_codec() -> Codec:
-    texts = [TEMPLATE.opening(QUESTION, ()), program("print(2+3)"), TEMPLATE.reply(["5"]), ANSWER] * 3
+    opening, reply = text_of(TEMPLATE.opening(QUESTION, ())), text_of(TEMPLATE.reply(["5"]))
+    texts = [opening, program("print(2+3)"), reply, ANSWER] * 3
     return train_bpe(texts, vocab_size=220, markers=TEMPLATE.markers, word_merges=False)
 
 

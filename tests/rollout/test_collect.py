@@ -27,9 +27,13 @@ class Listening(ScriptedEngine):
     def __init__(self) -> None:
         super().__init__(CODEC, [program("print(2+3)"), ANSWER])
         self.seeds: list[int] = []
+        self.requests: list[str] = []
+        self.sessions: set[str] = set()
 
     async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Completion:
         self.seeds.append(sampling.seed)
+        self.requests.append(names["request_id"])
+        self.sessions.add(names["session_id"])
         return await super().generate(token_ids, sampling, **names)
 
 
@@ -60,6 +64,16 @@ async def test_seeds_follow_from_identity_not_from_order() -> None:
     again = Listening()
     await roller(again).roll([OTHER], attempts=1, seed=2)
     assert not set(again.seeds) & set(both.seeds)
+
+
+async def test_a_problem_that_stands_twice_is_drawn_twice() -> None:
+    once, twice = Listening(), Listening()
+    await roller(once).roll([PROBLEM, OTHER], attempts=2, seed=1)
+    groups = await roller(twice).roll([PROBLEM, OTHER, PROBLEM, PROBLEM], attempts=2, seed=1)
+    assert [group.problem for group in groups] == [PROBLEM, OTHER, PROBLEM, PROBLEM]
+    assert len(twice.sessions) == 8
+    assert len(set(twice.requests)) == len(set(twice.seeds)) == 16  # two turns each
+    assert set(once.seeds) < set(twice.seeds) and once.sessions < twice.sessions
 
 
 class Counting(ScriptedVerifier):

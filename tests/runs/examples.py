@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocstar.config import EvaluateSection, Recipe, Stage
+from rocstar.config import Recipe
+from rocstar.recipe import recipe_of
 from rocstar.runs.folder import RunFolder
 from rocstar.types import (
     Choice,
@@ -31,11 +32,12 @@ from rocstar.types import (
 PROBLEM = Problem(id=problem_id("1+1?"), question="1+1?", answer="2", source="tests")
 
 
+SHORT = {"template": "compact", "max_response_tokens": 64}
+
+
 def recipe(name: str = "tiny") -> Recipe:
-    base = Recipe.model_validate({"run": {"name": name}})
-    parts = {key: value for key, value in base.model_dump().items() if key not in ("run", "stage")}
-    stages = [Stage(name="cold", kind="sft", steps=2, **parts), Stage(name="stage1", kind="rl", steps=3, **parts)]
-    return base.model_copy(update={"stage": stages, "evaluate": EvaluateSection(problems=5)})
+    stages = [{"name": "cold", "kind": "sft", "steps": 2}, {"name": "stage1", "kind": "rl", "steps": 3}]
+    return recipe_of({"run": {"name": name}, "evaluate": {"problems": 5}, "rollout": SHORT}, stages)
 
 
 def run(base: Path, name: str = "tiny") -> RunFolder:

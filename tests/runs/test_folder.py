@@ -84,7 +84,7 @@ def test_rewind_forgets_what_came_after_a_step_and_nothing_else(tmp_path: Path) 
         folder.evaluation(name, step).mkdir(parents=True)
         write_json(folder.evaluation(name, step) / "result.json", {"accuracy": None})
     write_json(folder.summary, {})
-    (folder.rollouts / ".step=000004.parquet.x.tmp").write_bytes(b"half")
+    (folder.rollouts / ".step=000004.parquet.x.new").write_bytes(b"half")
     folder.checkpoint(3).mkdir()
 
     folder.rewind(3)
@@ -122,3 +122,22 @@ def test_a_json_file_that_holds_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(DataError, match=r"a\.json does not hold a JSON object"):
         read_json(tmp_path / "a.json")
+
+
+def test_a_place_where_no_folder_can_be_made_is_told_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for base in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"no run folder can be made in .*choose another with run\.folder="):
+            run(base)
+    with pytest.raises(ConfigError, match="longer than 240 bytes"):
+        run(tmp_path, "x" * 300)
+
+
+def test_a_run_that_cannot_be_written_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -123,3 +123,11 @@ def test_a_step_without_a_file_is_named(tmp_path: Path) -> None:
 def test_the_page_explains_every_column() -> None:
     page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
     assert [column for column in COLUMNS if f"`{column}`" not in page] == []
+
+
+def test_a_path_given_as_text_is_read_too(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    write_rollouts(folder, 1, attempts_of([resampled()]), None)
+    assert read_rollouts(str(folder.path), 1) == read_rollouts(folder, 1)
+    with pytest.raises(DataError, match="step 2 has no rollouts"):
+        read_rollouts(str(folder.path), 2)

@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.learning.learner import GrpoLearner, LearnerSettings
-from rocstar.learning.policy import Policy, load_model
+from rocstar.config import LearningSection
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import load_model
+from rocstar.learning.policy import Policy
 from rocstar.runs.folder import RunFolder
 from rocstar.training.checkpoints import Progress, latest, prune, save
 from tests.learning.examples import policy
@@ -23,7 +25,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def saved(folder: RunFolder, step: int, *, complete: bool = False) -> Policy:
     mine = policy()
-    learner = GrpoLearner(mine, LearnerSettings(), folder.path / "weights")
+    learner = GrpoLearner(mine, LearningSection())
     progress = Progress(stage=1, stage_step=step, step=step, policy_version=2 * step, stage_complete=complete)
     save(folder, progress, mine, learner)
     return mine
@@ -39,7 +41,7 @@ def test_the_newest_checkpoint_says_where_the_run_stands(folder: RunFolder) -> N
     assert progress == Progress(stage=1, stage_step=12, step=12, policy_version=24, stage_complete=True)
     weights = load_model(path / "model").state_dict()
     assert all(bool((weights[name] == value).all()) for name, value in mine.model.state_dict().items())
-    assert (path / "learner.pt").is_file()
+    assert (path / "learner").is_dir()
 
 
 def test_a_torn_checkpoint_is_passed_over(folder: RunFolder) -> None:

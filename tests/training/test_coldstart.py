@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.config import Recipe
 from rocstar.errors import ConfigError
-from rocstar.training.coldstart import load_sft_rows, opened_policy, opening, rows_of_step
-from rocstar.training.tasks import make_task
+from rocstar.learning.policy import Policy
+from rocstar.recipe import recipe_of
+from rocstar.training.coldstart import load_sft_rows, opened, opening, rows_of_step
+from rocstar.training.material import Material, read_material
 from rocstar.types import SftRow
-from tests.runs.examples import recipe
 
 ROWS = [SftRow(token_ids=(n,), loss_mask=(True,)) for n in range(10)]
 
@@ -50,43 +50,45 @@ def messages(path: Path) -> str:
     return str(path)
 
 
-def opened(folder: Path, **model: Any) -> Recipe:
-    """A recipe whose cold start comes from a file, with a small model."""
-    base = recipe()
+def material(folder: Path, **model: Any) -> Material:
+    """Of a recipe whose cold start comes from a file, with a small model."""
     size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "intermediate_size": 32, "vocab_size": 300, **model}
-    stage = base.stage[0].model_copy(
-        update={"sft": base.sft.model_copy(update={"rows_file": messages(folder / "rows.jsonl")})}
-    )
-    return base.model_copy(update={"stage": [stage], "model": base.model.model_copy(update=size)})
+    base = {"model": size, "rollout": {"template": "compact", "max_response_tokens": 40}, "evaluate": {"problems": 0}}
+    cold = {"name": "cold", "kind": "sft", "steps": 1, "sft": {"rows_file": messages(folder / "rows.jsonl")}}
+    return read_material(recipe_of(base, [cold]))
 
 
-async def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
-    made = opened(tmp_path)
-    task = make_task(made.data, tool_name="python", seed=0, heldout=0)
-    sandbox: Any = None  # demonstrations from a file run nothing
-    policy = await opening(made, task, sandbox, tmp_path)
-    rows = load_sft_rows(tmp_path)
+def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
+    made = material(tmp_path)
+    first = opening(made, tmp_path)
+    codec = first.codec
+    rows = load_sft_rows(tmp_path, "cold")
     assert len(rows) == 5
-    text = policy.codec.decode(rows[3].token_ids)
+    text = codec.decode(rows[3].token_ids)
     assert text.startswith("<|im_start|>user\nWhat is 3?<|im_end|>") and text.endswith("{3}</answer><|im_end|>")
-    learned = policy.codec.decode([t for t, m in zip(rows[3].token_ids, rows[3].loss_mask, strict=True) if m])
+    learned = codec.decode([t for t, m in zip(rows[3].token_ids, rows[3].loss_mask, strict=True) if m])
     assert "What is 3?" not in learned and "tool_response" not in learned and "print(1)" in learned
-    policy.save(tmp_path / "model")
-    again = opened_policy(made, tmp_path)
-    assert again.codec.encode(text) == list(rows[3].token_ids)
+    Policy(first.model, codec, made.template).save(tmp_path / "model")
+    assert opened(tmp_path).codec.encode(text) == list(rows[3].token_ids)
 
 
-async def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    made = opened(tmp_path, max_positions=20)
-    task = make_task(made.data, tool_name="python", seed=0, heldout=0)
-    sandbox: Any = None
-    with pytest.raises(ConfigError, match=r"model\.max_positions is 20; raise it"):
-        await opening(made, task, sandbox, tmp_path)
+def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the longest row has \d+ tokens and the model holds 20"):
+        opening(material(tmp_path, max_positions=20), tmp_path)
 
 
-async def test_random_weights_need_a_cold_start(tmp_path: Path) -> None:
-    made = opened(tmp_path).model_copy(update={"stage": []})
-    task = make_task(made.data, tool_name="python", seed=0, heldout=0)
-    sandbox: Any = None
-    with pytest.raises(ConfigError, match="needs an sft stage"):
-        await opening(made, task, sandbox, tmp_path)
+def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
+    """At d725079 a second stage's `sft.rows_file` was accepted and never read."""
+    first = material(tmp_path)
+    other = tmp_path / "other.jsonl"
+    other.write_text((tmp_path / "rows.jsonl").read_text().splitlines()[0] + "\n")
+    stages = [stage.model_dump() for stage in first.recipe.stage]
+    stages.append({**stages[0], "name": "second", "sft": {**stages[0]["sft"], "rows_file": str(other)}})
+    base = first.recipe.model_dump(exclude={"stage"})
+    opening(read_material(recipe_of(base, stages)), tmp_path)
+    assert [len(load_sft_rows(tmp_path, name)) for name in ("cold", "second")] == [5, 1]
+
+
+def test_random_weights_need_a_cold_start() -> None:
+    with pytest.raises(ConfigError, match="needs an sft stage first"):
+        read_material(recipe_of({}, [{"name": "a", "kind": "rl", "steps": 1}]))

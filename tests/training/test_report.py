@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rocstar.learning.batches import rows_of
-from rocstar.training.report import attempt_records, fault_share, mean_of_updates, remarks, step_metrics
+from rocstar.training.report import attempt_records, faults_of, mean_of_updates, remarks, step_metrics
 from rocstar.types import Group, Reason, Resampled, Verdict
 from tests.runs.examples import PROBLEM, choice, resampled, trajectory
 
@@ -55,7 +55,7 @@ def test_every_drop_has_its_own_counter() -> None:
 def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:
     groups = [with_losses()]
     assert step_metrics(groups, scored(groups))["reward/mean"] == 0.5
-    assert fault_share(groups) == 0.25
+    assert faults_of(groups) == (0.25, "the sandbox is gone")
 
 
 def test_the_penalty_of_right_attempts_is_told_before_and_after_the_choice() -> None:

@@ -6,7 +6,9 @@ the rows: kept rows go to disk at once, and what later rows are compared with is
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -15,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.layouts import Columns, EmptyField, detect_columns, problem_of
+from rocstar.data.layouts import Columns, EmptyField, detect_columns, problem_of, value_at
+from rocstar.data.places import output_folder, refuse_missing
 from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.asking import ask_missing
 from rocstar.data.pool.config import InputSection, PoolConfig
@@ -23,7 +26,6 @@ from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
 from rocstar.data.pool.duplicates import QuestionIndex
 from rocstar.data.pool.judges import OVERLAP, RULE_NAMES, Check, Drop, Judges
-from rocstar.data.pool.recipe import nearest
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import Problem, problem_id
@@ -42,10 +44,13 @@ def build_pool(config: PoolConfig, check: Check, note: Note) -> Datasheet:
     DataError for an input that cannot be read and ConfigError for a rule that does not exist."""
     for rule in config.rules.skip:
         if rule not in RULE_NAMES:
-            raise ConfigError(f"rules.skip: there is no rule {rule!r}; {nearest(rule, RULE_NAMES)}")
+            close = difflib.get_close_matches(rule, RULE_NAMES, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(RULE_NAMES)}"
+            raise ConfigError(f"rules.skip: there is no rule {rule!r}; {hint}")
     sheet = Datasheet(config=config, rules=[rule for rule in RULE_NAMES if rule not in config.rules.skip])
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    for section in (*config.benchmark, *config.source):
+        _refuse_unreadable(config, section)
+    out = output_folder(Path(config.out), "out=")
     with tempfile.TemporaryDirectory(dir=out, prefix=".building-") as folder:
         work = Path(folder)
         with (work / DROPPED_FILE).open("wb") as dropped:
@@ -53,6 +58,23 @@ def build_pool(config: PoolConfig, check: Check, note: Note) -> Datasheet:
             _finish(sheet, judges, work, dropped.write, note)
         _publish(sheet, work, out)
     return sheet
+
+
+def _refuse_unreadable(config: PoolConfig, section: InputSection) -> None:
+    """A file that is not there, or has other columns, is told before the first of many is read. Raises DataError."""
+    path = _path_of(config, section)
+    refuse_missing([path])
+    if path.startswith("hf:") or config.limits.max_bad_rows:
+        return
+    for line, row in itertools.islice(read_rows(path), 1):
+        where = f"{path}, line {line}"
+        columns = columns_of(row, section, where, "source" if section in config.source else "benchmark")
+        for name in (*columns.question, *([columns.answer] if columns.answer else [])):
+            value_at(row, name, where)
+
+
+def _path_of(config: PoolConfig, section: InputSection) -> str:
+    return section.path if section.path.startswith("hf:") else str(Path(config.data) / section.path)
 
 
 def _read_sources(sheet: Datasheet, check: Check, work: Path, drop: Write, note: Note) -> Judges:
@@ -129,7 +151,7 @@ def benchmark_questions(sheet: Datasheet) -> Iterator[BenchmarkQuestion]:
 def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Write | None) -> Iterator[Problem]:
     """The problems of one file of a config. Rows that cannot be read are dropped as far as the config allows, and
     empty ones are; without `drop` the first of either stops it. Raises DataError naming file, line and field."""
-    path = section.path if section.path.startswith("hf:") else str(Path(sheet.config.data) / section.path)
+    path = _path_of(sheet.config, section)
     rows, columns = 0, None
     for line, row in read_rows(path, lambda fault: _bad_row(sheet, section, drop, fault)):
         rows += 1

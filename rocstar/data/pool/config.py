@@ -1,22 +1,14 @@
-"""The typed settings of a pool: what is read, which rules hold, where it goes. Reading the file is in `recipe.py`."""
+"""The typed settings of a pool: what is read, which rules hold, where it goes; `toml/read.py` reads them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Texts = Annotated[list[str], BeforeValidator(_listed)]
-"""A list of texts; a single text is a list of one."""
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class InputSection(Section):
@@ -25,11 +17,11 @@ class InputSection(Section):
     path: str
     """JSONL, CSV or parquet, plain or gzip, below `data`; a folder of `save_to_disk`; or hf:NAME[:CONFIG]@SPLIT."""
     layout: Literal["auto", "plain", "trl", "verl", "skyrl", "slime"] = "auto"
-    question: Texts = []
+    question: list[str] = []
     """Columns of the question, joined by a space; a dot steps into a nested one. Empty: found by the layout."""
     answer: str | None = None
     """Column of the reference answer. None: found by the layout; only the questions of a benchmark are read."""
-    cut: Texts = []
+    cut: list[str] = []
     """Texts taken out of each question, such as instructions that a prompt begins or ends with."""
 
 
@@ -42,7 +34,7 @@ class LimitsSection(Section):
 
 
 class RulesSection(Section):
-    skip: Texts = []
+    skip: list[str] = []
     """Names of rules that are not applied."""
 
 
@@ -91,7 +83,7 @@ class PoolConfig(Section):
     """Folder that the paths of sources and benchmarks are relative to."""
     out: str = "pools/pool"
     """Folder that is written."""
-    keep: Texts = []
+    keep: list[str] = []
     """Further columns of the sources that go into the pool."""
     limits: LimitsSection = LimitsSection()
     rules: RulesSection = RulesSection()

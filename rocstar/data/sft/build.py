@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rocstar.data.places import output_folder, refuse_missing
 from rocstar.data.sft.cache import AnswerCache
 from rocstar.data.sft.collect import Bench, Passed, Tally, collect
 from rocstar.data.sft.datasheet import datasheet
@@ -26,9 +27,10 @@ from rocstar.data.sft.mix import Share, chosen, ordered, shares
 from rocstar.data.sft.reading import file_digest
 from rocstar.data.sft.recipe import EndpointPart, MixRecipe, SourcePart
 from rocstar.data.sft.refusal import Reason, Refusal, Refused
-from rocstar.data.sft.render import CHAT
 from rocstar.data.sft.shelf import Shelf
-from rocstar.data.sft.tokens import load_codec, special_tokens
+from rocstar.data.sft.tokens import special_tokens
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import CHAT
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
 
@@ -44,7 +46,8 @@ def build(
     up; `note` hears one sentence a source. Starts an event loop of its own. Raises ConfigError, DataError,
     EngineUnavailable; the files in `out` are then those of the build before, and `refused.jsonl.tmp` tells how far
     this one came."""
-    out.mkdir(parents=True, exist_ok=True)
+    refuse_missing(file for s in recipe.source for file in (*s.files, *s.tool_files, *s.answer_files))
+    output_folder(out, "--out ")
     with Shelf(out / f".{ROWS}.shelf") as shelf:
         with _partial(out, REFUSED).open("w", encoding="utf-8") as refused:
             tallies = asyncio.run(_fill_all(recipe, shelf, refused, code_tool, environment, note))
@@ -135,8 +138,8 @@ async def _bench(
     folder = Path(recipe.mix.tokenizer) if recipe.mix.tokenizer else None
     async with _endpoint(recipe, environment, note) as endpoint:
         yield Bench(
-            codec=load_codec(folder) if folder else None,
-            markers=tuple(dict.fromkeys((*CHAT.markers, *(special_tokens(folder) if folder else ())))),
+            codec=Codec.load(folder) if folder else None,
+            markers=tuple(dict.fromkeys((*CHAT.reserved, *(special_tokens(folder) if folder else ())))),
             max_tokens=recipe.mix.max_tokens,
             endpoint=endpoint,
             concurrency=recipe.endpoint.concurrency if recipe.endpoint else 1,

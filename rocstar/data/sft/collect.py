@@ -16,10 +16,12 @@ from rocstar.data.sft.layouts.base import Layout, Surroundings
 from rocstar.data.sft.reading import read_rows
 from rocstar.data.sft.recipe import SourcePart
 from rocstar.data.sft.refusal import Reason, Refusal, Refused
-from rocstar.data.sft.render import CHAT, encoded, pieces
+from rocstar.data.sft.render import encoded, pieces
 from rocstar.data.sft.rewrite import Answers, in_order, rewritten
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import CHAT
 from rocstar.errors import DataError
-from rocstar.protocols import TextCodec, ToolSpec
+from rocstar.protocols import ToolSpec
 
 EXCERPT_CHARS = 200
 UNDER_WAY = 4  # rows in work for each request that may be sent, so that one slow answer does not leave the rest idle
@@ -29,7 +31,7 @@ UNDER_WAY = 4  # rows in work for each request that may be sent, so that one slo
 class Bench:
     """What all rows of a build are held against."""
 
-    codec: TextCodec | None
+    codec: Codec | None
     """None to measure nothing."""
     markers: tuple[str, ...]
     """Strings that no text may hold."""
@@ -150,7 +152,7 @@ def _measured(conversation: Conversation, bench: Bench) -> int:
     if bench.codec is None:
         return 0
     parts = list(pieces(conversation, CHAT, conversation.tools or ()))
-    row = encoded(parts, bench.codec)
+    row = encoded(parts, bench.codec, CHAT.reserved)
     if bench.max_tokens is not None and len(row.token_ids) > bench.max_tokens:
         raise Refused(Reason.TOO_LONG, "messages", f"{len(row.token_ids)} tokens; at most {bench.max_tokens} are taken")
     check_tokens(row, parts, bench.codec)

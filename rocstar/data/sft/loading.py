@@ -16,7 +16,7 @@ from rocstar.errors import DataError
 def load_conversations(path: Path, tool_name: str) -> list[Conversation]:
     """All conversations of a file. `tool_name` stands in where a call names no tool. Raises DataError naming file, line
     and field."""
-    rows = [_conversation(row, f"{path}:{number}", tool_name) for number, row in read_rows(path)]
+    rows = [_conversation(row, f"{path}, line {number}", tool_name) for number, row in read_rows(path)]
     if not rows:
         raise DataError(f"{path} holds no conversation")
     return rows
@@ -31,4 +31,4 @@ def _conversation(row: Any, place: str, tool_name: str) -> Conversation:
         return conversation
     except Refused as refused:
         told = refused.detail if refused.reason is Reason.NOT_JSON else str(refused)
-        raise DataError(f"{place} {told}") from None
+        raise DataError(f"{place}: {told}") from None

@@ -20,6 +20,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
     DataError."""
     try:
         yield from _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; check the path") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

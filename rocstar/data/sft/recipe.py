@@ -1,24 +1,21 @@
-"""What a mix of SFT rows is made of: the typed tree of `recipes/data/sft_mix.toml` and how it is read.
+"""What a mix of SFT rows is made of: the typed tree of `recipes/data/sft_mix.toml`. `toml/read.py` reads it.
 
 Paths are relative to the folder the command runs in, as in training recipes."""
 
 from __future__ import annotations
 
 import difflib
-import tomllib
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rocstar.data.sft.layouts import LAYOUTS
-from rocstar.errors import ConfigError
 
 Step = Literal["prompt", "response"]
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class MixPart(Part):
@@ -82,10 +79,6 @@ class MixRecipe(Part):
 
     @model_validator(mode="after")
     def parts_fit(self) -> MixRecipe:
-        names = [source.name for source in self.source]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise ValueError(f"two sources are called {twice!r}; give each a name of its own")
         if len({source.weight is None for source in self.source}) > 1:
             raise ValueError("some sources have a weight and some have none; give one to each or to none")
         if self.endpoint is None and any(source.rewrite for source in self.source):
@@ -93,35 +86,3 @@ class MixRecipe(Part):
         if self.mix.max_tokens is not None and self.mix.tokenizer is None:
             raise ValueError("mix.max_tokens needs mix.tokenizer to measure with")
         return self
-
-
-def load_mix(path: Path) -> MixRecipe:
-    """Raises ConfigError, which names the file and the key."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no recipe {path}; give the path of a TOML recipe") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    try:
-        return MixRecipe.model_validate(table, strict=True)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {_complaint(error)}") from None
-
-
-def _complaint(error: ValidationError) -> str:
-    """The first thing wrong, unknown keys before what they leave missing."""
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    place = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {place}; {_hint(first['loc'])}"
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-
-
-def _hint(place: tuple[str | int, ...]) -> str:
-    parts: dict[Any, type[Part]] = {"mix": MixPart, "endpoint": EndpointPart, "source": SourcePart}
-    keys = list((parts[place[0]] if len(place) > 1 and place[0] in parts else MixRecipe).model_fields)
-    near = difflib.get_close_matches(str(place[-1]), keys, n=1)
-    return f"did you mean {near[0]}?" if near else f"the keys there are {', '.join(keys)}"

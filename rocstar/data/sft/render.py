@@ -9,57 +9,63 @@ The mask follows from who wrote each piece, and pieces are encoded one by one, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rocstar.data.sft.format import Conversation, Message, Role, call_of
-from rocstar.dialogue.calls import parse_calls
-from rocstar.dialogue.template import PAPER, START, STOP, ChatMl
-from rocstar.protocols import TextCodec, ToolSpec
+from rocstar.dialogue.calls import CallSyntax, parse_calls
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.segments import Segment, ours, text_of
+from rocstar.dialogue.segments import written as by_assistant
+from rocstar.dialogue.template import Template
+from rocstar.protocols import ToolSpec
 from rocstar.types import Demonstration, SftRow, ToolResult
-
-CHAT = replace(PAPER, system="You are a helpful assistant.", preamble="", opened="")
-"""How rows that bring their own tools are written: the paper's tools block and call syntax without its reasoning
-clothes. A chat answer right after an open `<reason>`, or under a request for a `\\boxed{}`, would teach the model to
-ignore both. Source: ours; the paper does not say how its non-reasoning rows were laid out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Text that one side wrote in one go."""
+    """What one side wrote in one go."""
 
-    text: str
+    segments: tuple[Segment, ...]
     learned: bool
     """Whether its tokens carry loss: true exactly for what the assistant writes, stop markers included."""
 
+    @property
+    def text(self) -> str:
+        return text_of(self.segments)
 
-def pieces(conversation: Conversation, template: ChatMl, tools: Sequence[ToolSpec]) -> Iterator[Piece]:
+
+def pieces(conversation: Conversation, template: Template, tools: Sequence[ToolSpec]) -> Iterator[Piece]:
     """The conversation under a template, in order; it must have passed `check_roles`. `tools` are shown where the
     template lists tools."""
     messages = conversation.messages
     system = messages[0].content if messages[0].role is Role.SYSTEM else None
     first = 0 if system is None else 1
-    yield Piece(text=template.opening(messages[first].content, tools, system), learned=False)
+    yield Piece(segments=template.opening(messages[first].content, tools, system), learned=False)
     waiting: list[str] = []
     for position, message in enumerate(messages[first + 1 :], first + 1):
+        following = messages[position + 1].role if position + 1 < len(messages) else None
         if message.role is Role.ASSISTANT:
-            yield Piece(text=message.text, learned=True)
-            yield Piece(text=template.stop, learned=True)
+            said = _assistant(message, template.calls, answered=following is Role.TOOL)
+            yield Piece(segments=said, learned=True)
+            yield Piece(segments=(ours(template.stop),), learned=True)
         elif message.role is Role.USER:
-            yield Piece(text=_next_question(message.content, template), learned=False)
+            yield Piece(segments=template.next_question(message.content), learned=False)
         else:
             waiting.append(message.content)
-            if messages[position + 1].role is not Role.TOOL:
-                yield Piece(text=template.reply(waiting), learned=False)
+            if following is not Role.TOOL:
+                yield Piece(segments=template.reply(waiting), learned=False)
                 waiting = []
 
 
-def encoded(parts: Iterator[Piece] | Sequence[Piece], codec: TextCodec) -> SftRow:
-    """The pieces as one row, each encoded on its own, because that is where a rollout's pieces meet."""
+def encoded(parts: Iterable[Piece], codec: Codec, reserved: Sequence[str]) -> SftRow:
+    """The pieces as one row, each encoded on its own, because that is where a rollout's pieces meet. `reserved` are
+    the template's."""
     token_ids: list[int] = []
     loss_mask: list[bool] = []
     for piece in parts:
-        ids = codec.encode(piece.text)
+        ids = codec.encode_segments(piece.segments, reserved)
         token_ids += ids
         loss_mask += [piece.learned] * len(ids)
     return SftRow(token_ids=tuple(token_ids), loss_mask=tuple(loss_mask))
@@ -87,6 +93,14 @@ def written(text: str) -> Message:
     return Message(role=Role.ASSISTANT, content=text)
 
 
-def _next_question(content: str, template: ChatMl) -> str:
-    """A further user message; like `Template.reply`, it stands between two completions."""
-    return f"\n{START}user\n{template.preamble}{content}{STOP}\n{template.assistant_header}"
+def _assistant(message: Message, syntax: CallSyntax, *, answered: bool) -> tuple[Segment, ...]:
+    """What the assistant writes. Call markers are the template's only around calls: those the row lists, or, where it
+    lists none, those in the content that tool messages answer (calls that do not parse, JSON spaced differently)."""
+    if message.calls:
+        texts = [(by_assistant(message.content),)] if message.content else []
+        calls = [syntax.render(call.name, call.arguments) for call in message.calls]
+        return tuple(segment for part in [*texts, *calls] for segment in (ours("\n"), *part))[1:]
+    if not answered:
+        return (by_assistant(message.content),)
+    split = re.split("(" + "|".join(map(re.escape, syntax.reserved)) + ")", message.content)
+    return tuple(ours(part) if place % 2 else by_assistant(part) for place, part in enumerate(split))

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.data.pool.recipe import load_pool_config
+from rocstar.data.pool.config import PoolConfig
 from rocstar.errors import ConfigError
+from rocstar.toml.read import load
 
 TEXT = """data = "here"
 
@@ -20,7 +21,7 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "data" / "math_pool.toml"
 
 def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_pool_config(path, overrides)
+        load(path, PoolConfig, overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -33,34 +34,52 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_overrides_change_keys_and_one_text_is_a_list_of_one(recipe: Path) -> None:
-    config = load_pool_config(recipe, ["data=/there", "limits.max_answer_digits=3", "rules.skip=picture"])
+    config = load(recipe, PoolConfig, ["data=/there", "limits.max_answer_digits=3", "rules.skip=picture"])
     assert (config.data, config.limits.max_answer_digits) == ("/there", 3)
     assert (config.rules.skip, config.source[0].question) == (["picture"], ["ask"])
 
 
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest(recipe: Path) -> None:
     recipe.write_text(TEXT.replace("path =", "pth ="))
-    assert "a.toml line 8: unknown key source.1.pth; did you mean path?" in refusal(recipe)
+    assert "a.toml line 8: unknown key source.s.pth; did you mean path?" in refusal(recipe)
     recipe.write_text(TEXT.replace("max_answer_digits", "max_digits"))
-    assert "line 4: unknown key limits.max_digits; did you mean max_answer_digits?" in refusal(recipe)
+    assert "line 4: unknown key limits.max_digits; did you mean limits.max_answer_digits?" in refusal(recipe)
 
 
 def test_a_wrong_override_is_named(recipe: Path) -> None:
     assert refusal(recipe, "dta=x").startswith("override 'dta=x': unknown key dta; did you mean data?")
     assert "override 'limits.max_bad_rows=-1'" in refusal(recipe, "limits.max_bad_rows=-1")
     assert "not of the form" in refusal(recipe, "data")
-    assert "source is a list" in refusal(recipe, "source.path=x")
+    assert "a source is addressed as source.NAME.key=value" in refusal(recipe, "source.path=x")
+
+
+def test_an_entry_is_changed_by_its_name(recipe: Path) -> None:
+    (source,) = load(recipe, PoolConfig, ["source.s.path=other.jsonl", 'source.s.question=["a", "b"]']).source
+    assert (source.path, source.question) == ("other.jsonl", ["a", "b"])
+    assert "the recipe has no source 't'; did you mean" not in refusal(recipe, "source.t.path=x")
+    assert "no source 't'; there are s" in refusal(recipe, "source.t.path=x")
+    assert "override 'source.s.pth=x': unknown key source.s.pth; did you mean path?" in refusal(
+        recipe, "source.s.pth=x"
+    )
+
+
+def test_a_recipe_may_extend_another(recipe: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "a.toml"\n[limits]\nmax_bad_rows = 2\n[[source]]\nname = "s"\nanswer = "gold"\n')
+    config = load(child, PoolConfig)
+    assert (config.data, config.limits.max_answer_digits, config.limits.max_bad_rows) == ("here", 9, 2)
+    assert (config.source[0].path, config.source[0].answer) == ("rows.jsonl", "gold")
 
 
 def test_a_missing_or_broken_recipe_is_told_in_a_sentence(tmp_path: Path) -> None:
-    assert "there is no pool recipe" in refusal(tmp_path / "none.toml")
+    assert "there is no recipe" in refusal(tmp_path / "none.toml")
     broken = tmp_path / "b.toml"
     broken.write_text("data = ")
     assert "not valid TOML" in refusal(broken)
 
 
 def test_the_recipe_of_the_repository_names_every_benchmark_of_the_project() -> None:
-    names = {benchmark.name for benchmark in load_pool_config(RECIPE).benchmark}
+    names = {benchmark.name for benchmark in load(RECIPE, PoolConfig).benchmark}
     assert names >= {
         "aime24",
         "amc22_23",

@@ -13,7 +13,8 @@ from typing import Any
 from rocstar.data.sft.format import Call, Conversation, Role, call_of, decoded, tools_of
 from rocstar.data.sft.layouts.base import Layout, Row, Surroundings, Turns, each, list_of, mapping_of
 from rocstar.data.sft.refusal import Reason, Refused
-from rocstar.dialogue.calls import CLOSE, OPEN, parse_calls
+from rocstar.dialogue.calls import parse_calls
+from rocstar.dialogue.markup import CLOSE, OPEN
 
 SPEAKERS = {
     **dict.fromkeys(("human", "user"), Role.USER),

@@ -1,0 +1,335 @@
+"""One whole RL step, rollout and update, beside TRL's GRPOTrainer: one thread, fp32, a Qwen3 shape of 3.7M parameters.
+
+    python benchmarks/step_trl.py --trl-python PATH [--against CHECKOUT] [--rounds 5] [--only plain|conversation]
+
+`plain`: 8 prompts x 8 attempts, 32 tokens and 128 new ones. `conversation`: three turns of 32 sampled tokens; the first
+two end with the same call of a tool that takes 50 ms, appended to what the model wrote on every side, and go on with
+its reply. Weights, tokenizer, prompts, template and call are the same; gradient checkpointing is off, no KL term, one
+update a step. TRL (1.16 or later) lives in an environment of its own: `pip install torch==2.13.0`, then `pip install
+trl`; its tool loop runs the calls of different attempts one after another, rocstar's at once.
+
+Every contestant is a process that stays; they take turns step by step after one step to warm up. `--against` adds
+rocstar of another checkout. Prints medians and ranges of wall and CPU seconds and the ratio to TRL, round by round;
+last one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT_TOKENS, NEW_TOKENS, TURN_TOKENS, PROMPTS, ATTEMPTS = 32, 128, 32, 8, 8
+TOOL_SECONDS = 0.05
+CALL = '<tool_call>\n{"name": "wait_and_add", "arguments": {"a": 1}}\n</tool_call>'
+QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def main() -> None:
+    options = parsed()
+    if options.worker:
+        sys.path[0] = options.worker
+        asyncio.run(rocstar_steps(Path(options.folder)))
+        return
+    figures: dict[str, Any] = {"rounds": options.rounds}
+    for kind in [options.only] if options.only else ["plain", "conversation"]:
+        with tempfile.TemporaryDirectory() as folder:
+            write_case(Path(folder), calls=2 if kind == "conversation" else 0)
+            figures[kind] = compared(contestants(options, folder), options.rounds)
+        for name, columns in figures[kind].items():
+            print(kind, name, *(f"{column} {value}" for column, value in columns.items()), sep="  ", flush=True)
+    print(json.dumps(figures))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl-python", help="the interpreter of an environment with TRL")
+    parser.add_argument("--against", help="another checkout of rocstar")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["plain", "conversation"])
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# -- taking turns
+
+
+def contestants(options: argparse.Namespace, folder: str) -> dict[str, list[str]]:
+    """Commands by name; the first is what the others are compared with."""
+    checkouts = {"rocstar": str(ROOT), **({"against": options.against} if options.against else {})}
+    ours = {n: [sys.executable, __file__, "--worker", c, "--folder", folder] for n, c in checkouts.items()}
+    peer = [options.trl_python, str(ROOT / "benchmarks" / "step_trl_peer.py"), folder]
+    return {"trl": peer, **ours} if options.trl_python else ours
+
+
+def compared(commands: dict[str, list[str]], rounds: int) -> dict[str, Any]:
+    with tempfile.TemporaryFile("w+") as log:
+        workers = {
+            name: subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **QUIET},
+            )
+            for name, command in commands.items()
+        }
+        try:
+            for worker in workers.values():
+                one_step(worker, log)
+            rows = [{name: one_step(worker, log) for name, worker in workers.items()} for _ in range(rounds)]
+        finally:
+            for worker in workers.values():
+                worker.kill()
+                worker.wait()
+    return summary(rows)
+
+
+def one_step(worker: subprocess.Popen[str], log: Any) -> dict[str, float]:
+    assert worker.stdin is not None and worker.stdout is not None
+    with suppress(BrokenPipeError):  # it says below why it ended
+        worker.stdin.write("step\n")
+        worker.stdin.flush()
+    for line in worker.stdout:
+        if line.startswith("STEP "):
+            found: dict[str, float] = json.loads(line.removeprefix("STEP "))
+            return found
+    log.seek(0)
+    sys.exit(f"a contestant ended:\n{log.read()[-3000:]}")
+
+
+def summary(rows: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    first = next(iter(rows[0]))
+    return {
+        name: {
+            **{measure: spread([row[name][measure] for row in rows]) for measure in rows[0][name]},
+            **{f"{m}_ratio": spread([row[name][m] / row[first][m] for row in rows]) for m in ("wall", "cpu")},
+        }
+        for name in rows[0]
+    }
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """Median, least, most."""
+    return [round(figure(values), 3) for figure in (median, min, max)]
+
+
+# -- the same case for all
+
+
+START, STOP = "<|im_start|>", "<|im_end|>"
+
+
+def opening(question: str) -> str:
+    """Of rocstar's compact template and of the one in step_trl_peer.py."""
+    return f"{START}user\n{question}{STOP}\n{START}assistant\n"
+
+
+def reply(tool_text: str) -> str:
+    return f"\n{START}user\n<tool_response>\n{tool_text}\n</tool_response>{STOP}\n{START}assistant\n"
+
+
+def write_case(folder: Path, calls: int) -> None:
+    """Model, tokenizer, questions of exactly PROMPT_TOKENS tokens with their template, and the call."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    tokenizer = write_tokenizer(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=768,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id(STOP),
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    questions = []
+    for number in range(PROMPTS):
+        question = str(number)
+        while len(tokenizer.encode(opening(question)).ids) < PROMPT_TOKENS:
+            question += str(number)  # a digit is one token
+        questions.append(question)
+    call_ids = tokenizer.encode(CALL + STOP).ids
+    room = (calls + 1) * TURN_TOKENS + calls * (len(call_ids) + len(tokenizer.encode(reply("2")).ids)) + 8
+    case = {
+        "questions": questions,
+        "attempts": ATTEMPTS,
+        "calls": calls,
+        "call_ids": call_ids,
+        "stop": tokenizer.token_to_id(STOP),
+        "turn_tokens": TURN_TOKENS,
+        "response_tokens": room if calls else NEW_TOKENS,
+    }
+    (folder / "case.json").write_text(json.dumps(case))
+
+
+def write_tokenizer(folder: Path) -> Any:
+    """Byte-level BPE over the words of the conversation."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|pad|>", START, STOP],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([CALL, "user assistant tool <tool_response>"] * 9, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": STOP, "pad_token": "<|pad|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tokenizer
+
+
+# -- rocstar's side
+
+
+class Conversing:
+    """An engine whose first turns of each session are of the same length and end with the call."""
+
+    def __init__(self, engine: Any, case: dict[str, Any]) -> None:
+        self._engine, self._case = engine, case
+
+    async def generate(self, token_ids: Sequence[int], sampling: Any, *, request_id: str, session_id: str) -> Any:
+        from rocstar.types import Finish
+
+        calls = sum(token == self._case["stop"] for token in token_ids) // 2  # one ends the question, two each turn
+        asked = replace(sampling, max_new_tokens=self._case["turn_tokens"], stop_token_ids=())
+        written = await self._engine.generate(token_ids, asked, request_id=request_id, session_id=session_id)
+        if calls >= self._case["calls"]:
+            return written
+        more = tuple(self._case["call_ids"])
+        clean = tuple(token if token != self._case["stop"] else token - 1 for token in written.token_ids)
+        return replace(
+            written, token_ids=clean + more, logprobs=written.logprobs + (-1.0,) * len(more), finish=Finish.STOP
+        )
+
+    async def close_session(self, session_id: str) -> None:
+        await self._engine.close_session(session_id)
+
+
+class WaitAndAdd:
+    """The tool, as step_trl_peer.py has it."""
+
+    def __init__(self) -> None:
+        from rocstar.protocols import ToolSpec
+
+        self.spec = ToolSpec(name="wait_and_add", description="Adds one.", parameters={"type": "object"})
+
+    async def run(self, call: Any, *, seed: int = 0) -> Any:
+        from rocstar.types import Status, ToolResult
+
+        await asyncio.sleep(TOOL_SECONDS)
+        return ToolResult(call_id=call.id, status=Status.OK, stdout=str(call.arguments["a"] + 1))
+
+
+async def rocstar_steps(folder: Path) -> None:
+    """A step for each line on stdin."""
+    from rocstar.launch import quiet_torch
+
+    quiet_torch(threads=1)
+    import torch
+
+    torch.set_num_threads(1)
+    case = json.loads((folder / "case.json").read_text())
+    step = rocstar_step(folder, case)
+    while await asyncio.to_thread(sys.stdin.readline):
+        began = time.perf_counter(), time.process_time()
+        rollout_cpu = await step()
+        wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+        print("STEP " + json.dumps({"wall": wall, "cpu": cpu, "rollout_cpu": rollout_cpu}), flush=True)
+
+
+def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
+    """A function that makes one step: roll, update, publish. Returns the CPU seconds of the first."""
+    import random
+
+    from rocstar.answers.verifier import ScriptedVerifier
+    from rocstar.dialogue.codec import Codec
+    from rocstar.dialogue.template import COMPACT
+    from rocstar.engines.torch_engine import TorchEngine
+    from rocstar.learning.batches import rows_of
+    from rocstar.learning.resample import KeepAll
+    from rocstar.rollout.collect import Roller
+    from rocstar.rollout.environment import Conversation, Limits
+    from rocstar.types import Problem, Trajectory, Verdict
+
+    def verdict(problem: Problem, trajectory: Trajectory) -> Verdict:
+        return Verdict.RIGHT if trajectory.turns[0].completion.token_ids[0] % 2 else Verdict.WRONG
+
+    codec, template = Codec.load(folder), COMPACT
+    rows = len(case["questions"]) * case["attempts"]
+    model, learn = model_and_learner(folder, codec, template)
+    engine = TorchEngine(model, rows=rows, positions=512)
+    problems = [Problem(id=str(n), question=q, answer="") for n, q in enumerate(case["questions"])]
+    tools = (WaitAndAdd(),) if case["calls"] else ()
+    roller = Roller(
+        engine=Conversing(engine, case) if case["calls"] else engine,  # type: ignore[arg-type]
+        conversation=Conversation(codec=codec, template=template, tools=tools, feedback=lambda result: result.stdout),
+        verifier=ScriptedVerifier(verdict),
+        limits=Limits(max_turns=4, max_response_tokens=case["response_tokens"], max_parallel_calls=1),
+        stop_token_ids=(case["stop"],),
+    )
+    seeds = iter(range(10**6))
+
+    async def step() -> float:
+        began = time.process_time()
+        groups = await roller.roll(problems, attempts=case["attempts"], seed=next(seeds))
+        rolled = time.process_time() - began
+        weights = learn(rows_of([KeepAll()(group, random.Random(0)) for group in groups], True))
+        await engine.load_weights(weights)
+        return rolled
+
+    return step
+
+
+def model_and_learner(folder: Path, codec: Any, template: Any) -> tuple[Any, Any]:
+    """A model for the engine, and a function that makes one update from rows and publishes the weights.
+
+    Checkouts up to d725079 have another learner: it scores rows in a pass of its own and publishes a folder."""
+    import copy
+    from importlib.util import find_spec
+
+    from rocstar.learning import learner, policy
+    from rocstar.types import Batch
+
+    if find_spec("rocstar.learning.models") is None:
+        own = policy.Policy(policy.load_model(folder), codec, "compact")
+        old = learner.GrpoLearner(own, learner.LearnerSettings(), folder / "weights")
+        return copy.deepcopy(own.model), lambda rows: (old.update(Batch(rows=old.score(rows))), old.publish())[1]
+    from rocstar.config import LearningSection
+    from rocstar.learning.models import load_model
+
+    model = load_model(folder)
+    own = policy.Policy(copy.deepcopy(model), codec, template)
+    new = learner.GrpoLearner(own, LearningSection())
+    return model, lambda rows: (new.update(Batch(rows=rows)), own.publish())[1]
+
+
+if __name__ == "__main__":
+    main()

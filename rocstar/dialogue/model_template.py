@@ -1,0 +1,209 @@
+"""A model's own chat template as a Template: rendered with marks around text that is not the template's, then split at
+the marks. What stands between two completions is cut out of a rendered example conversation.
+
+Checked when loaded: tools are shown, calls have a syntax we can read, and what was written stays as it is when the
+conversation goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rocstar.dialogue.calls import HERMES, CallSyntax
+from rocstar.dialogue.chat_source import ChatSource, find_chat_source
+from rocstar.dialogue.llama_calls import LLAMA
+from rocstar.dialogue.markup import MODEL_PREAMBLE
+from rocstar.dialogue.segments import Author, Segment, is_harmless, ours, text_of
+from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.tokenizer_files import read_model_files
+from rocstar.errors import ConfigError
+from rocstar.protocols import ToolSpec
+
+# Noncharacters, which no text holds that is meant for others. Marks stand around foreign text, PROBE for a completion.
+LEFT, RIGHT, PROBE = "\ufdd0", "\ufdd1", "\ufdd2"
+_MARKED = re.compile(f"{LEFT}([^{RIGHT}]*){RIGHT}")
+_CONTROL = re.compile(f"[{LEFT}{RIGHT}{PROBE}]")
+_TAG = re.compile(r"<\|[^<>|\s]+\|>|</?\w+>|\[/?[A-Z_]+\]")
+_STOP = re.compile(r"<[^<>\s]+>|\S+")
+_USER = {"role": "user", "content": "Q"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTemplate:
+    """See `load_model_template`."""
+
+    source: ChatSource
+    schemas: tuple[Mapping[str, Any], ...]
+    """Of the recipe's tools, shown in the example conversations that replies are cut from."""
+    stop: str
+    reserved: tuple[str, ...]
+    calls: CallSyntax
+    preamble: str
+    """Stands before each question in the user message."""
+
+    @property
+    def jinja(self) -> None:
+        """The tokenizer keeps its template."""
+        return None
+
+    def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
+        first = [] if system is None else [{"role": "system", "content": _marked(system)}]
+        schemas = [_marked_strings(tool_schema(spec)) for spec in tools]
+        return _segments(self.source.render([*first, self._user(question)], schemas, header=True))
+
+    def reply(self, tool_texts: Sequence[str]) -> tuple[Segment, ...]:
+        answers = [
+            {"role": "tool", "name": "python", "tool_call_id": f"call_{n}", "content": _marked(text)}
+            for n, text in enumerate(tool_texts)
+        ]
+        try:
+            return self._after([_USER, _calling(len(answers)), *answers])
+        except ConfigError:  # Llama's allows a single call a turn, however many answers follow
+            return self._after([_USER, _calling(1), *answers])
+
+    def next_question(self, question: str) -> tuple[Segment, ...]:
+        return self._after([_USER, {"role": "assistant", "content": PROBE}, self._user(question)])
+
+    def chat(self) -> ModelTemplate:
+        return replace(self, preamble="")
+
+    def _user(self, question: str) -> dict[str, str]:
+        return {"role": "user", "content": self.preamble + _marked(question)}
+
+    def _after(self, messages: Sequence[Any]) -> tuple[Segment, ...]:
+        """What is rendered behind the stop marker of the completion that holds the last PROBE."""
+        text = self.source.render(messages, self.schemas, header=True)
+        end = text.find(self.stop, text.rfind(PROBE))
+        if PROBE not in text or end < 0:
+            raise ConfigError(f"the model's chat template leaves out what the assistant wrote: {text[-60:]!r}.")
+        return _segments(text[end + len(self.stop) :])
+
+
+def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None) -> ModelTemplate:
+    """The chat template of the model in `folder`, for conversations with `tools`. `preamble` None asks for the answer
+    in a `\\boxed{}`, which is where it is read. Raises ConfigError where the template ignores tools, writes calls in a
+    syntax we cannot read, or rewrites what stands before a reply."""
+    source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools))
+    stop = _stop(source, folder)
+    made = ModelTemplate(
+        source=source,
+        schemas=tuple(tool_schema(spec) for spec in tools),
+        stop=stop,
+        reserved=(stop,),
+        calls=HERMES,
+        preamble=MODEL_PREAMBLE if preamble is None else preamble,
+    )
+    if tools:
+        _check_tools_are_shown(made, tools, folder)
+        made = replace(made, calls=_call_syntax(source, folder))
+        _check_history(made, tools, folder)
+    return replace(made, reserved=_reserved(made))
+
+
+def _check_tools_are_shown(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
+    if text_of(template.opening("Q", tools)) == text_of(template.opening("Q", ())):
+        raise ConfigError(
+            f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
+            "(rollout.max_turns = 1)."
+        )
+
+
+def _stop(source: ChatSource, folder: Path) -> str:
+    text = source.render([_USER, {"role": "assistant", "content": PROBE}], (), header=False)
+    found = _STOP.search(text, text.rfind(PROBE) + 1) if PROBE in text else None
+    if not found:
+        raise ConfigError(f"the chat template of {folder} writes nothing after an assistant turn that would end it.")
+    return found[0]
+
+
+def _call_syntax(source: ChatSource, folder: Path) -> CallSyntax:
+    arguments = {"code": "1"}
+    function = {"name": "probe", "arguments": arguments}
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    text = source.render([_USER, calling], (), header=False)
+    known: tuple[CallSyntax, ...] = (HERMES, LLAMA)
+    for syntax in known:
+        if text_of(syntax.render("probe", arguments)) in text:
+            return syntax
+    raise ConfigError(
+        f"the chat template of {folder} writes a tool call as {text[-100:]!r}, which is neither Qwen's nor Llama 3's "
+        "syntax; use rollout.template 'paper'."
+    )
+
+
+def _check_history(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
+    """Two rounds of calls, some of them parallel, with and without thoughts: opening, completions and replies put
+    together are what the template renders for the whole conversation."""
+    thoughts = ["", "So.", *(["<think>\nSo.\n</think>\n\n"] if template.source.mentions_thinking else [])]
+    for thought in thoughts:
+        for width in (1, 2):
+            opening = text_of(template.opening("Q", tools))
+            reply = template.stop + text_of(template.reply(["1"] * width))
+            said = _completion(template.calls, thought, width)
+            written = opening + (said + reply) * 2
+            if not any(written == text for text in _rendered(template, thought, said, width)):
+                raise ConfigError(
+                    f"the chat template of {folder} rewrites earlier turns when a conversation goes on (after "
+                    f"{said[:40]!r}), so tokens already sampled would change; use rollout.template 'paper'."
+                )
+
+
+def _completion(syntax: CallSyntax, thought: str, width: int) -> str:
+    calls = "\n".join(text_of(syntax.render("python", {"code": "1"})) for _ in range(width))
+    return thought + ("\n" if thought and not thought.endswith("\n") else "") + calls
+
+
+def _rendered(template: ModelTemplate, thought: str, said: str, width: int) -> list[str]:
+    """The conversation as the template renders it, with calls as objects and with calls as text; only the latter
+    where it refuses so many at once."""
+    function = {"name": "python", "arguments": {"code": "1"}}
+    call = {"id": "call_0", "type": "function", "function": function}
+    as_objects = {"role": "assistant", "content": thought, "tool_calls": [call] * width}
+    answers = [{"role": "tool", "name": "python", "tool_call_id": "call_0", "content": "1"}] * width
+    texts = []
+    for assistant in (as_objects, {"role": "assistant", "content": said}):
+        question = {"role": "user", "content": f"{template.preamble}Q"}
+        messages = [question, assistant, *answers, assistant, *answers]
+        try:
+            texts.append(template.source.render(messages, template.schemas, header=True))
+        except ConfigError:
+            continue
+    return texts
+
+
+def _reserved(template: ModelTemplate) -> tuple[str, ...]:
+    """Tags that the template writes around questions, replies and calls; not those that open the next completion."""
+    answer = {"role": "tool", "name": "python", "tool_call_id": "call_0", "content": "1"}
+    conversation = [_USER, _calling(1) if template.schemas else {"role": "assistant", "content": "A"}]
+    conversation.append(answer if template.schemas else _USER)
+    own = template.source.render(conversation, (), header=False)
+    return tuple(dict.fromkeys((template.stop, *template.calls.reserved, *_TAG.findall(own))))
+
+
+def _calling(count: int) -> dict[str, Any]:
+    function = {"name": "python", "arguments": {"code": PROBE}}
+    calls = [{"id": f"call_{n}", "type": "function", "function": function} for n in range(count)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _marked(text: str) -> str:
+    """Foreign text between marks; blanks at its ends stay outside, so that a template that trims them still does."""
+    clean = _CONTROL.sub("\ufffd", text)
+    inner = clean.strip()
+    return clean.replace(inner, f"{LEFT}{inner}{RIGHT}", 1) if inner else clean
+
+
+def _marked_strings(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if is_harmless(value) else _marked(value)
+    if isinstance(value, dict):
+        return {_marked_strings(key): _marked_strings(inner) for key, inner in value.items()}
+    return [_marked_strings(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _segments(text: str) -> tuple[Segment, ...]:
+    parts = _MARKED.split(text)
+    return tuple(Segment(part, Author.OTHERS) if place % 2 else ours(part) for place, part in enumerate(parts) if part)

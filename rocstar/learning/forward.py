@@ -1,0 +1,78 @@
+"""One packed forward pass of a transformers decoder up to the LM head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rocstar.errors import ConfigError
+from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
+from rocstar.learning.head import Head, score_tokens
+from rocstar.learning.pack import MicroBatch, pack
+
+CHECK_ROWS = ((1, 2, 3, 4, 5), (5, 4, 3))  # token ids of two documents
+CHECK_TOLERANCE = 1e-3  # nats; the same numbers in another order of summation differ by 1e-6
+
+
+def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Choose how the model will attend to packed rows on `device` in `dtype`; check, where it has weights, that packed
+    rows get the log-probabilities that each gets alone.
+
+    Raises ConfigError for a model that can't be packed: one that mixes documents, or does more to logits than its
+    output embeddings do."""
+    from transformers import AttentionInterface
+    from transformers.utils import is_flash_attn_2_available
+
+    AttentionInterface.register(PACKED_SDPA, packed_sdpa)
+    if model.device.type != "meta":
+        expected = _each_alone(model)
+        model.set_attn_implementation(PACKED_SDPA)
+        gap = (_packed(model) - expected).abs().max()
+        if not gap <= CHECK_TOLERANCE:
+            raise ConfigError(
+                f"a model of type {model.config.model_type} can't be trained here: rows packed into one sequence get "
+                f"log-probabilities that differ by {gap:.2g} from those of each row alone"
+            )
+    flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
+    model.set_attn_implementation("flash_attention_2" if flash else PACKED_SDPA)
+
+
+def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
+    """[T, D], after the last norm."""
+    output = model.base_model(
+        input_ids=micro.ids_T.unsqueeze(0),
+        position_ids=micro.positions_T.unsqueeze(0),
+        use_cache=False,
+        **_documents(model, micro),
+    )
+    hidden: torch.Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+def _documents(model: Any, micro: MicroBatch) -> dict[str, Any]:
+    """How the attention function is told where documents begin."""
+    if model.config._attn_implementation == PACKED_SDPA:
+        return {"blocks": micro.blocks}
+    lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)
+    starts, longest = lengths.cumsum(0).int(), max(micro.lengths)
+    return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+
+
+@torch.no_grad()
+def _each_alone(model: Any) -> torch.Tensor:
+    model.set_attn_implementation("sdpa")
+    values = []
+    for row in sorted(CHECK_ROWS, key=len):
+        ids = torch.tensor([row], device=model.device)
+        everything = model.eval()(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        values.append(everything.gather(1, ids[0, 1:, None]).squeeze(1))
+    return torch.cat(values).cpu()
+
+
+@torch.no_grad()
+def _packed(model: Any) -> torch.Tensor:
+    (micro,) = pack(CHECK_ROWS, [[True] * len(row) for row in CHECK_ROWS], 99, model.device)
+    embeddings = model.get_output_embeddings()
+    head = Head(weight=embeddings.weight, bias=embeddings.bias)
+    return score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].cpu()

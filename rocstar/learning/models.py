@@ -1,0 +1,105 @@
+"""transformers models for learning: made from random weights, loaded from a folder or the hub, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rocstar.config import ModelSection
+from rocstar.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Size of a Qwen3-shaped decoder made from random weights."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    rope_theta: float
+    max_positions: int
+
+
+def random_model(shape: Shape, seed: int) -> Any:
+    """A fresh transformers Qwen3ForCausalLM in fp32.
+
+    Matrices start at std 1/sqrt(fan-in) and output projections at zero, so that every layer begins as the identity
+    (transformers' own 0.02 is made for widths in the thousands). Source: ours."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.hidden_size // shape.num_heads,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=shape.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=torch.float32,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+            elif parameter.ndim == 2 and "embed" not in name:
+                parameter.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
+            elif parameter.ndim == 2:
+                parameter.normal_(0, 0.02, generator=generator)
+    return model
+
+
+def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    """A transformers causal LM from a Hugging Face folder or a hub id, its weights in `dtype` on `device`.
+
+    `model.config.dtype` stays what the source says, so that an export can go back to it. Weights are read file by
+    file; no second copy is held. Raises ConfigError."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # stderr is for what the run does, and the bar is there for milliseconds
+    folder = Path(source).expanduser()
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{source} is not a model folder: it has no config.json")
+    name = str(folder) if folder.exists() else str(source)
+    try:
+        came_in = AutoConfig.from_pretrained(name).dtype
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, device_map={"": device} if str(device) != "cpu" else None
+        )
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        if folder.exists():
+            raise ConfigError(f"{source} can't be loaded as a causal language model: {reason}") from error
+        raise ConfigError(f"{source} is neither a folder nor can it be fetched: {reason}") from error
+    model.config.dtype = came_in or torch.float32
+    return model
+
+
+def device_of(model: ModelSection, rank: int = 0) -> torch.device:
+    """Where the learner computes; with several ranks on one machine, each has its own GPU. Raises ConfigError."""
+    if model.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('model.device is "cuda" but torch finds no GPU here; set model.device to "cpu" or "auto"')
+    if model.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", rank)
+
+
+def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
+    """Of the forward and backward pass; weights that are trained stay fp32."""
+    if model.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32

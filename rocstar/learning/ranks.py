@@ -1,0 +1,319 @@
+"""The processes that learn together. Rank 0 drives, and its code is the same for one rank and for many:
+
+    rank 0          policy.save(folder)   ->  tells the others "policy.save", then does its own part
+    ranks above 0   serve()               ->  do what they are told until rank 0 ends
+
+A method that is carried out by all is marked `@together`. Ranks are started in three ways: by rank 0 as child
+processes (`start`), by torchrun, or by whoever calls `serve_rank` with torchrun's environment variables (Ray actors).
+
+When a rank dies, its connections close; every other rank then fails in its next exchange and ends, rank 0 with
+RunHalted. Not protected: ranks trust one another and the network between them (objects travel pickled)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rocstar.config import ClusterSection, ModelSection
+from rocstar.errors import ConfigError, RocstarError, RunHalted
+
+IDLE = timedelta(
+    days=30
+)  # a rank waits for rank 0 as long as rollouts take; its death is seen by the closed connection
+EXCHANGE = timedelta(minutes=30)  # for one exchange of tensors
+START = timedelta(minutes=5)
+PR_SET_PDEATHSIG = 1
+
+
+class Member(Protocol):
+    """Something that every rank has one of; `role` is its name."""
+
+    role: str
+    ranks: Ranks
+
+
+S = TypeVar("S", bound=Member)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Ranks:
+    """This process among those that learn together."""
+
+    def __init__(self, rank: int = 0, size: int = 1, mesh: DeviceMesh | None = None, *, offload: bool = False) -> None:
+        self.rank, self.size, self.mesh, self.offload = rank, size, mesh, offload
+        self.local_rank = rank
+        self.children: list[subprocess.Popen[bytes]] = []
+        self._control = dist.new_group(backend="gloo", timeout=IDLE) if mesh is not None else None
+        self._depth = 0
+
+    # -- exchanges --------------------------------------------------------------------------------------------------
+
+    def sum(self, values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Numbers summed over ranks; collective."""
+        total = torch.stack([value.detach().double().cpu() for value in values.values()])
+        if self.size > 1:
+            dist.all_reduce(total, group=self._control)
+        return dict(zip(values, total.tolist(), strict=True))
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value on every rank; collective."""
+        box = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank; collective."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    # -- rank 0 tells, the others do ----------------------------------------------------------------------------------
+
+    def make(self, member: Member, *arguments: Any) -> None:
+        """First line of a member's constructor: the others make theirs, with the same `arguments`."""
+        if self._tells:
+            with self.guarded(f"making the {member.role}"):
+                self.share(("make", type(member), arguments))
+
+    @contextlib.contextmanager
+    def told(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
+        with self.guarded(f"{role}.{method}"):
+            if self._tells:
+                self.check()
+                self.share((role, method, (arguments, named)))
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    def check(self) -> None:
+        """Raises RunHalted when a child has ended. For rank 0 while it does other things than learning; an exchange
+        finds out by itself."""
+        for place, child in enumerate(self.children, start=1):
+            if child.poll() is not None:
+                raise RunHalted(
+                    f"learner rank {place} ended with {_exit_text(child.returncode)}; resume the run from its last "
+                    "checkpoint, on as many ranks as there are"
+                )
+
+    @property
+    def _tells(self) -> bool:
+        return self.size > 1 and self.rank == 0 and self._depth == 0
+
+    @contextlib.contextmanager
+    def guarded(self, doing: str) -> Iterator[None]:
+        """Turn what torch says when a rank is gone into one sentence."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not _broken_exchange(error):
+                raise
+            raise RunHalted(
+                f"learner ranks lost one another during {doing} ({self._causes() or _first_line(error)}); resume the "
+                "run from its last checkpoint, on as many ranks as there are"
+            ) from error
+
+    def _causes(self) -> str:
+        ended = []
+        for place, child in enumerate(self.children, start=1):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ended.append(f"rank {place} ended with {_exit_text(child.wait(timeout=2))}")
+        return ", ".join(ended[:1])
+
+    # -- ranks above 0 ------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Consumes what rank 0 tells, waits for nothing else, ends when rank 0 says so. Raises when rank 0 is gone."""
+        members: dict[str, Any] = {}
+        while True:
+            role, what, arguments = self.share(None)
+            if role == "stop":
+                return
+            if role == "make":
+                maker: Any = what
+                members[maker.role] = maker.on_rank(self, members, *arguments)
+            else:
+                getattr(members[role], what)(*arguments[0], **arguments[1])
+
+    def close(self) -> None:
+        """End the other ranks. Harmless when they are gone."""
+        if self.size > 1 and self.rank == 0 and not self.children:
+            with contextlib.suppress(RuntimeError):
+                self.share(("stop", None, None))
+        for child in self.children:  # whatever rank 0 called is done, so there is nothing to wait for
+            child.kill()
+            child.wait()
+        if self.mesh is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+ALONE = Ranks()
+
+
+def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """A method that all ranks carry out with the same arguments, whenever rank 0 calls it."""
+
+    @functools.wraps(method)
+    def on_all(self: S, *arguments: P.args, **named: P.kwargs) -> R:
+        with self.ranks.told(self.role, method.__name__, arguments, named):
+            return method(self, *arguments, **named)
+
+    return on_all  # type: ignore[return-value]
+
+
+def start(cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str]) -> Ranks:
+    """Ranks of this run as rank 0 sees them: under torchrun those that it started, else children of this process.
+
+    Close them at the end. Raises ConfigError where torchrun started another number than `cluster.learners`."""
+    if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
+        size = int(environment["WORLD_SIZE"])
+        if cluster.learners not in (1, size):
+            raise ConfigError(
+                f"cluster.learners is {cluster.learners} but torchrun started {size} processes; make them equal"
+            )
+        return _join(environment, model, cluster.offload_optimizer)
+    if cluster.learners == 1 and not cluster.offload_optimizer:
+        return ALONE
+    return _launch(cluster, model)
+
+
+def serve_rank(environment: Mapping[str, str]) -> None:
+    """Life of a rank above 0, from torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides, and saves first
+    torch.set_num_threads(int(environment.get("ROCSTAR_THREADS", "1")))
+    ranks = _join(environment, None, False)
+    with ranks.guarded("waiting for rank 0"):
+        ranks.serve()
+    ranks.close()
+
+
+def _launch(cluster: ClusterSection, model: ModelSection) -> Ranks:
+    size = cluster.learners
+    store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=START)
+    children = [_child(rank, size, store.port) for rank in range(1, size)]
+    try:
+        ranks = _joined(0, 0, size, store, model, cluster.offload_optimizer)
+    except BaseException:
+        for child in children:
+            child.kill()
+            child.wait()
+        raise
+    ranks.children = children
+    return ranks
+
+
+def _child(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "ROCSTAR_THREADS": str(torch.get_num_threads()),
+        "ROCSTAR_PARENT": str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(":"),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "rocstar.learning.ranks"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def _join(environment: Mapping[str, str], model: ModelSection | None, offload: bool) -> Ranks:
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    store = TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        size,
+        is_master=rank == 0 and "TORCHELASTIC_RUN_ID" not in environment,
+        timeout=START,
+    )
+    return _joined(rank, int(environment.get("LOCAL_RANK", rank)), size, store, model, offload)
+
+
+def _joined(rank: int, local_rank: int, size: int, store: Store, model: ModelSection | None, offload: bool) -> Ranks:
+    """`model` and `offload` are rank 0's to say; the others read them from the store."""
+    from rocstar.learning.models import device_of
+
+    shared = PrefixStore("rocstar", store)
+    if model is not None:
+        shared.set("device", f"{device_of(model).type} {int(offload)}")
+    kind, offloaded = shared.get("device").decode().split()
+    backend = "gloo"
+    if kind == "cuda":
+        torch.cuda.set_device(local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    with _interface(store):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
+        ranks = Ranks(rank, size, init_device_mesh(kind, (size,)), offload=offloaded == "1")
+    ranks.local_rank = local_rank
+    return ranks
+
+
+@contextlib.contextmanager
+def _interface(store: Store) -> Iterator[None]:
+    """gloo listens on loopback only where all ranks are on this machine."""
+    host = getattr(store, "host", "")
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    if host in ("127.0.0.1", "localhost") and before is None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def _broken_exchange(error: RuntimeError) -> bool:
+    """gloo raises a plain RuntimeError that names its own source file."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _exit_text(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """A child of rank 0: ends with it, whatever happens to it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
+        return 1
+    try:
+        serve_rank(os.environ)
+    except RocstarError as error:
+        print(f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    from rocstar.learning import ranks as module  # under its own name, so that pickled classes are the same ones
+
+    raise SystemExit(module.main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""What a model folder says of itself without its weights: read before anything starts, and without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import ConfigError
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+WEIGHTS = ("*.safetensors", "*.bin")
+HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    folder: Path
+    positions: int
+    """Longest sequence that the model was made for, tokens."""
+    embeddings: int
+    """Rows of its embedding: token ids it knows."""
+
+
+def find_model(name: str) -> Path:
+    """The folder of a model: `name` itself, or what the hub holds under that id. Raises ConfigError."""
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or not HUB_ID.fullmatch(name):
+        raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; give a Hugging Face folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # whatever the network or the hub says
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"model.path {name!r} is no folder here and cannot be fetched from the hub ({reason}); download it where "
+            "there is a network and give its folder"
+        ) from None
+
+
+def model_facts(folder: Path) -> ModelFacts:
+    """Raises ConfigError where config.json lacks what every decoder has."""
+    config = _config(folder)
+    positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
+    if not isinstance(positions, int) or not isinstance(embeddings, int):
+        raise ConfigError(f"{folder}/config.json lacks max_position_embeddings or vocab_size; it is no decoder's")
+    if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
+        raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
+    return ModelFacts(folder=folder, positions=positions, embeddings=embeddings)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}/config.json cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{folder}/config.json does not hold a JSON object")
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config

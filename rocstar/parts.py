@@ -1,0 +1,115 @@
+"""Wiring: from a recipe to the parts that make and judge attempts. Decisions live in the parts; here they only meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.plugin import verifier_named
+from rocstar.config import Recipe, RlStage, RolloutSection, SandboxSection, StageRolloutSection
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.feedback import feedback_text
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_for
+from rocstar.plugins import check_call, load
+from rocstar.protocols import Engine
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.wire import Limits as ProgramLimits
+from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
+from rocstar.types import ToolResult
+
+
+def program_limits(limits: SandboxSection) -> ProgramLimits:
+    return ProgramLimits(
+        wall_seconds=limits.timeout_seconds,
+        cpu_seconds=limits.cpu_seconds,
+        memory_bytes=limits.memory_bytes,
+        output_bytes=limits.output_bytes,
+        processes=limits.processes,
+    )
+
+
+def tools_of(recipe: Recipe, sandbox: SandboxClient) -> Tools:
+    """What the model may call. Raises ConfigError for a tool that there is not or that does not fit."""
+    limits, name = program_limits(recipe.sandbox), recipe.rollout.tool_name
+    return make_tools(recipe.sandbox.tools, sandbox, limits, tool_name=name, folders=recipe.run.modules)
+
+
+def environment_of(recipe: Recipe) -> EnvironmentFactory:
+    """Makes the environment of each attempt. Raises ConfigError."""
+    reference = recipe.rollout.environment
+    if reference is None:
+        return ToolEnvironment
+    found: EnvironmentFactory = load(reference, folders=recipe.run.modules, setting="rollout.environment")
+    arguments = ("problem", "conversation", "limits", "seed")
+    check_call(found, arguments, said=f"rollout.environment = {reference!r}")
+    return found
+
+
+def template_of(recipe: Recipe, model: Path | None) -> Template:
+    """How conversations are written; `model`: the folder whose own chat template may be meant. Raises ConfigError."""
+    nothing_runs = SandboxClient(slots=1, preload=())  # never started: only what the tools say of themselves is asked
+    used = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
+    specs = tools_of(recipe, nothing_runs).specs if used else ()
+    return template_for(recipe.rollout.template, model, specs, preamble=recipe.rollout.preamble)
+
+
+def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
+    """Under which limits attempts are made, in training and evaluation."""
+    return [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
+
+
+def make_conversation(
+    recipe: Recipe, codec: Codec, template: Template, sandbox: SandboxClient, *, with_tools: bool = True
+) -> Conversation:
+    """What all attempts share: how text becomes tokens, and which tools there are."""
+    tools = tools_of(recipe, sandbox) if with_tools else NO_TOOLS
+    return Conversation(
+        codec=codec,
+        template=template,
+        tools=tools.shared,
+        feedback=make_feedback(recipe.rollout),
+        own_tools=tools.own,
+    )
+
+
+def make_feedback(rollout: RolloutSection) -> Callable[[ToolResult], str]:
+    """How tool results are worded for the model."""
+    return partial(
+        feedback_text,
+        max_chars=rollout.feedback_max_chars,
+        truncate=rollout.feedback_truncate,
+        errors=rollout.feedback_errors,
+    )
+
+
+def make_roller(
+    recipe: Recipe,
+    rollout: StageRolloutSection,
+    *,
+    codec: Codec,
+    template: Template,
+    engine: Engine,
+    sandbox: SandboxClient,
+    grader: Grader,
+) -> Roller:
+    """Makes and judges attempts under the limits of `rollout`. With a single turn there is no use for a tool."""
+    conversation = make_conversation(recipe, codec, template, sandbox, with_tools=rollout.max_turns > 1)
+    return Roller(
+        engine=engine,
+        conversation=conversation,
+        verifier=verifier_named(
+            recipe.evaluate.verifier, codec, grader, truncated=rollout.truncated, folders=recipe.run.modules
+        ),
+        limits=Limits(
+            max_turns=rollout.max_turns,
+            max_response_tokens=rollout.max_response_tokens,
+            max_parallel_calls=rollout.max_parallel_calls,
+        ),
+        stop_token_ids=codec.stop_ids(template),
+        environment=environment_of(recipe),
+    )

@@ -1,0 +1,117 @@
+"""Code of the user's own, named in a recipe: `package.module:name`, or `file.py:name` with a path.
+
+Modules are looked up as Python does for a script: first in the folders given (of a recipe: `run.modules`), then in the
+current one, then where Python looks. Those folders are put in front of `sys.path` and stay there, because a module may
+import its neighbours later. A `file.py` is a module found in that file's folder.
+
+Every failure is one ConfigError sentence that starts with the setting and its value. An error that the user's code
+raises while it is imported is kept as the cause.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rocstar.errors import ConfigError
+
+PathLike = str | Path
+
+
+def is_reference(text: str) -> bool:
+    """Whether a setting names something of the user's own rather than something built in."""
+    return ":" in text
+
+
+def load(reference: str, *, folders: Sequence[PathLike] = (), setting: str = "plug-in") -> Any:
+    """The callable (function or class) that `reference` names.
+
+    folders: searched first, the first one first; also for a relative `file.py`. setting: key of the recipe, for
+    messages. Raises ConfigError when the reference has another form, there is no such module, importing it fails, it
+    holds no such name, or that is not callable. Source: ours."""
+    said = f"{setting} = {reference!r}"
+    place, colon, name = reference.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise ConfigError(f"{said} should be package.module:name or file.py:name")
+    module, searched = _module_named(place, [*(Path(folder).resolve() for folder in folders), Path.cwd()], said)
+    return _callable_in(_imported(module, searched, said), name, said)
+
+
+def check_call(found: Any, positional: Sequence[str], keywords: Sequence[str] = (), *, said: str) -> None:
+    """Raise ConfigError when `found` cannot be called with these arguments. said: `setting = 'reference'`."""
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # a builtin without one
+        return
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        asked = ", ".join([*positional, *(f"{keyword}=..." for keyword in keywords)])
+        raise ConfigError(f"{said} should take ({asked}), but it takes {signature}: {error}") from None
+
+
+def _module_named(place: str, folders: list[Path], said: str) -> tuple[str, list[Path]]:
+    """(dotted name, folders to search) of `package.module` or of `some/file.py`."""
+    if not place.endswith(".py"):
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise ConfigError(
+                f"{said}: {place!r} is not the dotted name of a module; a file is written {place}.py:name"
+            )
+        return place, folders
+    found = [file for folder in folders if (file := folder / place).is_file()]
+    if not found:
+        raise ConfigError(f"{said}: there is no file {place}; {_searched(folders)}")
+    if not found[0].stem.isidentifier():
+        raise ConfigError(f"{said}: {found[0].name} cannot be imported; give the file a name of letters, digits and _")
+    return found[0].stem, [found[0].parent.resolve(), *folders]
+
+
+def _imported(module: str, folders: list[Path], said: str) -> ModuleType:
+    for folder in reversed(folders):
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+        sys.path.insert(0, str(folder))
+    _refuse_a_taken_name(module.partition(".")[0], folders, said)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise ConfigError(f"{said}: there is no module {error.name}; {_searched(folders)}") from None
+        raise ConfigError(f"{said}: importing {module} failed: {error}") from error
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(f"{said}: importing {module} failed: {type(error).__name__}: {error}") from error
+
+
+def _refuse_a_taken_name(top: str, folders: list[Path], said: str) -> None:
+    """A module that is loaded already hides one of the same name in the folders."""
+    loaded = sys.modules.get(top)
+    spec = PathFinder.find_spec(top, [str(folder) for folder in folders]) if loaded else None
+    if spec is None or spec.origin is None:
+        return
+    used = getattr(loaded, "__file__", None)
+    if used is None or Path(used).resolve() != Path(spec.origin).resolve():
+        raise ConfigError(f"{said}: another module named {top} is loaded already ({used or 'of Python'}); rename yours")
+
+
+def _callable_in(module: ModuleType, name: str, said: str) -> Any:
+    if not hasattr(module, name):
+        names = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
+        close = get_close_matches(name, names, n=1, cutoff=0.0)
+        hint = f"the nearest is {close[0]!r}" if close else "it defines no function and no class"
+        raise ConfigError(f"{said}: {module.__file__} has no {name!r}; {hint}")
+    found = getattr(module, name)
+    if not callable(found):
+        raise ConfigError(f"{said}: {name} is of type {type(found).__name__}; give a function or a class")
+    return found
+
+
+def _searched(folders: Sequence[Path]) -> str:
+    return f"looked in {', '.join(map(str, dict.fromkeys(folders)))} and where Python looks"

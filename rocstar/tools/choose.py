@@ -1,0 +1,107 @@
+"""The tools a recipe names: Python ones built in, functions and classes of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+from rocstar.errors import ConfigError
+from rocstar.plugins import check_call, is_reference, load
+from rocstar.protocols import AttemptTool, Tool, ToolSpec
+from rocstar.sandbox.wire import Limits
+from rocstar.tools.function import FunctionTool
+from rocstar.tools.notebook import NotebookTool, Opener
+from rocstar.tools.python import PythonTool, Runner
+
+BUILT_IN = ("python", "notebook")
+
+
+class Sandbox(Runner, Opener, Protocol):
+    """The part of `SandboxClient` that tools use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What the model may call, in the order the recipe names them."""
+
+    shared: tuple[Tool, ...]
+    """Those that keep nothing between calls: one of each serves all attempts."""
+    makers: tuple[Callable[[], AttemptTool], ...]
+    """Of those that each attempt has of its own and closes."""
+    specs: tuple[ToolSpec, ...]
+
+    def own(self) -> tuple[AttemptTool, ...]:
+        """Fresh ones for one attempt."""
+        return tuple(make() for make in self.makers)
+
+
+NO_TOOLS = Tools(shared=(), makers=(), specs=())
+
+
+def make_tools(
+    names: Sequence[str],
+    sandbox: Sandbox,
+    limits: Limits,
+    *,
+    tool_name: str,
+    folders: Sequence[Path | str] = (),
+) -> Tools:
+    """The tools of `sandbox.tools`.
+
+    `python` and `notebook` are called `tool_name`. `package.module:name` is a typed function with a docstring, or a
+    class that implements `Tool`; it is made without arguments, and one that has `close` is made anew for each attempt
+    (making it must cost nothing: one is made to read its spec). limits: of each program, and the time of each
+    call of a function. Raises ConfigError: no such name, not a tool, or two tools that answer to one name."""
+    tools: dict[str, Tool] = {}
+    makers: dict[str, Callable[[], AttemptTool]] = {}
+    for name in names:
+        maker = _maker(name, sandbox, limits, tool_name, folders)
+        tool = maker()
+        for other, taken in tools.items():
+            _refuse_the_same_name(other, taken.spec, name, tool.spec)
+        tools[name] = tool
+        if hasattr(tool, "close"):
+            makers[name] = maker
+    return Tools(
+        shared=tuple(tool for name, tool in tools.items() if name not in makers),
+        makers=tuple(makers.values()),
+        specs=tuple(tool.spec for tool in tools.values()),
+    )
+
+
+def _maker(
+    name: str, sandbox: Sandbox, limits: Limits, tool_name: str, folders: Sequence[Path | str]
+) -> Callable[[], Any]:
+    if name == "python":
+        return lambda: PythonTool(sandbox, limits, name=tool_name)
+    if name == "notebook":
+        return lambda: NotebookTool(sandbox, limits, name=tool_name)
+    if is_reference(name):
+        return _own(name, load(name, folders=folders, setting="sandbox.tools"), limits.wall_seconds)
+    close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)[0]
+    raise ConfigError(
+        f"sandbox.tools names {name!r}, which is none of {', '.join(BUILT_IN)}; did you mean {close!r}? "
+        "A tool of your own is written package.module:name"
+    )
+
+
+def _own(name: str, found: Any, seconds: float) -> Callable[[], Any]:
+    said = f"sandbox.tools = {name!r}"
+    if not inspect.isclass(found):
+        return lambda: FunctionTool(found, timeout_seconds=seconds, said=said)
+    check_call(found, (), said=said)
+    missing = [part for part in ("spec", "run") if not hasattr(found, part)]
+    if missing:
+        raise ConfigError(f"{said} has no {missing[0]}; give it `spec` and `run` (rocstar.protocols.Tool)")
+    return found
+
+
+def _refuse_the_same_name(other: str, taken: ToolSpec, name: str, spec: ToolSpec) -> None:
+    if spec.name in (taken.name, *taken.aliases) or taken.name in spec.aliases:
+        raise ConfigError(
+            f"sandbox.tools: {other!r} and {name!r} both answer to the name {spec.name!r}; rename or leave out one"
+        )

@@ -1,0 +1,168 @@
+"""What a run works on, read and checked before a run folder exists: problems, rows to imitate, the pretrained model's
+tokenizer and limits. Loads no torch and starts nothing, so `--dry-run` finds what a run would stumble over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocstar.answers.plugin import check_verifier
+from rocstar.config import Recipe, RlStage, SftStage
+from rocstar.data.sft.format import Conversation
+from rocstar.data.sft.loading import load_conversations
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import Template
+from rocstar.errors import ConfigError
+from rocstar.lengths import positions_needed
+from rocstar.modelfolder import ModelFacts, find_model, model_facts
+from rocstar.parts import environment_of, make_conversation, rollouts_of, template_of, tools_of
+from rocstar.protocols import Task
+from rocstar.sandbox.client import SandboxClient
+from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
+from rocstar.types import Problem
+
+COVERED = 0.5
+"""Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """The model a run starts from."""
+
+    facts: ModelFacts
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    recipe: Recipe
+    task: Task
+    """Of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
+    heldout: Sequence[Problem]
+    problems: Mapping[str, Sequence[Problem]]
+    """By RL stage; none of them is held out."""
+    conversations: Mapping[str, Sequence[Conversation]]
+    """By SFT stage that imitates a file; other SFT stages imitate their task's own demonstrations."""
+    pretrained: Pretrained | None
+    """None for random weights."""
+    template: Template
+    """How conversations are written."""
+
+
+def read_material(recipe: Recipe) -> Material:
+    """Raises ConfigError and DataError for whatever can be known without loading a model."""
+    recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
+    tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
+    environment_of(recipe)
+    check_verifier(recipe.evaluate.verifier, recipe.run.modules)
+    _refuse_idle_learners(recipe)
+    pretrained = _pretrained(recipe)
+    task = task_of(recipe, recipe)
+    heldout = heldout_problems(task)
+    material = Material(
+        recipe=recipe,
+        task=task,
+        heldout=heldout,
+        problems={
+            stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
+        },
+        conversations={
+            stage.name: load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
+            for stage in recipe.stage
+            if isinstance(stage, SftStage) and stage.sft.rows_file
+        },
+        pretrained=pretrained,
+        template=template_of(recipe, pretrained.facts.folder if pretrained else None),
+    )
+    _refuse_impossible(material)
+    if recipe.model.device == "cuda":
+        from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
+
+        device_of(recipe.model)
+    if pretrained:
+        pretrained.codec.stop_ids(material.template)
+        positions_of(material, pretrained.codec, pretrained.facts.positions)
+    else:
+        _refuse_long_caps(recipe)
+    return material
+
+
+def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
+    """The task that a `[data]` section asks for, the base's or a stage's."""
+    return make_task(
+        part.data,
+        tool_name=recipe.rollout.tool_name,
+        seed=recipe.run.seed,
+        heldout=recipe.evaluate.problems,
+        folders=recipe.run.modules,
+    )
+
+
+def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
+    """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
+    conversation = make_conversation(material.recipe, codec, material.template, SandboxClient(slots=1, preload=()))
+    problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
+    return positions_needed(
+        problems.values(),
+        conversation,
+        response_tokens=max(rollout.max_response_tokens for rollout in rollouts_of(material.recipe)),
+        model_positions=model_positions,
+        environment=environment_of(material.recipe),
+    )
+
+
+def _problems(recipe: Recipe, stage: RlStage, heldout: Sequence[Problem]) -> Sequence[Problem]:
+    problems = training_problems(task_of(recipe, stage), heldout)
+    if not problems:
+        raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
+    return problems
+
+
+def _pretrained(recipe: Recipe) -> Pretrained | None:
+    if recipe.model.path is None:
+        if not isinstance(next(iter(recipe.stage), None), SftStage):
+            raise ConfigError(
+                "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
+                "a stage of kind sft"
+            )
+        return None
+    folder = find_model(recipe.model.path)
+    facts, codec = model_facts(folder), Codec.load(folder)
+    covered = codec.covered(facts.embeddings)
+    if codec.vocab_size > facts.embeddings or covered < COVERED * facts.embeddings:
+        raise ConfigError(
+            f"the tokenizer in {folder} has {codec.vocab_size} ids, which cover {covered} of the {facts.embeddings} "
+            "rows of the model's embedding; they do not belong together, so put the model's own tokenizer there"
+        )
+    return Pretrained(facts=facts, codec=codec)
+
+
+def _refuse_long_caps(recipe: Recipe) -> None:
+    """For random weights, whose tokenizer is not there yet: prompts are known later, the cap is known now."""
+    longest = max(rollout.max_response_tokens for rollout in rollouts_of(recipe))
+    if longest >= recipe.model.max_positions and any(isinstance(stage, RlStage) for stage in recipe.stage):
+        raise ConfigError(
+            f"rollout.max_response_tokens {longest} and a prompt do not fit into model.max_positions "
+            f"{recipe.model.max_positions}; lower the one or raise the other"
+        )
+
+
+def _refuse_idle_learners(recipe: Recipe) -> None:
+    for stage in recipe.stage:
+        if isinstance(stage, SftStage):
+            rows, what = stage.sft.batch_rows, "sft.batch_rows"
+        else:
+            drawn = stage.rollout.problems_per_step * stage.resample.keep
+            rows, what = drawn // stage.learning.updates_per_step, "rollout.problems_per_step x resample.keep"
+        if recipe.cluster.learners > rows:
+            raise ConfigError(
+                f"cluster.learners {recipe.cluster.learners} are more than the {rows} rows of an update of stage "
+                f"{stage.name} ({what}); lower cluster.learners"
+            )
+
+
+def _refuse_impossible(material: Material) -> None:
+    for stage in material.recipe.stage:
+        if isinstance(stage, SftStage) and stage.name not in material.conversations:
+            require_demonstrations(task_of(material.recipe, stage), stage.name)

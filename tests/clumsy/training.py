@@ -1,0 +1,266 @@
+"""What a person may do wrong with `rocstar train RECIPE`; `--dry-run` finds all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.clumsy.workplace import (
+    BAD,
+    PRETRAINED,
+    RL_ONLY,
+    TINY,
+    Spoil,
+    Start,
+    folder,
+    model_config,
+    recipe,
+    replaced,
+    rows,
+    start,
+    text,
+    without,
+)
+from tests.tiny_run import RECIPE, call, final, user
+
+
+def train(name: str, arguments: Sequence[str], words: Sequence[str], spoil: Spoil = lambda place: None) -> Start:
+    return start(name, ["train", *arguments], words, spoil)
+
+
+RECIPES = [
+    train("no such recipe", ["tny.toml"], ["there is no recipe tny.toml", "did you mean tiny.toml?"]),
+    train("no recipe at all", ["rollout.max_turns=2"], ["give a recipe first"]),
+    train("a folder as recipe", ["runs"], ["recipe runs cannot be read", "give the path of a TOML file"]),
+    train(
+        "UTF-16 recipe", BAD, ["bad.toml is not UTF-8", "save it as UTF-8"], text("bad.toml", RECIPE.encode("utf-16"))
+    ),
+    train("not TOML", BAD, ["bad.toml line 2", "not valid TOML"], recipe("a = = 1")),
+    train("nothing to do", BAD, ["bad.toml has no [[stage]]"], text("bad.toml", "")),
+    train(
+        "parent missing", BAD, ["line 1: extends", "did you mean tiny.toml?"], text("bad.toml", 'extends = "tyny.toml"')
+    ),
+    train("circle", BAD, ["extend each other in a circle", "remove one"], text("bad.toml", 'extends = "bad.toml"')),
+    train("unknown section", BAD, ["bad.toml line 2: unknown key rolout", "did you mean rollout?"], recipe("[rolout]")),
+    train(
+        "unknown key",
+        BAD,
+        ["line 3: unknown key rollout.max_turn", "rollout.max_turns"],
+        recipe("[rollout]\nmax_turn = 2"),
+    ),
+    train("key of another section", BAD, ["did you mean resample.keep?"], recipe("[rollout]\nkeep = 8")),
+    train(
+        "key of the run in a stage",
+        BAD,
+        ["model holds for the whole run; set it in [model]"],
+        recipe('[[stage]]\nname = "stage1"\n[stage.model]\ndevice = "cpu"'),
+    ),
+    train(
+        "key of another kind of stage",
+        BAD,
+        ["unknown key stage.cold.rollout", "'rl'"],
+        recipe('[[stage]]\nname = "cold"\n[stage.rollout]\nmax_turns = 2'),
+    ),
+    train("stage without a name", BAD, ["[[stage]] number 1 has no name"], recipe("[[stage]]\nsteps = 1")),
+    train("stage in single brackets", BAD, ["two brackets"], recipe('[stage]\nname = "x"')),
+    train("two stages of one name", BAD, ["called 'cold' like another"], replaced('name = "stage1"', 'name = "cold"')),
+    train(
+        "stage without a kind",
+        BAD,
+        ["stage.new.kind is missing", "'sft', 'rl'"],
+        recipe('[[stage]]\nname = "new"\nsteps = 1'),
+    ),
+    train("a pool's recipe", ["pool.toml"], ["pool.toml", "unknown key"]),
+    train("override of no form", [*TINY, "max_turns"], ["override 'max_turns'", "section.key=value"]),
+    train(
+        "override of an unknown key",
+        [*TINY, "rollout.max_turn=2"],
+        ["override 'rollout.max_turn=2'", "rollout.max_turns"],
+    ),
+    train("override of no stage", [*TINY, "stage.stge1.steps=2"], ["no stage 'stge1'", "did you mean stage1?"]),
+]
+
+VALUES = [
+    train(
+        "negative rate", [*TINY, "learning.learning_rate=-1e-4"], ["learning.learning_rate = -0.0001", "greater than 0"]
+    ),
+    train("rate that is no number", [*TINY, "learning.learning_rate=nan"], ["learning.learning_rate = nan", "finite"]),
+    train("infinite", [*TINY, "rollout.temperature=inf"], ["rollout.temperature = inf", "finite"]),
+    train("huge rate", [*TINY, "sft.adamw_learning_rate=50"], ["sft.adamw_learning_rate = 50", "less than 1"]),
+    train("text for a number", [*TINY, "rollout.max_turns=many"], ["rollout.max_turns = 'many'", "integer"]),
+    train("half a turn", [*TINY, "rollout.max_turns=2.5"], ["rollout.max_turns = 2.5", "integer"]),
+    train("true for a number", [*TINY, "rollout.max_turns=true"], ["rollout.max_turns = True", "integer"]),
+    train(
+        "no attempts",
+        [*TINY, "rollout.attempts_per_problem=0"],
+        ["rollout.attempts_per_problem = 0", "greater than or equal to 1"],
+    ),
+    train(
+        "fewer drawn than kept", [*TINY, "resample.keep=16"], ["resample.keep 16", "raise rollout.attempts_per_problem"]
+    ),
+    train("temperature 0 in training", [*TINY, "rollout.temperature=0"], ["rollout.temperature = 0", "greater than 0"]),
+    train(
+        "negative steps", [*TINY, "stage.stage1.steps=-1"], ["stage.stage1.steps = -1", "greater than or equal to 0"]
+    ),
+    train("unknown template", [*TINY, "rollout.template=papr"], ["'papr'", "did you mean 'paper'?"]),
+    train("unknown verifier", [*TINY, "evaluate.verifier=boxd"], ["'boxd'", "did you mean 'boxed'?"]),
+    train("unknown tool", [*TINY, "sandbox.tools=pyton"], ["'pyton'", "did you mean 'python'?"]),
+    train("unknown source", [*TINY, "data.source=file"], ["'file'", "did you mean 'files'?"]),
+    train("own task that is not there", [*TINY, "data.source=nowhere.tasks:Task"], ["nowhere"]),
+    train("own verifier that is not there", [*TINY, "evaluate.verifier=nowhere.rewards:f"], ["nowhere"]),
+    train("own tool that is not there", [*TINY, "sandbox.tools=nowhere.tools:T"], ["nowhere"]),
+    train("own environment that is not there", [*TINY, "rollout.environment=nowhere.worlds:W"], ["nowhere"]),
+    train(
+        "unknown family",
+        [*TINY, "data.source=arithmetic", 'data.families=["gdc"]', "sft.rows_file=none"],
+        ["gdc", "gcd"],
+    ),
+    train("isolation of no such level", [*TINY, "sandbox.min_isolation=L9"], ["'L9'", "'L1', 'L2', 'L3' or 'L4'"]),
+    train(
+        "too little memory",
+        [*TINY, "sandbox.memory_bytes=1000"],
+        ["sandbox.memory_bytes = 1000", "greater than or equal"],
+    ),
+    train("run name with a slash", [*TINY, "run.name=a/b"], ["run.name = 'a/b'", "letters, digits and dashes"]),
+    train("runs below a file", [*TINY, "run.folder=rows.jsonl/runs"], ["rows.jsonl/runs", "run.folder"]),
+    train("--runs is a file", [*TINY, "--runs", "rows.jsonl"], ["rows.jsonl", "run.folder"]),
+    train("heads that do not divide", [*TINY, "model.num_heads=3"], ["model.hidden_size 32", "model.num_heads 3"]),
+    train(
+        "key heads that do not divide", [*TINY, "model.num_heads=4", "model.num_kv_heads=3"], ["model.num_kv_heads 3"]
+    ),
+    train(
+        "a cap longer than the model",
+        [*TINY, "rollout.max_response_tokens=9000"],
+        ["9000", "256", "model.max_positions"],
+    ),
+    train("cuda without a GPU", [*TINY, "model.device=cuda"], ["cuda", "model.device"]),
+    train("more learners than rows", [*TINY, "cluster.learners=64"], ["cluster.learners 64"]),
+    train("model template without a model", [*TINY, "rollout.template=model"], ["model", "model.path"]),
+]
+
+FILES = [
+    train(
+        "file that is not there",
+        [*TINY, "data.train_files=tran.jsonl"],
+        ["tran.jsonl does not exist", "check the path"],
+    ),
+    train(
+        "test file that is not there",
+        [*TINY, "data.test_files=tst.jsonl"],
+        ["tst.jsonl does not exist", "check the path"],
+    ),
+    train("no train files", [*TINY, "data.train_files=[]"], ["data.train_files is empty", "give at least one"]),
+    train("a folder as file", TINY, ["train.jsonl", "directory"], folder("train.jsonl")),
+    train("kind of file", [*TINY, "data.train_files=train.txt"], ["train.txt", ".jsonl"], text("train.txt", "a")),
+    train(
+        "gz that is none",
+        [*TINY, "data.train_files=a.jsonl.gz"],
+        ["a.jsonl.gz is not a whole gzip file", "drop the .gz"],
+        text("a.jsonl.gz", '{"question": "a", "answer": "1"}\n'),
+    ),
+    train(
+        "parquet that is none",
+        [*TINY, "data.train_files=a.parquet"],
+        ["a.parquet is not a parquet file"],
+        text("a.parquet", "abc"),
+    ),
+    train(
+        "UTF-16 rows",
+        TINY,
+        ["train.jsonl, line 1: not UTF-8", "convert"],
+        text("train.jsonl", '{"question": "é"}\n'.encode("utf-16")),
+    ),
+    train(
+        "not JSON",
+        TINY,
+        ["train.jsonl, line 2", "not JSON"],
+        text("train.jsonl", '{"question": "a", "answer": "1"}\n{oops\n'),
+    ),
+    train(
+        "one JSON array", TINY, ["train.jsonl, line 1", "one JSON object"], text("train.jsonl", '[{"question": "a"}]\n')
+    ),
+    train(
+        "CSV of uneven rows",
+        [*TINY, "data.train_files=a.csv"],
+        ["a.csv, line 2", "quote cells"],
+        text("a.csv", "question,answer\na,b,c\n"),
+    ),
+    train("empty file", TINY, ["train.jsonl has no rows", "at least one"], text("train.jsonl", "")),
+    train(
+        "wrong column",
+        [*TINY, "data.columns.question=qestion"],
+        ["qestion", "did you mean question?", "data.columns.question"],
+    ),
+    train(
+        "answer missing",
+        TINY,
+        ['train.jsonl, line 1, field "answer"', "expected a text or a number"],
+        rows("train.jsonl", {"question": "a", "answer": None}),
+    ),
+    train(
+        "answer column missing",
+        TINY,
+        ['no field "answer"', "data.columns.answer"],
+        rows("train.jsonl", {"question": "a"}),
+    ),
+    train("everything is held out", [*TINY, "data.train_files=test.jsonl"], ["stage stage1", "not held out"]),
+    train("rows that are not there", [*TINY, "sft.rows_file=rws.jsonl"], ["rws.jsonl does not exist"]),
+    train("a folder as rows", TINY, ["rows.jsonl", "directory"], folder("rows.jsonl")),
+    train("no rows", TINY, ["rows.jsonl"], text("rows.jsonl", "")),
+    train(
+        "rows of unknown roles",
+        TINY,
+        ["rows.jsonl, line 1", "role"],
+        rows("rows.jsonl", {"messages": [{"role": "human", "content": "hi"}, final(3)]}),
+    ),
+    train("rows without messages", TINY, ["rows.jsonl, line 1", "messages"], rows("rows.jsonl", {"text": "hi"})),
+    train(
+        "rows with an unanswered call",
+        TINY,
+        ["rows.jsonl, line 1"],
+        rows("rows.jsonl", {"messages": [user(1), call("1"), final(1)]}),
+    ),
+    train("no demonstrations", [*TINY, "sft.rows_file=none"], ["demonstrations", "set sft.rows_file"]),
+]
+
+MODELS = [
+    train(
+        "model that is not there",
+        [*TINY, "model.path=./nowhere"],
+        ["nowhere is not a model folder", "give a Hugging Face folder"],
+    ),
+    train("a folder that is no model", [*TINY, "model.path=runs"], ["runs is not a model folder"]),
+    train("a file as model", [*TINY, "model.path=tiny.toml"], ["tiny.toml is not a model folder"]),
+    train("broken config.json", PRETRAINED, ["config.json cannot be read"], text("model/config.json", "{")),
+    train(
+        "no decoder",
+        PRETRAINED,
+        ["config.json lacks", "max_position_embeddings"],
+        model_config(max_position_embeddings=None),
+    ),
+    train("no tokenizer", PRETRAINED, ["no tokenizer.json"], without("model/tokenizer.json")),
+    train("broken tokenizer", PRETRAINED, ["tokenizer.json"], text("model/tokenizer.json", "{}")),
+    train(
+        "another model's tokenizer",
+        PRETRAINED,
+        ["tokenizer in model", "do not belong together"],
+        model_config(vocab_size=151936),
+    ),
+    train("a tokenizer larger than the model", PRETRAINED, ["do not belong together"], model_config(vocab_size=20)),
+    train("no weights", PRETRAINED, ["model", "safetensors"], without("model/model.safetensors")),
+    train(
+        "a cap that the model cannot hold",
+        [*PRETRAINED, "rollout.max_response_tokens=300"],
+        ["300", "256", "set it to"],
+    ),
+    train(
+        "a template whose stop the tokenizer lacks",
+        PRETRAINED,
+        ["<|im_end|>"],
+        lambda place: (place / "model" / "tokenizer.json").write_text(
+            (place / "model" / "tokenizer.json").read_text().replace("<|im_end|>", "<|other|>")
+        ),
+    ),
+    train("random weights for RL", BAD, ["sft stage first", "model.path"], text("bad.toml", RL_ONLY)),
+]
+
+TRAINING = [*RECIPES, *VALUES, *FILES, *MODELS]

@@ -1,0 +1,155 @@
+"""A model's own chat template: the same text and tokens as transformers', our text told from others', or a refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.dialogue.calls import HERMES
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.llama_calls import LLAMA as LLAMA_CALLS
+from rocstar.dialogue.markup import MODEL_PREAMBLE
+from rocstar.dialogue.segments import Author, text_of
+from rocstar.dialogue.template import tool_schema
+from rocstar.dialogue.templates import template_for
+from rocstar.errors import ConfigError
+from rocstar.protocols import ToolSpec
+from tests.dialogue.folders import LLAMA, LLAMA_MARKERS, PYTHON, THINKING, byte_level, folder_of, published_qwen
+
+QUESTION = 'Où est "6*7"?\n\\frac{1}{2} <b>'
+OTHER = ToolSpec(name="search", description="Looks it up.", parameters={"type": "object", "properties": {}})
+
+
+def call(code: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "python", "arguments": {"code": code}}}
+
+
+def test_a_published_template_gives_the_tokens_that_transformers_gives(tmp_path: Path) -> None:
+    """Ordinary text only: for text that holds markers transformers lets it forge turns."""
+    transformers = pytest.importorskip("transformers")
+    folder = published_qwen(tmp_path)
+    oracle, codec = transformers.AutoTokenizer.from_pretrained(folder), Codec.load(folder)
+    tool = ToolSpec(name="python", description="Runs a program.", parameters=PYTHON.parameters)
+    template = template_for("model", folder, [tool, OTHER])
+    for system in (None, "Be brief."):
+        first = [] if system is None else [{"role": "system", "content": system}]
+        messages: list[Any] = [*first, {"role": "user", "content": MODEL_PREAMBLE + QUESTION}]
+        ids = codec.encode_segments(template.opening(QUESTION, [tool, OTHER], system), template.reserved)
+        for codes, answers in ((["print(6*7)"], ["42"]), (["1", "é\n2"], ["NameError: x", "3\n4"])):
+            schemas = [tool_schema(spec) for spec in (tool, OTHER)]
+            shown = oracle.apply_chat_template(messages, tools=schemas, add_generation_prompt=True)
+            assert shown["input_ids"] == ids
+            for code in codes:
+                ids = [*ids, *codec.encode("" if code == codes[0] else "\n")]
+                ids += codec.encode_segments(template.calls.render("python", {"code": code}), template.reserved)
+            ids.append(codec.token_id(template.stop))
+            ids += codec.encode_segments(template.reply(answers), template.reserved)
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call(code) for code in codes]})
+            messages += [{"role": "tool", "content": answer} for answer in answers]
+        shown = oracle.apply_chat_template(messages, tools=schemas, add_generation_prompt=True, tokenize=False)
+        assert codec.decode(ids) == shown
+
+
+@pytest.mark.parametrize("source", [LLAMA, THINKING], ids=["llama", "thinking"])
+def test_text_of_others_is_told_from_the_templates(source: str, tmp_path: Path) -> None:
+    template = template_for("model", folder_of(tmp_path, source), [PYTHON])
+    segments = (*template.opening(QUESTION, [PYTHON], "S<s>"), *template.reply(["<a>"]), *template.next_question("<b>"))
+    others = [segment.text for segment in segments if segment.author is Author.OTHERS]
+    description = json.dumps(PYTHON.description, ensure_ascii=False)[1:-1]
+    assert sorted(others) == sorted([description, QUESTION, "S<s>", "<a>", "<b>"])
+    ours = "".join(segment.text for segment in segments if segment.author is Author.TEMPLATE)
+    assert '"python"' in ours and MODEL_PREAMBLE in ours and "\ufdd0" not in text_of(segments)
+
+
+def test_llama_begins_once_and_answers_a_call_under_its_own_header(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, LLAMA, bos_token={"content": "<|begin_of_text|>", "special": True})
+    template, codec = template_for("model", folder, [PYTHON]), byte_level(*LLAMA_MARKERS)
+    opening = codec.encode_segments(template.opening(" padded ", [PYTHON]), template.reserved)
+    assert opening[0] == codec.token_id("<|begin_of_text|>") and opening.count(opening[0]) == 1
+    assert "padded<|eot_id|>" in codec.decode(opening)
+    assert template.stop == "<|eot_id|>" and template.calls is LLAMA_CALLS
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    assert text_of(template.reply(['4 "2"', "b"])) == (
+        header.format("ipython")
+        + json.dumps('4 "2"')
+        + "<|eot_id|>"
+        + header.format("ipython")
+        + '"b"<|eot_id|>'
+        + header.format("assistant")
+    )
+
+
+def test_the_day_in_a_prompt_never_changes(tmp_path: Path) -> None:
+    template = template_for("model", folder_of(tmp_path, LLAMA), [PYTHON])
+    assert "Today: 26 Jul 2024" in text_of(template.opening("Q", [PYTHON]))
+
+
+def test_thoughts_may_stand_before_calls(tmp_path: Path) -> None:
+    template = template_for("model", folder_of(tmp_path, THINKING), [PYTHON])
+    assert template.calls is HERMES and template.stop == "<|im_end|>"
+
+
+def test_a_template_that_drops_thoughts_between_rounds_is_refused(tmp_path: Path) -> None:
+    forgets = THINKING.replace(" and loop.index0 < ns.question", " and not loop.last")
+    with pytest.raises(ConfigError, match="rewrites earlier turns when a conversation goes on"):
+        template_for("model", folder_of(tmp_path, forgets), [PYTHON])
+
+
+def test_a_template_that_shows_no_tools_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+    plain = LLAMA.replace("{%- if tools %}", "{%- if false %}")
+    with pytest.raises(ConfigError, match="does not show tools"):
+        template_for("model", folder_of(tmp_path, plain), [PYTHON])
+    assert "padded" in text_of(template_for("model", folder_of(tmp_path, plain)).opening("padded", ()))
+
+
+def test_a_call_syntax_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    other = THINKING.replace('<tool_call>\\n{"name": "', "<tool_call>\\n<function=")
+    with pytest.raises(ConfigError, match="neither Qwen's nor Llama 3's syntax"):
+        template_for("model", folder_of(tmp_path, other), [PYTHON])
+
+
+def test_a_folder_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no chat template; use rollout\.template 'paper' or 'compact'"):
+        template_for("model", folder_of(tmp_path, None))
+    with pytest.raises(ConfigError, match=r"needs model\.path"):
+        template_for("model", None)
+
+
+def test_a_template_that_fails_is_named_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no valid Jinja template"):
+        template_for("model", folder_of(tmp_path, "{% if %}"))
+    with pytest.raises(ConfigError, match="can't render such a conversation: no users here"):
+        template_for("model", folder_of(tmp_path, "{{ raise_exception('no users here') }}"))
+
+
+def test_of_several_named_templates_the_one_for_tools_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": THINKING}, {"name": "tool_use", "template": LLAMA}]
+    folder = folder_of(tmp_path, named)
+    assert template_for("model", folder, [PYTHON]).stop == "<|eot_id|>"
+    assert template_for("model", folder).stop == "<|im_end|>"
+    (tmp_path / "chat_template.jinja").write_text(THINKING)
+    assert template_for("model", folder, [PYTHON]).stop == "<|im_end|>"
+
+
+def test_the_preamble_can_be_replaced_and_is_absent_from_chats(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, THINKING)
+    template = template_for("model", folder, [PYTHON], preamble="Go: ")
+    assert "user\nGo: 1+1<" in text_of(template.opening("1+1", [PYTHON]))
+    assert "user\n1+1<" in text_of(template.chat().opening("1+1", [PYTHON]))
+    assert "user\nGo: 1+1<" in text_of(template_for("compact", None, preamble="Go: ").opening("1+1", ()))
+
+
+@pytest.mark.parametrize("source", [LLAMA, THINKING], ids=["llama", "thinking"])
+def test_a_conversation_of_several_rounds_is_what_the_template_renders(source: str, tmp_path: Path) -> None:
+    template = template_for("model", folder_of(tmp_path, source, bos_token="<s>"), [PYTHON], preamble="")
+    written = text_of(template.opening("Q", [PYTHON]))
+    messages: list[Any] = [{"role": "user", "content": "Q"}]
+    for n in range(3):
+        written += text_of((*template.calls.render("python", {"code": f"print({n})"}),)) + template.stop
+        written += text_of(template.reply([str(n)]))
+        messages += [{"role": "assistant", "content": "", "tool_calls": [call(f"print({n})")]}]
+        messages += [{"role": "tool", "content": str(n)}]
+    assert template.source.render(messages, [tool_schema(PYTHON)], header=True) == written  # type: ignore[attr-defined]

@@ -1,0 +1,133 @@
+"""The compact forward against the transformers forward, for each family it runs, and what it leaves to the latter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.torch_forward import CompactForward
+from rocstar.errors import EngineUnavailable
+from rocstar.types import Completion, Sampling, Weights
+from tests.engines.models import SHAPE, VOCAB, lively, llama, naive_logprobs, qwen
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+PROMPT = tuple(n * 7 % VOCAB for n in range(50))
+
+
+def qwen2(seed: int = 0) -> Any:
+    """Biases on query, key and value."""
+    size = {key: value for key, value in SHAPE.items() if key != "head_dim"}
+    model = Qwen2ForCausalLM(
+        Qwen2Config(**size, num_attention_heads=2, num_key_value_heads=1, use_sliding_window=False)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.5, generator=generator)
+    return lively(model, seed)
+
+
+def rounded(make: Callable[[int], Any], seed: int) -> Any:
+    """The weights of bf16 in a model of fp32, angles unrounded."""
+    model = make(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return model
+
+
+def llama3(seed: int = 0) -> Any:
+    """Angles stretched by frequency."""
+    rotation = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    return lively(LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, rope_parameters=rotation)), seed)
+
+
+def grouped_qwen3(seed: int = 0) -> Any:
+    return lively(Qwen3ForCausalLM(Qwen3Config(**SHAPE, **HEADS, attention_bias=True)), seed)
+
+
+def changing_rotation(seed: int = 0) -> Any:
+    rotation = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    return lively(LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, rope_parameters=rotation)), seed)
+
+
+def tanh_gates(seed: int = 0) -> Any:
+    return lively(LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, hidden_act="tanh")), seed)
+
+
+COMPACT: list[Callable[[int], Any]] = [qwen, grouped_qwen3, qwen2, llama, llama3]
+LIBRARY: list[Callable[[int], Any]] = [changing_rotation, tanh_gates]
+
+
+async def written(model: Any, tokens: int = 20, vocab_size: int | None = None, **sampling: Any) -> Completion:
+    engine = TorchEngine(model, rows=2, positions=128, vocab_size=vocab_size)
+    asked = Sampling(max_new_tokens=tokens, **{"seed": 3, **sampling})
+    completion = await engine.generate(PROMPT, asked, request_id="r", session_id="s")
+    await engine.close()
+    return completion
+
+
+@pytest.mark.parametrize("make", [*COMPACT, *LIBRARY])
+async def test_logprobs_are_those_of_transformers(make: Callable[[int], Any]) -> None:
+    completion = await written(make(0))
+    expected = naive_logprobs(make(0), PROMPT, completion.token_ids, Sampling(max_new_tokens=1))
+    assert completion.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", COMPACT)
+async def test_a_bf16_model_runs_in_bf16(make: Callable[[int], Any]) -> None:
+    completion = await written(make(0).to(torch.bfloat16))
+    expected = naive_logprobs(rounded(make, 0), PROMPT, completion.token_ids, Sampling(max_new_tokens=1))
+    assert completion.logprobs == pytest.approx(expected, abs=0.3)
+    assert completion.logprobs != pytest.approx(expected, abs=1e-4)
+
+
+def test_each_model_takes_the_forward_that_computes_the_same() -> None:
+    for makers, compact in ((COMPACT, True), (LIBRARY, False)):
+        for make in makers:
+            engine = TorchEngine(make(0), rows=2, positions=32)
+            assert isinstance(engine._decoder._forward, CompactForward) == compact, make.__name__
+
+
+@pytest.mark.parametrize("make", COMPACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_weights_from_memory_are_those_that_decode(make: Callable[[int], Any], dtype: torch.dtype) -> None:
+    model = make(0)
+    other = make(1) if dtype is torch.float32 else rounded(make, 1)
+    tensors = {name: tensor.to(dtype) for name, tensor in other.state_dict().items()}
+    engine = TorchEngine(model, rows=2, positions=128)
+    await engine.load_weights(Weights(version=4, tensors=tensors))
+    completion = await engine.generate(PROMPT, Sampling(max_new_tokens=10), request_id="r", session_id="s")
+    with pytest.raises(EngineUnavailable, match=r"weights 5 do not fit the model: 1 tensors .* model.norm.weight"):
+        await engine.load_weights(Weights(version=5, tensors={**tensors, "model.norm.weight": torch.ones(3)}))
+    assert engine.load().policy_version == 4
+    await engine.close()
+    expected = naive_logprobs(other, PROMPT, completion.token_ids, Sampling(max_new_tokens=1))
+    assert completion.logprobs == pytest.approx(expected, abs=1e-5)
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+async def test_ids_beyond_the_tokenizer_are_not_drawn_and_take_no_probability() -> None:
+    completion = await written(llama(0), vocab_size=9, tokens=60)
+    assert max(completion.token_ids) < 9
+    with torch.no_grad():
+        logits = llama(0)(input_ids=torch.tensor([[*PROMPT, *completion.token_ids]]), use_cache=False).logits[0]
+    laws = torch.log_softmax(logits[len(PROMPT) - 1 : -1, :9], -1)
+    expected = laws.gather(1, torch.tensor(completion.token_ids).unsqueeze(1)).squeeze(1).tolist()
+    assert completion.logprobs == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,177 @@
+"""Sessions that come, go, wait for their tools and vanish: nobody waits for ever, and no row is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.torch_memory import available_bytes, kv_bytes, rows_that_fit
+from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.types import Completion, Finish, Sampling, Weights
+from tests.engines.models import VOCAB, llama, qwen, until
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    made = TorchEngine(qwen(0), rows=4, positions=256)
+    yield made
+    await made.close()
+
+
+async def ask(engine: TorchEngine, ids: list[int], session: str, request: str, tokens: int = 8) -> Completion:
+    sampling = Sampling(max_new_tokens=tokens, seed=len(ids))
+    return await engine.generate(ids, sampling, request_id=request, session_id=session)
+
+
+async def test_sessions_that_vanish_at_random_leave_nothing_behind(engine: TorchEngine) -> None:
+    """Opened, cancelled, aborted, closed in the middle and reused, 120 of them on four rows."""
+    rng = random.Random(0)
+
+    async def live(number: int) -> None:
+        session = str(number % 90)  # some names come back while their first owner still decodes
+        ids = [rng.randrange(VOCAB) for _ in range(rng.choice((3, 20, 60)))]
+        for turn in range(3):
+            request = asyncio.create_task(ask(engine, ids, session, f"{number}/{turn}", rng.randrange(1, 60)))
+            for _ in range(rng.randrange(40)):
+                await asyncio.sleep(0)
+            match rng.randrange(5):
+                case 0:
+                    request.cancel()
+                case 1:
+                    await engine.abort(f"{number}/{turn}")
+                case 2:
+                    await engine.close_session(session)
+            (result,) = await asyncio.gather(request, return_exceptions=True)
+            if isinstance(result, Completion):
+                ids = [*ids, *result.token_ids, 5]
+        await engine.close_session(session)
+
+    await asyncio.gather(*(live(number) for number in range(120)))
+    await until(lambda: not engine.load().running and not engine.load().used_tokens)
+    assert engine.load().waiting == 0
+    assert (engine._decoder._table.rows, engine._decoder._table.openings) == ([None] * 4, {})
+
+
+async def test_a_loop_that_ends_in_the_middle_leaves_an_engine_that_goes_on(engine: TorchEngine) -> None:
+    """A second event loop asks, and is gone before its answer."""
+
+    async def leave() -> None:
+        await asyncio.wait_for(ask(engine, [1, 2, 3], "left", "left", tokens=200), 0.01)
+
+    def elsewhere() -> None:
+        with pytest.raises(TimeoutError):
+            asyncio.run(leave())
+
+    await asyncio.to_thread(elsewhere)
+    await engine.close_session("left")
+    assert len((await ask(engine, [1, 2, 3], "stays", "stays")).token_ids) == 8
+    await engine.close_session("stays")
+    await until(lambda: not engine.load().used_tokens)
+
+
+async def test_two_requests_of_one_session_are_answered_one_after_the_other(engine: TorchEngine) -> None:
+    alone = await ask(engine, [4, 5, 6], "reference", "reference", tokens=30)
+    await engine.close_session("reference")
+    first = asyncio.create_task(ask(engine, [4, 5, 6, 7], "s", "first", tokens=200))
+    await until(lambda: engine.load().running == 1)
+    second = asyncio.create_task(ask(engine, [4, 5, 6], "s", "second", tokens=30))
+    third = asyncio.create_task(ask(engine, [4, 5, 6], "s", "third", tokens=30))
+    await until(lambda: engine.load().waiting == 2)
+    await engine.abort("third")
+    assert (await third).finish is Finish.ABORTED
+    assert len((await first).token_ids) == 200
+    assert (await second).token_ids == alone.token_ids
+    assert engine.load().running == 0
+
+
+async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(engine: TorchEngine) -> None:
+    """16 sessions x 4 turns on four rows feed every token once: prompt, completions and replies."""
+    own = 0
+
+    async def live(number: int) -> None:
+        nonlocal own
+        ids = [number, *range(20, 45)]
+        for turn in range(4):
+            completion = await ask(engine, ids, str(number), f"{number}/{turn}")
+            await asyncio.sleep(0.002)  # the tool
+            ids = [*ids, *completion.token_ids]
+            own += 0 if turn < 3 else len(ids) - 1  # the last token is never fed
+            ids += [7, 8, 9]
+        await engine.close_session(str(number))
+
+    await asyncio.gather(*(live(number) for number in range(16)))
+    assert engine._decoder.fed_tokens <= 1.05 * own
+
+
+async def test_a_session_that_nobody_closes_gives_its_row_up_in_the_end(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocstar.engines.torch_engine.PATIENCE_SECONDS", 0.01)
+    for number in range(9):
+        assert len((await ask(engine, [1, 2, number], str(number), str(number))).token_ids) == 8
+
+
+async def test_one_row_decodes_one_sequence_at_a_time() -> None:
+    engine = TorchEngine(qwen(0), rows=1, positions=64)
+    seen = 0
+
+    async def watched(number: int) -> None:
+        await ask(engine, [1, 2, number], str(number), str(number), tokens=30)
+        await engine.close_session(str(number))
+
+    tasks = [asyncio.create_task(watched(number)) for number in range(3)]
+    while not all(task.done() for task in tasks):
+        seen = max(seen, engine.load().running)
+        await asyncio.sleep(0)
+    await engine.close()
+    assert (seen, engine.load().capacity_tokens) == (1, 64)
+
+
+def test_the_cache_takes_as_many_bytes_as_it_says() -> None:
+    for make in (qwen, llama):
+        engine = TorchEngine(make(0), rows=6, positions=100)
+        cache = engine._decoder._cache
+        assert kv_bytes(make(0).config, 6, 100, torch.float32) == cache.keys.nbytes + cache.values.nbytes
+
+
+def test_a_cache_that_does_not_fit_is_refused_in_words() -> None:
+    model = qwen(0)
+    per_token = kv_bytes(model.config, 1, 1, torch.float32) // 2
+    positions = available_bytes(model.device) // per_token
+    with pytest.raises(ConfigError, match=r"2 sequences .* GB .* available; lower rollout.engine_rows or rollout.max"):
+        TorchEngine(model, rows=2, positions=positions)
+    assert rows_that_fit(model, positions // 9, most=512) in (3, 4)
+    assert rows_that_fit(model, 100, most=7) == 7
+    with pytest.raises(ConfigError, match="1 sequences of"):
+        rows_that_fit(model, positions, most=512)
+
+
+async def test_weights_that_are_not_finite_write_no_token() -> None:
+    model = qwen(0)
+    engine = TorchEngine(model, rows=2, positions=32)
+    broken = {name: tensor * float("nan") for name, tensor in model.state_dict().items()}
+    await engine.load_weights(Weights(version=7, tensors=broken))
+    with pytest.raises(EngineUnavailable, match="weights of version 7 give logprobs that are not finite"):
+        await ask(engine, [1, 2, 3], "s", "r")
+    await engine.load_weights(Weights(version=8, tensors=qwen(1).state_dict()))
+    assert len((await ask(engine, [1, 2, 3], "s", "again")).token_ids) == 8
+    await engine.close()
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"the tokenizer has 70 ids and the model embeds {VOCAB}"):
+        TorchEngine(qwen(0), rows=2, positions=16, vocab_size=70)
+
+
+async def test_who_waits_for_weights_when_the_engine_closes_is_answered(engine: TorchEngine) -> None:
+    await engine.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await ask(engine, [1], "s", "r")

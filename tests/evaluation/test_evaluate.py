@@ -1,0 +1,144 @@
+"""An evaluation past its fault budget has no result; below it every figure says what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.answers.verifier import ScriptedVerifier
+from rocstar.config import Recipe, RolloutSection
+from rocstar.engines.scripted import ScriptedEngine
+from rocstar.errors import RunHalted, SandboxUnavailable
+from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
+from rocstar.evaluation.setup import name_of, setup_of
+from rocstar.rollout import environment, episode
+from rocstar.rollout.collect import Roller
+from rocstar.tools.scripted import ScriptedTool
+from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
+from tests.rollout.examples import ANSWER, CODEC, STOP, conversation, limits, program
+
+PROBLEMS = [Problem(id=problem_id(f"{n}+1?"), question=f"{n}+1?", answer=str(n + 1)) for n in range(20)]
+SETUP = {"model": "m"}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(episode, "RETRY_SECONDS", 0.0)
+
+
+class Dead(ScriptedTool):
+    """A tool whose service is gone."""
+
+    async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
+        raise SandboxUnavailable("the sandbox host died")
+
+
+def roller(uses_tool: Callable[[str], bool], tool: ScriptedTool | None = None) -> Roller:
+    """Attempts at the problems for which `uses_tool` (of the session's name) call the tool before they answer."""
+
+    def script(session: str) -> Sequence[str]:
+        return [program("print(2+3)"), ANSWER] if uses_tool(session) else [ANSWER]
+
+    return Roller(
+        engine=ScriptedEngine(CODEC, script),
+        conversation=conversation(tool or ScriptedTool({"print(2+3)": "5\n"})),
+        verifier=ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),
+        limits=limits(),
+        stop_token_ids=(STOP,),
+    )
+
+
+def of_problem(number: int) -> Callable[[str], bool]:
+    return lambda session: PROBLEMS[number].id in session
+
+
+async def evaluated(made: Roller, budget: float = 0.05, **protocol: Any) -> Evaluation:
+    sampling = Protocol(**{"attempts": 1, "temperature": 1.0, **protocol})
+    return await evaluate_policy(made, PROBLEMS, sampling, fault_budget=budget, setup=SETUP)
+
+
+async def test_a_dying_sandbox_is_no_result(tmp_path: Path) -> None:
+    with pytest.raises(RunHalted) as halted:
+        await evaluated(roller(lambda session: True, Dead({})))
+    told = str(halted.value)
+    assert "20 of the 20 attempts" in told and "run.fault_budget 5%" in told and "the sandbox host died" in told
+
+
+async def test_greedy_attempts_have_the_same_budget() -> None:
+    seen: set[str] = set()
+
+    def greedy_only(session: str) -> bool:
+        """The second pass over the problems calls the tool."""
+        again = any(session.split("/")[1] == other.split("/")[1] and session != other for other in seen)
+        seen.add(session)
+        return again
+
+    with pytest.raises(RunHalted, match="20 of the 20"):
+        await evaluated(roller(greedy_only, Dead({})), greedy=True)
+
+
+async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Path) -> None:
+    made = await evaluated(roller(of_problem(3), Dead({})))
+    result = made.result
+    assert (result["attempts"], result["environment_failed"]) == (20, 1)
+    for name in ("accuracy", "avg@1", "pass@1", "maj@1"):
+        assert (result[name]["n"], result[name]["missing"]) == (19, 1)
+    made.write(tmp_path / "e", 3)
+    kept = json.loads((tmp_path / "e" / "result.json").read_text())
+    assert kept["accuracy"]["missing"] == 1 and kept["setup"] == SETUP
+
+
+async def test_nothing_is_missing_where_nothing_failed(tmp_path: Path) -> None:
+    made = await evaluated(roller(of_problem(3)), greedy=True)
+    assert "missing" not in made.result["accuracy"] and "missing" not in made.result["greedy"]
+    assert made.result["longest_prompt_tokens"] > 0
+    made.write(tmp_path / "e", 0)
+    assert {file.name for file in (tmp_path / "e").iterdir()} == {"samples.parquet", "greedy.parquet", "result.json"}
+
+
+# What an evaluation is called
+
+
+def setup(problems: Sequence[Problem] = PROBLEMS, recipe: Recipe | None = None, **protocol: Any) -> dict[str, Any]:
+    recipe = recipe or Recipe()
+    sampling = Protocol(**{"attempts": 1, "temperature": 1.0, **protocol})
+    facts: dict[str, Any] = {"model": "m", "step": 0, "data": {"path": "a.jsonl", "sha256": "0" * 64}}
+    return setup_of(recipe, recipe.rollout, conversation(), problems, sampling, **facts)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"problems": PROBLEMS[1:]},
+        {"problems": [replace(PROBLEMS[0], answer="7"), *PROBLEMS[1:]]},
+        {"attempts": 4},
+        {"temperature": 0.5},
+        {"seed": 1},
+        {"recipe": Recipe(rollout=RolloutSection(max_turns=3))},
+        {"recipe": Recipe(rollout=RolloutSection(max_response_tokens=30))},
+        {"recipe": Recipe.model_validate({"evaluate": {"verifier": "tool_output"}})},
+        {"recipe": Recipe.model_validate({"sandbox": {"timeout_seconds": 1.0}})},
+        {"recipe": Recipe.model_validate({"sandbox": {"tools": ["notebook"]}})},
+        {"recipe": Recipe.model_validate({"model": {"dtype": "bfloat16"}})},
+    ],
+    ids=str,
+)
+def test_evaluations_that_differ_have_different_names(changed: dict[str, Any]) -> None:
+    assert name_of(setup(**changed), "test") != name_of(setup(), "test")
+    assert name_of(setup(), "test") == name_of(setup(), "test")
+
+
+def test_the_name_is_readable_and_the_setup_says_everything() -> None:
+    made = setup(top_k=5)
+    assert name_of(made, "test").startswith("test-") and len(name_of(made, "test")) == len("test-") + 8
+    assert {"model", "step", "attempts", "temperature", "top_p", "top_k", "seed", "max_turns"} < set(made)
+    assert {"max_response_tokens", "template", "verifier", "sandbox", "engine", "versions", "git"} < set(made)
+    assert made["data"]["sha256"] == "0" * 64 and made["data"]["problems"] == 20
+    assert len(made["template"]["sha256"]) == 64 and made["versions"]["rocstar"]
+    assert name_of({**made, "step": 9}, "t", known=("model", "step")) == name_of(made, "t", known=("model", "step"))

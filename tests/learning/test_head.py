@@ -1,0 +1,71 @@
+"""The chunked LM head against the naive form: same numbers, same gradients, no tensor of a whole row's vocabulary."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from rocstar.learning import head as head_module
+from rocstar.learning.head import Head, backward_tokens, score_tokens
+
+V, D, K = 97, 12, 23
+HIDDEN = torch.randn(K, D, generator=torch.Generator().manual_seed(1))
+WEIGHT = torch.randn(V, D, generator=torch.Generator().manual_seed(2))
+TARGETS = torch.randint(0, V, (K,), generator=torch.Generator().manual_seed(3))
+SCALE = torch.linspace(-1, 2, K)
+
+
+def loss(logprobs: torch.Tensor, entropies: torch.Tensor, chunk: slice) -> torch.Tensor:
+    return (logprobs.exp() * SCALE[chunk]).sum() + 0.3 * entropies.sum()
+
+
+def naive(temperature: float, entropy_gradient: bool) -> tuple[torch.Tensor, ...]:
+    """logprobs, entropies, gradient of the hidden states, gradient of the head."""
+    hidden, weight = HIDDEN.double().requires_grad_(), WEIGHT.double().requires_grad_()
+    everything = torch.log_softmax(hidden @ weight.T / temperature, -1)
+    logprobs, entropies = everything[torch.arange(K), TARGETS], -(everything.exp() * everything).sum(-1)
+    loss(logprobs, entropies if entropy_gradient else entropies.detach(), slice(None)).backward()
+    return logprobs.detach(), entropies.detach(), hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("tokens", [1, 4, K + 9], ids=["one token", "four tokens", "all"])
+def test_chunks_change_nothing(
+    tokens: int, entropy_gradient: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", tokens * V)
+    weight = WEIGHT.clone().requires_grad_()
+    head = Head(weight=weight, bias=None, temperature=temperature)
+    found = backward_tokens(head, HIDDEN, TARGETS, loss, entropy_gradient=entropy_gradient)
+    for mine, expected in zip((*found, weight.grad), naive(temperature, entropy_gradient), strict=True):
+        torch.testing.assert_close(mine.double(), expected, atol=1e-5, rtol=1e-5)
+    for mine, again in zip(score_tokens(head, HIDDEN, TARGETS), found, strict=False):
+        assert torch.equal(mine, again)
+
+
+def test_logits_of_a_whole_row_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", 4 * V)
+    largest = 0
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.ndim == 2 and made.shape[1] == V:
+                largest = max(largest, made.shape[0])
+            return made
+
+    with Watch():
+        head = Head(weight=WEIGHT.clone().requires_grad_(), bias=None)
+        backward_tokens(head, HIDDEN, TARGETS, loss, entropy_gradient=False)
+    assert largest == 4
+
+
+def test_nothing_to_predict_is_nothing_to_learn() -> None:
+    weight = WEIGHT.clone().requires_grad_()
+    found = backward_tokens(Head(weight=weight, bias=None), HIDDEN[:0], TARGETS[:0], loss, entropy_gradient=False)
+    assert [part.shape[0] for part in found] == [0, 0, 0] and weight.grad is None

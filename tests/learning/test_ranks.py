@@ -1,0 +1,98 @@
+"""Two processes learn what one learns; the death of one ends the other, and the run goes on with another number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file
+
+from rocstar.config import ClusterSection, LearningSection, ModelSection, SftSection
+from rocstar.errors import ConfigError, RunHalted
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.policy import Policy
+from rocstar.learning.ranks import ALONE, Ranks, start
+from rocstar.learning.sft import SftLearner
+from rocstar.types import Batch
+from tests.learning.examples import codec, model, rows, sft_rows
+
+SECTION = LearningSection(learning_rate=1e-3, warmup_steps=2, tokens_per_microbatch=20, kl_coefficient=0.1)
+
+
+@contextmanager
+def two_ranks() -> Iterator[Ranks]:
+    ranks = start(ClusterSection(learners=2), ModelSection(), {})
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def learner(ranks: Ranks, seed: int = 0) -> GrpoLearner:
+    return GrpoLearner(Policy(model(seed), codec(), "compact", ranks=ranks), SECTION, temperature=0.9)
+
+
+def course(mine: GrpoLearner, seeds: range) -> list[dict[str, float]]:
+    """Metrics of one update a seed, on rows that differ in length and number."""
+    batches = [Batch(rows=rows((12, 5, 9, 20, 7)[seed % 4 :], seed=seed)) for seed in seeds]
+    return [dict(mine.update(batch).metrics) for batch in batches]
+
+
+def close(metrics: list[dict[str, float]], others: list[dict[str, float]]) -> bool:
+    return all(mine == pytest.approx(other, abs=1e-5) for mine, other in zip(metrics, others, strict=True))
+
+
+def test_two_ranks_learn_what_one_learns_and_a_dead_one_ends_the_other(tmp_path: Path) -> None:
+    alone = learner(ALONE)
+    whole = course(alone, range(6))
+    scored = alone.score(rows())
+    with two_ranks() as ranks:
+        both = learner(ranks)
+        assert close(course(both, range(3)), whole[:3])
+        both.save(tmp_path)
+        both._policy.save(tmp_path / "model")
+        assert close(course(both, range(3, 6)), whole[3:])
+        for mine, other in zip(both.score(rows()), scored, strict=True):
+            assert mine.old_logprobs == pytest.approx(other.old_logprobs, abs=1e-4)
+        published: Any = both._policy.publish()
+        for name, tensor in alone._policy.publish().tensors.items():  # type: ignore[union-attr]
+            torch.testing.assert_close(published.tensors[name], tensor, atol=1e-4, rtol=0)
+        imitate(ranks, both._policy)
+        ranks.children[0].send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
+        threading.Timer(0.5, ranks.children[0].kill).start()
+        with pytest.raises(RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\)"):
+            both.score(rows())
+        with pytest.raises(RunHalted, match=r"learner rank 1 ended with SIGKILL; resume"):
+            both.score(rows())
+    later = learner(ALONE, seed=5)
+    later.restore(tmp_path)
+    assert (later.version, len(load_file(tmp_path / "model" / "model.safetensors"))) == (3, len(published.tensors))
+    assert close(course(later, range(3, 6)), whole[3:])
+
+
+def imitate(ranks: Ranks, policy: Policy) -> None:
+    """SFT with Muon on sharded matrices follows SFT on one rank."""
+    section = SftSection(optimizer="muon", warmup_steps=0, adamw_learning_rate=1e-3)
+    twin = Policy(model(), codec(), "compact")
+    with torch.no_grad():
+        tensors: Any = policy.publish().tensors
+        twin.model.load_state_dict(tensors, strict=False)
+    sharded, whole = SftLearner(policy, section, steps=9), SftLearner(twin, section, steps=9)
+    for step in range(3):
+        assert sharded.update(sft_rows(), seed=step) == pytest.approx(whole.update(sft_rows(), seed=step), abs=2e-3)
+
+
+def test_torchrun_with_another_number_of_processes_is_refused() -> None:
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with pytest.raises(ConfigError, match=r"cluster.learners is 8 but torchrun started 4 processes"):
+        start(ClusterSection(learners=8), ModelSection(), environment)

@@ -1,0 +1,102 @@
+"""Code of the user's own: found where the recipe is, and one sentence for each way in which it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocstar.errors import ConfigError
+from rocstar.plugins import check_call, is_reference, load
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_only_a_colon_makes_a_reference() -> None:
+    assert is_reference("mine:Tool") and not is_reference("python")
+
+
+def test_a_module_beside_the_recipe_is_found_and_may_import_its_neighbours(modules: Path) -> None:
+    write(modules / "plug_neighbour.py", "value = 7")
+    write(modules / "plug_mine.py", "from plug_neighbour import value\ndef score():\n    return value")
+    assert load("plug_mine:score", folders=[modules])() == 7
+
+
+def test_a_dotted_module_and_a_file_are_found(modules: Path) -> None:
+    write(modules / "plug_package" / "inner.py", "class Tool:\n    pass")
+    write(modules / "scores" / "plug_reward.py", "def score():\n    return 1")
+    assert load("plug_package.inner:Tool", folders=[modules]).__name__ == "Tool"
+    assert load("scores/plug_reward.py:score", folders=[modules])() == 1
+
+
+def test_the_first_folder_comes_first_and_the_current_one_is_searched_for_files(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(modules / "a" / "plug_same.py", "def where():\n    return 'a'")
+    write(modules / "b" / "plug_same.py", "def where():\n    return 'b'")
+    write(modules / "plug_here.py", "def where():\n    return 'here'")
+    monkeypatch.chdir(modules)
+    assert load("plug_same:where", folders=[modules / "b", modules / "a"])() == "b"
+    assert load("plug_here.py:where", folders=[modules / "a"])() == "here"
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("plug_mine", "should be package.module:name or file.py:name"),
+        (":score", "should be package.module:name or file.py:name"),
+        ("plug_mine:", "should be package.module:name or file.py:name"),
+        ("plug_mine:a b", "should be package.module:name or file.py:name"),
+        (
+            "some/plug_mine:score",
+            "'some/plug_mine' is not the dotted name of a module; a file is written some/plug_mine.py",
+        ),
+        ("plug_gone:score", "there is no module plug_gone; looked in "),
+        ("plug_gone.inner:score", "there is no module plug_gone; looked in "),
+        ("plug_gone.py:score", "there is no file plug_gone.py; looked in "),
+        ("plug_mine:scor", "has no 'scor'; the nearest is 'score'"),
+        ("plug_empty:score", "has no 'score'; it defines no function and no class"),
+        ("plug_mine:number", "number is of type int; give a function or a class"),
+        ("plug_raises:score", "importing plug_raises failed: ZeroDivisionError: division by zero"),
+        ("plug_syntax:score", "importing plug_syntax failed: SyntaxError: "),
+        ("plug_wants:score", "importing plug_wants failed: No module named 'plug_not_installed'"),
+        ("a-b.py:score", "a-b.py cannot be imported; give the file a name of letters"),
+    ],
+)
+def test_every_failure_is_one_sentence_that_names_the_setting(modules: Path, reference: str, said: str) -> None:
+    write(modules / "plug_mine.py", "number = 3\ndef score():\n    pass")
+    write(modules / "plug_empty.py", "")
+    write(modules / "plug_raises.py", "1 / 0")
+    write(modules / "plug_syntax.py", "def")
+    write(modules / "plug_wants.py", "import plug_not_installed")
+    write(modules / "a-b.py", "def score():\n    pass")
+    with pytest.raises(ConfigError) as refused:
+        load(reference, folders=[modules], setting="evaluate.verifier")
+    message = str(refused.value)
+    assert message.startswith(f"evaluate.verifier = {reference!r}")
+    assert said in message
+    assert "\n" not in message
+
+
+def test_an_error_in_the_users_code_is_kept_as_the_cause(modules: Path) -> None:
+    write(modules / "plug_raises.py", "1 / 0")
+    with pytest.raises(ConfigError) as refused:
+        load("plug_raises:score", folders=[modules])
+    assert isinstance(refused.value.__cause__, ZeroDivisionError)
+
+
+def test_a_module_that_another_of_its_name_hides_is_refused_rather_than_mistaken(modules: Path) -> None:
+    write(modules / "json.py", "def score():\n    pass")
+    with pytest.raises(ConfigError, match=r"another module named json is loaded already \(.*\); rename yours"):
+        load("json:score", folders=[modules])
+
+
+def test_a_callable_that_cannot_be_called_as_it_will_be_is_refused() -> None:
+    def score(prompts: list[str], *, extra: int) -> None: ...
+
+    check_call(score, ("prompts",), ("extra",), said="x")
+    with pytest.raises(ConfigError, match=r"x should take \(prompts, answers\), but it takes \(prompts: .*too many"):
+        check_call(score, ("prompts", "answers"), said="x")

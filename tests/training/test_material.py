@@ -1,0 +1,76 @@
+"""What a run works on is read and checked before a run folder exists."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.errors import ConfigError, DataError
+from rocstar.recipe import recipe_of
+from rocstar.training.material import Material, read_material
+
+MESSAGES = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
+COLD = {"name": "cold", "kind": "sft", "steps": 1}
+RL = {"name": "rl", "kind": "rl", "steps": 1}
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def material(*stages: dict[str, Any], **base: Any) -> Material:
+    return read_material(recipe_of({"rollout": {"max_response_tokens": 64}, **base}, list(stages)))
+
+
+def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
+    data = {
+        "source": "files",
+        "train_files": [write(tmp_path / "a.jsonl", *rows)],
+        "test_files": [write(tmp_path / "b.jsonl", *rows[2:])],
+    }
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    made = material(cold, RL, data=data)
+    assert [p.question for p in made.problems["rl"]] == ["0+1?", "1+1?"]
+    assert len(made.heldout) == 2 and len(made.conversations["cold"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        ({"source": "files", "train_files": ["absent.jsonl"]}, "absent.jsonl"),
+        ({"source": "files", "train_files": []}, "data.train_files is empty"),
+        ({"source": "files", "train_files": ["a.jsonl"], "columns": {"question": "Body"}}, 'no field "Body"'),
+    ],
+)
+def test_data_that_is_not_there_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any], told: str
+) -> None:
+    """At d725079 a missing file was found after the first evaluation."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    with pytest.raises((ConfigError, DataError), match=told):
+        material(cold, RL, data=base)
+
+
+def test_a_stage_whose_problems_are_all_held_out_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    with pytest.raises(ConfigError, match="stage rl has no problems to learn from"):
+        material(cold, RL, data={"source": "files", "train_files": [file], "test_files": [file]})
+
+
+def test_a_source_without_demonstrations_needs_a_file_of_them(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+    with pytest.raises(ConfigError, match=r"stage cold: .* demonstrations and FileTask has none; set sft.rows_file"):
+        material(COLD, RL, data={"source": "files", "train_files": [file]})
+
+
+def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a model folder: it has no config\.json"):
+        material(RL, model={"path": str(tmp_path)})
