@@ -14,8 +14,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocstar.answers.extract import boxed_answer, strict_answer, without_calls
+from rocstar.answers.extract import boxed_answer, strict_answer
 from rocstar.answers.grade import Grade, Grader, Pair
+from rocstar.dialogue.calls import HERMES
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
@@ -80,7 +81,7 @@ def graded(
     """Extraction and comparison of whole texts in one call, from any thread: only a box is an answer, and none inside a
     tool call. Raises VerifierUnavailable."""
     find = strict_answer if strict else boxed_answer
-    pairs = [Pair(gold=str(gold), predicted=find(without_calls(text))) for text, gold in zip(texts, golds, strict=True)]
+    pairs = [Pair(gold=str(gold), predicted=find(HERMES.strip(text))) for text, gold in zip(texts, golds, strict=True)]
     return (grader or shared_grader(os.getpid())).grade_now(pairs)
 
 

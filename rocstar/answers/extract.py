@@ -15,8 +15,6 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-from rocstar.dialogue.markup import CLOSE, OPEN
-
 MAX_PHRASE_CHARS = 400  # an answer in a sentence is shorter; the rest of a long line says something else
 MAX_GAP_CHARS = 60  # between two boxes of one list
 
@@ -87,18 +85,6 @@ def phrase_answer(text: str) -> str | None:
     if len(formulas) == 1 and (formulas[0].start() == 0 or formulas[0].end() == len(said)):
         return next(part for part in formulas[0].groups() if part is not None).strip() or None
     return _VERB.sub("", said) or None
-
-
-def without_calls(text: str) -> str:
-    """The text without its tool calls; one that is never closed runs to the end, as `parse_calls` has it."""
-    kept, start = [], 0
-    while (opened := text.find(OPEN, start)) >= 0:
-        kept.append(text[start:opened])
-        closed = text.find(CLOSE, opened + len(OPEN))
-        if closed < 0:
-            return "\n".join(kept)
-        start = closed + len(CLOSE)
-    return "\n".join([*kept, text[start:]])
 
 
 def answer_blocks(text: str) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 from rocstar.answers.grade import Grade, Grader
 from rocstar.answers.rewards import VERL, Function, load_function, signature_of
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
+from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
 from rocstar.types import Outcome, Problem, Trajectory, Verdict
@@ -39,16 +40,17 @@ def verifier_named(
     *,
     truncated: Truncated = "wrong",
     phrases: bool = False,
+    calls: CallSyntax = HERMES,
     folders: Sequence[Path | str] = (),
 ) -> Verifier:
     """The verifier that `evaluate.verifier` names: one of NAMES, or a function (`load_reward`). The settings are those
     of BoxedVerifier. Raises ConfigError."""
     if name == "tool_output":
-        return ToolOutputVerifier(codec, truncated=truncated)
+        return ToolOutputVerifier(codec, truncated=truncated, calls=calls)
     if name in NAMES:
         strict = name == "boxed_strict"
-        return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases)
-    return RewardVerifier(codec, load_reward(name, folders), truncated=truncated)
+        return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
+    return RewardVerifier(codec, load_reward(name, folders), truncated=truncated, calls=calls)
 
 
 def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
@@ -133,13 +135,20 @@ class RewardVerifier:
     """Asks a reward function about the text of each attempt, tool calls and tool replies left out."""
 
     def __init__(
-        self, codec: TextCodec, reward: Reward, *, truncated: Truncated = "wrong", seconds: float = SECONDS
+        self,
+        codec: TextCodec,
+        reward: Reward,
+        *,
+        truncated: Truncated = "wrong",
+        calls: CallSyntax = HERMES,
+        seconds: float = SECONDS,
     ) -> None:
         """seconds: wall time of one call; after it the attempt has no verdict, and the call goes on behind our back."""
         self._codec = codec
         self._reward = reward
         self._truncated = truncated
         self._seconds = seconds
+        self._calls = calls
         self._one_at_a_time = threading.Lock()
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
@@ -148,7 +157,7 @@ class RewardVerifier:
         cut = [settled(trajectory, self._truncated) for _, trajectory in attempts]
         found = []
         for (problem, trajectory), grade in zip(attempts, cut, strict=True):
-            texts = written(self._codec, trajectory)
+            texts = written(self._codec, self._calls, trajectory)
             found.append(outcome(grade or await self._grade(problem, "\n".join(texts)), texts))
         return found
 

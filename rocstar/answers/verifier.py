@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer, without_calls
+from rocstar.answers.extract import boxed_answer, phrase_answer, strict_answer
 from rocstar.answers.form import format_facts
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.answers.numbers import MAX_CHARS, parse_number
+from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ContractBroken, VerifierUnavailable
 from rocstar.protocols import TextCodec
 from rocstar.types import FormatFacts, Outcome, Problem, Stop, Trajectory, Verdict
@@ -42,20 +43,23 @@ class BoxedVerifier:
         strict: bool = False,
         truncated: Truncated = "wrong",
         phrases: bool = False,
+        calls: CallSyntax = HERMES,
     ) -> None:
-        """grader stays the caller's: it may be shared, and the caller closes it. phrases: without any box, what the
+        """grader stays the caller's: it may be shared, and the caller closes it. calls: how the model writes tool
+        calls, which are no part of an answer. phrases: without any box, what the
         last turn announces as its answer counts; for measuring foreign models, never for rewards."""
         self._codec = codec
         self._grader = grader
         self._strict = strict
         self._truncated = truncated
         self._phrases = phrases
+        self._calls = calls
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable stands in the place of an attempt on which our workers failed, and is raised when they
         are gone. Raises ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         cut = [settled(trajectory, self._truncated) for _, trajectory in attempts]
-        texts = [written(self._codec, trajectory) for _, trajectory in attempts]
+        texts = [written(self._codec, self._calls, trajectory) for _, trajectory in attempts]
         pairs = [
             Pair(gold=problem.answer, predicted=self._answer(said))
             for (problem, _), said, grade in zip(attempts, texts, cut, strict=True)
@@ -80,8 +84,9 @@ class ToolOutputVerifier:
     For word problems with a model too small to copy a number into a box. A failed last call is no answer; a reference
     that is no number leaves the attempt UNDECIDED. Source: ours."""
 
-    def __init__(self, codec: TextCodec, *, truncated: Truncated = "wrong") -> None:
+    def __init__(self, codec: TextCodec, *, truncated: Truncated = "wrong", calls: CallSyntax = HERMES) -> None:
         self._codec = codec
+        self._calls = calls
         self._truncated = truncated
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
@@ -90,7 +95,7 @@ class ToolOutputVerifier:
 
     def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
         grade = settled(trajectory, self._truncated) or _grade_output(problem.answer, _last_output(trajectory))
-        return outcome(grade, written(self._codec, trajectory))
+        return outcome(grade, written(self._codec, self._calls, trajectory))
 
 
 class ScriptedVerifier:
@@ -124,10 +129,10 @@ def settled(trajectory: Trajectory, truncated: Truncated) -> Grade | None:
     return Grade(Verdict.WRONG, "truncated", None) if is_wrong else None
 
 
-def written(codec: TextCodec, trajectory: Trajectory) -> list[str]:
+def written(codec: TextCodec, calls: CallSyntax, trajectory: Trajectory) -> list[str]:
     """What the assistant wrote, one text per turn, without its tool calls; replies are left out, so neither a tool nor
     a program can answer for the model."""
-    return [without_calls(codec.decode(turn.completion.token_ids)) for turn in trajectory.turns]
+    return [calls.strip(codec.decode(turn.completion.token_ids)) for turn in trajectory.turns]
 
 
 def outcome(grade: Grade | VerifierUnavailable, texts: Sequence[str]) -> Outcome | VerifierUnavailable:

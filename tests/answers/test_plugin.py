@@ -27,7 +27,7 @@ async def test_each_signature_gets_the_text_and_the_reference(name: str) -> None
 
 
 async def test_calls_are_no_part_of_the_text() -> None:
-    found = await asked("trl", "<tool_call>x</tool_call>", answer="\n")
+    found = await asked("trl", "<tool_call>x</tool_call>", answer="")
     assert isinstance(found, Outcome) and found.verdict is RIGHT
 
 
