@@ -45,14 +45,12 @@ def blocks_of(lengths: Sequence[int], device: torch.device) -> tuple[Block, ...]
     """Blocks of documents that lie end to end, shortest first."""
     blocks: list[Block] = []
     begin = first = 0
-    for last, length in enumerate(lengths):
-        following = lengths[last + 1] if last + 1 < len(lengths) else None
-        if following is not None and following <= max(lengths[first] * LIKE_LENGTH, lengths[first] + SHORT):
+    for following in range(1, len(lengths) + 1):
+        shortest = lengths[first]
+        if following < len(lengths) and lengths[following] <= max(shortest * LIKE_LENGTH, shortest + SHORT):
             continue
-        group = lengths[first : last + 1]
-        blocks.append(_block(begin, group, device))
-        begin, first = begin + sum(group), last + 1
-        del length
+        blocks.append(_block(begin, lengths[first:following], device))
+        begin, first = blocks[-1].end, following
     return tuple(blocks)
 
 

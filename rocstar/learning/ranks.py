@@ -307,6 +307,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         return 1
     try:
         serve_rank(os.environ)
+    except RunHalted:  # rank 0 says it
+        return 1
     except RocstarError as error:
         print(f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
         return 1
