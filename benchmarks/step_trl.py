@@ -24,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -100,8 +101,9 @@ def compared(commands: dict[str, list[str]], rounds: int) -> dict[str, Any]:
 
 def one_step(worker: subprocess.Popen[str], log: Any) -> dict[str, float]:
     assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write("step\n")
-    worker.stdin.flush()
+    with suppress(BrokenPipeError):  # it says below why it ended
+        worker.stdin.write("step\n")
+        worker.stdin.flush()
     for line in worker.stdout:
         if line.startswith("STEP "):
             found: dict[str, float] = json.loads(line.removeprefix("STEP "))
@@ -129,18 +131,16 @@ def spread(values: Sequence[float]) -> list[float]:
 # -- the same case for all
 
 
-@dataclass(frozen=True)
-class Chat:
-    """The bare conversation that step_trl_peer.py's template writes as well."""
+START, STOP = "<|im_start|>", "<|im_end|>"
 
-    stop: str = "<|im_end|>"
-    markers: tuple[str, ...] = ("<|im_start|>", "<|im_end|>")
 
-    def opening(self, question: str, tools: Sequence[Any], system: str | None = None) -> str:
-        return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+def opening(question: str) -> str:
+    """Of rocstar's compact template and of the one in step_trl_peer.py."""
+    return f"{START}user\n{question}{STOP}\n{START}assistant\n"
 
-    def reply(self, tool_texts: Sequence[str]) -> str:
-        return "\n" + "".join(f"<|im_start|>tool\n{t}<|im_end|>\n" for t in tool_texts) + "<|im_start|>assistant\n"
+
+def reply(tool_text: str) -> str:
+    return f"\n{START}user\n<tool_response>\n{tool_text}\n</tool_response>{STOP}\n{START}assistant\n"
 
 
 def write_case(folder: Path, calls: int) -> None:
@@ -150,8 +150,7 @@ def write_case(folder: Path, calls: int) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    chat = Chat()
-    tokenizer = write_tokenizer(folder, chat)
+    tokenizer = write_tokenizer(folder)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=2048,
@@ -164,30 +163,30 @@ def write_case(folder: Path, calls: int) -> None:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.token_to_id(chat.stop),
+        eos_token_id=tokenizer.token_to_id(STOP),
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     questions = []
     for number in range(PROMPTS):
         question = str(number)
-        while len(tokenizer.encode(chat.opening(question, ())).ids) < PROMPT_TOKENS:
+        while len(tokenizer.encode(opening(question)).ids) < PROMPT_TOKENS:
             question += str(number)  # a digit is one token
         questions.append(question)
-    call_ids = tokenizer.encode(CALL + chat.stop).ids
-    room = (calls + 1) * TURN_TOKENS + calls * (len(call_ids) + len(tokenizer.encode(chat.reply(["2"])).ids)) + 8
+    call_ids = tokenizer.encode(CALL + STOP).ids
+    room = (calls + 1) * TURN_TOKENS + calls * (len(call_ids) + len(tokenizer.encode(reply("2")).ids)) + 8
     case = {
         "questions": questions,
         "attempts": ATTEMPTS,
         "calls": calls,
         "call_ids": call_ids,
-        "stop": tokenizer.token_to_id(chat.stop),
+        "stop": tokenizer.token_to_id(STOP),
         "turn_tokens": TURN_TOKENS,
         "response_tokens": room if calls else NEW_TOKENS,
     }
     (folder / "case.json").write_text(json.dumps(case))
 
 
-def write_tokenizer(folder: Path, chat: Chat) -> Any:
+def write_tokenizer(folder: Path) -> Any:
     """Byte-level BPE over the words of the conversation."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -196,13 +195,13 @@ def write_tokenizer(folder: Path, chat: Chat) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=["<|pad|>", *chat.markers],
+        special_tokens=["<|pad|>", START, STOP],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([CALL, "user assistant tool <tool_response>"] * 9, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": chat.stop, "pad_token": "<|pad|>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": STOP, "pad_token": "<|pad|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return tokenizer
 
@@ -267,34 +266,32 @@ async def rocstar_steps(folder: Path) -> None:
 
 
 def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
-    """A function that makes one step: roll, score, update, publish. Returns the CPU seconds of the first."""
-    import copy
+    """A function that makes one step: roll, update, publish. Returns the CPU seconds of the first."""
     import random
 
     from rocstar.answers.verifier import ScriptedVerifier
     from rocstar.dialogue.codec import Codec
+    from rocstar.dialogue.template import COMPACT
     from rocstar.engines.torch_engine import TorchEngine
     from rocstar.learning.batches import rows_of
-    from rocstar.learning.learner import GrpoLearner, LearnerSettings
-    from rocstar.learning.policy import Policy, load_model
     from rocstar.learning.resample import KeepAll
     from rocstar.rollout.collect import Roller
     from rocstar.rollout.environment import Conversation, Limits
-    from rocstar.types import Batch, Problem, Verdict
+    from rocstar.types import Problem, Trajectory, Verdict
 
-    codec = Codec.load(folder)
-    policy = Policy(load_model(folder), codec, "compact")
+    def verdict(problem: Problem, trajectory: Trajectory) -> Verdict:
+        return Verdict.RIGHT if trajectory.turns[0].completion.token_ids[0] % 2 else Verdict.WRONG
+
+    codec, template = Codec.load(folder), COMPACT
     rows = len(case["questions"]) * case["attempts"]
-    engine = TorchEngine(copy.deepcopy(policy.model), rows=rows, positions=512)
-    learner = GrpoLearner(policy, LearnerSettings(), folder / "weights")
-    problems = [Problem(id=str(n), question=q, answer="", source="") for n, q in enumerate(case["questions"])]
+    model, learn = model_and_learner(folder, codec, template)
+    engine = TorchEngine(model, rows=rows, positions=512)
+    problems = [Problem(id=str(n), question=q, answer="") for n, q in enumerate(case["questions"])]
     tools = (WaitAndAdd(),) if case["calls"] else ()
     roller = Roller(
         engine=Conversing(engine, case) if case["calls"] else engine,  # type: ignore[arg-type]
-        conversation=Conversation(codec=codec, template=Chat(), tools=tools, feedback=lambda result: result.stdout),
-        verifier=ScriptedVerifier(
-            lambda problem, t: Verdict.RIGHT if t.turns[0].completion.token_ids[0] % 2 else Verdict.WRONG
-        ),
+        conversation=Conversation(codec=codec, template=template, tools=tools, feedback=lambda result: result.stdout),
+        verifier=ScriptedVerifier(verdict),
         limits=Limits(max_turns=4, max_response_tokens=case["response_tokens"], max_parallel_calls=1),
         stop_token_ids=(case["stop"],),
     )
@@ -304,12 +301,34 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
         began = time.process_time()
         groups = await roller.roll(problems, attempts=case["attempts"], seed=next(seeds))
         rolled = time.process_time() - began
-        rows = learner.score(rows_of([KeepAll()(group, random.Random(0)) for group in groups], True))
-        learner.update(Batch(rows=rows))
-        await engine.load_weights(learner.publish())
+        weights = learn(rows_of([KeepAll()(group, random.Random(0)) for group in groups], True))
+        await engine.load_weights(weights)
         return rolled
 
     return step
+
+
+def model_and_learner(folder: Path, codec: Any, template: Any) -> tuple[Any, Any]:
+    """A model for the engine, and a function that makes one update from rows and publishes the weights.
+
+    Checkouts up to d725079 have another learner: it scores rows in a pass of its own and publishes a folder."""
+    import copy
+    from importlib.util import find_spec
+
+    from rocstar.learning import learner, policy
+    from rocstar.types import Batch
+
+    if find_spec("rocstar.learning.models") is None:
+        own = policy.Policy(policy.load_model(folder), codec, "compact")
+        old = learner.GrpoLearner(own, learner.LearnerSettings(), folder / "weights")
+        return copy.deepcopy(own.model), lambda rows: (old.update(Batch(rows=old.score(rows))), old.publish())[1]
+    from rocstar.config import LearningSection
+    from rocstar.learning.models import load_model
+
+    model = load_model(folder)
+    own = policy.Policy(copy.deepcopy(model), codec, template)
+    new = learner.GrpoLearner(own, LearningSection())
+    return model, lambda rows: (new.update(Batch(rows=rows)), own.publish())[1]
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 def halves(rows: Sequence[Row], seeds: int) -> dict[str, dict[str, Any]]:
     """Both halves of each random split, by name."""
-    parts = {}
+    parts: dict[str, dict[str, Any]] = {}
     for seed in range(seeds):
         mixed = random.Random(seed).sample(list(rows), len(rows))
         middle = len(rows) // 2

@@ -6,6 +6,7 @@ stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,6 +128,8 @@ def train(
     """Carry out all stages of a recipe, or go on with a run.
 
     Example: rocstar train recipes/quickstart.toml run.seed=1"""
+    if _served():
+        return
     if resume is not None:
         _resume(resume, runs or Path("runs"), refused=[recipe, *(settings or [])], as_json=as_json)
     else:
@@ -142,6 +145,8 @@ def sft(
     runs: RunsOrNone = None,
 ) -> None:
     """Carry out only the cold-start (sft) stages of a recipe."""
+    if _served():
+        return
     _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
@@ -237,6 +242,16 @@ def show(
 
 
 # Runs
+
+
+def _served() -> bool:
+    """Whether torchrun started this process to learn along with rank 0; that is then done."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+        return False
+    from rocstar.launch import serve_rank
+
+    serve_rank()
+    return True
 
 
 def _start(

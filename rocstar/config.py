@@ -173,6 +173,8 @@ class StageRolloutSection(Section):
 class RolloutSection(StageRolloutSection):
     template: Literal["paper", "model", "compact"] = "paper"
     """paper: its Fig. 3; model: the chat template of `model.path`; compact: no system text, no list of tools."""
+    preamble: str | None = None
+    """Stands before each question; None: the template's own, which asks for the answer in a box."""
     tool_name: str = "python"
     """Name of the Python tool, as the model sees it."""
     environment: str | None = None

@@ -34,6 +34,14 @@ def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) 
             asyncio.run(train(material, folder, screen, sandbox, resume=resume, stopper=stopper))
 
 
+def serve_rank() -> None:
+    """Learn along with rank 0, as torchrun's variables say, until it ends. Raises RunHalted when it is gone."""
+    quiet_torch(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    from rocstar.learning.ranks import serve_rank as serve
+
+    serve(os.environ)
+
+
 def quiet_torch(threads: int) -> None:
     """Threads that wait must sleep: spinning costs several times the work itself on a busy machine.
 

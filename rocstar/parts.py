@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import verifier_named
-from rocstar.config import Recipe, RolloutSection, SandboxSection, StageRolloutSection
+from rocstar.config import Recipe, RlStage, RolloutSection, SandboxSection, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
@@ -52,8 +52,15 @@ def environment_of(recipe: Recipe) -> EnvironmentFactory:
 
 def template_of(recipe: Recipe, model: Path | None) -> Template:
     """How conversations are written; `model`: the folder whose own chat template may be meant. Raises ConfigError."""
-    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs  # never started: nothing is run
-    return template_for(recipe.rollout.template, model, specs)
+    nothing_runs = SandboxClient(slots=1, preload=())  # never started: only what the tools say of themselves is asked
+    used = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
+    specs = tools_of(recipe, nothing_runs).specs if used else ()
+    return template_for(recipe.rollout.template, model, specs, preamble=recipe.rollout.preamble)
+
+
+def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
+    """Under which limits attempts are made, in training and evaluation."""
+    return [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
 
 
 def make_conversation(

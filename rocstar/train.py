@@ -20,13 +20,14 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_of
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.threads import use_threads
+from rocstar.parts import rollouts_of
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import read_journal
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.training.coldstart import load_sft_rows, rows_of_step
-from rocstar.training.material import Material, rollouts_of
+from rocstar.training.material import Material
 from rocstar.training.pools import problems_of_step, stage_pool
 from rocstar.training.report import mean_of_updates, remarks, step_metrics
 from rocstar.training.run import Run, opened_run
@@ -63,7 +64,7 @@ def imitate(run: Run, stage: SftStage) -> None:
         with run.meter.phase("sft"):
             batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
             metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
-        run.done(stage, learner, metrics)
+        run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
 
 
 async def reinforce(run: Run, stage: RlStage) -> None:

@@ -188,7 +188,7 @@ def metrics_lines(folder: Path) -> list[str]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl without what a clock says."""
     rows = [json.loads(line) for line in metrics_lines(folder)]
-    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "seconds" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "second" not in k} for row in rows]
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _GLUED = re.compile(r"([A-Za-z])(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|r
 _SUBSCRIPT = re.compile(r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]+)_(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\[a-z]+))")
 _OPERATORS = ("\\sum", "\\prod", "\\int", "\\lim", "\\log", "\\max", "\\min", "\\sup", "\\inf", "\\bigcup", "\\bigcap")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
+_SPELLED = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|\*\*|`")  # a quick look before the four below
 _EMPHASIS = re.compile(r"^(\*\*|`)(.*)\1\.?$", re.DOTALL)
 _POWER = re.compile(r"(?<=[\w)}\]])\*\*(?=[\w({\\-])")
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
@@ -43,7 +44,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|m
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
 _LETTER = re.compile(r"^\s*([A-Za-z])\s*=[^=]")
-_SEVERAL_NAMES = re.compile(r"=.*(?:[,;]|\b(?:and|or)\b).*=", re.DOTALL)
+_SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
 _BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))")
@@ -66,9 +67,11 @@ def clean(text: str) -> str:
     no meaning."""
     if not text.isascii() or not text.isprintable():
         text = "".join(_visible(letter) for letter in text)
-    text = _EMPHASIS.sub(r"\2", text.strip().removesuffix(","))
-    text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", _POWER.sub("^", text)))
-    return clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text)).strip()
+    text = text.strip().removesuffix(",")
+    if _SPELLED.search(text):
+        text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
+        text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
+    return clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
 
 
 def clean_latex(text: str) -> str:
@@ -145,8 +148,13 @@ def without_names(gold: str, predicted: str) -> tuple[str, str]:
     letters = [found[1] if (found := _LETTER.match(text)) else None for text in (gold, predicted)]
     if None not in letters and letters[0] != letters[1]:
         return gold, predicted
-    unnamed = [text if _SEVERAL_NAMES.search(text) else _NAMED.sub("", text) for text in (gold, predicted)]
+    unnamed = [text if _has_several_names(text) else _NAMED.sub("", text) for text in (gold, predicted)]
     return unnamed[0], unnamed[1]
+
+
+def _has_several_names(text: str) -> bool:
+    first, last = text.find("="), text.rfind("=")
+    return first < last and _SEPARATOR.search(text, first, last) is not None
 
 
 def _visible(letter: str) -> str:

@@ -76,6 +76,11 @@ class SlotCache:
             self.keys[:, list(targets), ..., :length] = self.keys[:, source : source + 1, ..., :length]
             self.values[:, list(targets), :, :length] = self.values[:, source : source + 1, :, :length]
 
+    def clear(self) -> None:
+        """Zeros everywhere: masked positions are multiplied by zero, which leaves what is not finite as it is."""
+        self.keys.zero_()
+        self.values.zero_()
+
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
     """Layers, key heads and width of a head of a transformers config."""

@@ -112,6 +112,7 @@ class SlotDecoder:
         """Free all rows (after a failure); returns the requests that had not ended."""
         works = [*self._table.clear(), *self._waiting]
         self._waiting.clear()
+        self._cache.clear()
         return works
 
     def _admit(self) -> None:
@@ -229,7 +230,9 @@ class SlotDecoder:
         noise = uniforms(columns.seeds[due], columns.known[due] - columns.start[due])
         chosen = logits if len(due) == logits.shape[0] else logits[torch.from_numpy(due).to(logits.device)]
         tokens, logprobs = draw(chosen, columns.temperatures[due], columns.top_ps[due], columns.top_ks[due], noise)
-        ids, values = tokens.cpu().numpy(), logprobs.float().cpu().numpy()
+        ids, values = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        if not np.isfinite(values).all():
+            raise RuntimeError(f"the weights of version {self.version} give logprobs that are not finite")
         columns.ids[due, columns.known[due]] = ids
         columns.logprobs[due, columns.known[due]] = values
         columns.known[due] += 1

@@ -81,11 +81,11 @@ class GrpoLearner:
         def loss_of(micro: MicroBatch) -> ChunkLoss:
             return self._loss(rows, micro, reference, tokens, sums)
 
-        numbers, metrics = self._updater.update(
+        found, metrics = self._updater.update(
             ids, counted, loss_of, sums, entropy_gradient=bool(self._section.entropy_coefficient)
         )
         metrics["tokens"] = float(sum(len(row) for row in ids))
-        return Update(metrics=metrics, rows=_scored(rows, numbers))
+        return Update(metrics=metrics, rows=_scored(rows, self._updater.collected(counted, found)))
 
     @together
     def refresh_reference(self) -> None:

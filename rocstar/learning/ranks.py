@@ -97,12 +97,23 @@ class Ranks:
     def told(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
         with self.guarded(f"{role}.{method}"):
             if self._tells:
+                self.check()
                 self.share((role, method, (arguments, named)))
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
+
+    def check(self) -> None:
+        """Raises RunHalted when a child has ended. For rank 0 while it does other things than learning; an exchange
+        finds out by itself."""
+        for place, child in enumerate(self.children, start=1):
+            if child.poll() is not None:
+                raise RunHalted(
+                    f"learner rank {place} ended with {_exit_text(child.returncode)}; resume the run from its last "
+                    "checkpoint, on as many ranks as there are"
+                )
 
     @property
     def _tells(self) -> bool:

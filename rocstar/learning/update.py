@@ -22,6 +22,8 @@ from rocstar.learning.policy import Policy
 from rocstar.learning.sharding import reshard
 from rocstar.learning.state import load_state, moments, restore_moments, save_state
 
+Found = list[tuple[MicroBatch, torch.Tensor, torch.Tensor]]
+"""Micro-batches of this rank with logprobs_K and entropies_K."""
 MOST_SKIPPED = 3  # updates in a row; one bad batch is passed over, more are not chance
 
 
@@ -66,14 +68,14 @@ class Updater:
     def score(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> TokenNumbers:
         """Numbers of all rows under the current weights."""
         self.policy.model.eval()
-        found = []
+        found: Found = []
         with self.policy.head(self._temperature) as head:
             for micro in self.pack(ids, counted):
                 with self.policy.autocast():
                     hidden = hidden_states(self.policy.model, micro)
                     found.append((micro, *score_tokens(head, hidden[micro.places_K], micro.targets_K)))
         reshard(self.policy.model)
-        return self._collected(counted, found)
+        return self.collected(counted, found)
 
     def update(
         self,
@@ -83,20 +85,32 @@ class Updater:
         sums: dict[str, torch.Tensor],
         *,
         entropy_gradient: bool = False,
-    ) -> tuple[TokenNumbers, dict[str, float]]:
-        """One update. Losses add what they want reported to `sums`, which must hold `loss`; metrics are these, summed,
-        and grad_norm, learning_rate and skipped (1 where the gradient was not finite and weights were left alone).
+    ) -> tuple[Found, dict[str, float]]:
+        """One update; `collected` makes rows' numbers of what it found. Losses add what they want reported to `sums`,
+        which must hold `loss`; metrics are these, summed, and grad_norm, learning_rate and skipped (1: the gradient was
+        not finite and weights were left alone).
 
         Raises RunHalted after MOST_SKIPPED of those in a row."""
         self.policy.model.train()
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-        found = []
+        found: Found = []
         with self.policy.head(self._temperature) as head:
             for micro in self.pack(ids, counted):
                 found.append((micro, *self._backward(head, micro, loss_of(micro), entropy_gradient)))
         metrics = self.policy.ranks.sum(sums)
-        return self._collected(counted, found), {**metrics, **self._step(metrics["loss"])}
+        return found, {**metrics, **self._step(metrics["loss"])}
+
+    def collected(self, counted: Sequence[Sequence[bool]], found: Found) -> TokenNumbers:
+        """Numbers of all rows, from all ranks; collective."""
+        mine = [(micro.indices, logprobs.tolist(), entropies.tolist()) for micro, logprobs, entropies in found]
+        logprobs_of = [[0.0] * len(row) for row in counted]
+        entropies_of = [[0.0] * len(row) for row in counted]
+        for indices, logprobs, entropies in (part for rank in self.policy.ranks.gather(mine) for part in rank):
+            places = ((i, t) for i in indices for t, yes in enumerate(counted[i]) if yes and t)
+            for (i, t), logprob, entropy in zip(places, logprobs, entropies, strict=True):
+                logprobs_of[i][t], entropies_of[i][t] = logprob, entropy
+        return TokenNumbers(logprobs=logprobs_of, entropies=entropies_of)
 
     def save(self, folder: Path) -> None:
         """fp32 weights, optimizer state and counters. Collective. Raises OSError, and RunHalted for weights that are
@@ -154,16 +168,3 @@ class Updater:
                 f"{self._skipped} updates in a row gave no finite gradient (loss {loss:g}, gradient norm {norm:g}); "
                 "the weights were left as they were before; lower the learning rate and resume from the last checkpoint"
             )
-
-    def _collected(
-        self, counted: Sequence[Sequence[bool]], found: Sequence[tuple[MicroBatch, torch.Tensor, torch.Tensor]]
-    ) -> TokenNumbers:
-        """Numbers of all rows, from all ranks."""
-        mine = [(micro.indices, logprobs.tolist(), entropies.tolist()) for micro, logprobs, entropies in found]
-        logprobs_of = [[0.0] * len(row) for row in counted]
-        entropies_of = [[0.0] * len(row) for row in counted]
-        for indices, logprobs, entropies in (part for rank in self.policy.ranks.gather(mine) for part in rank):
-            places = ((i, t) for i in indices for t, yes in enumerate(counted[i]) if yes and t)
-            for (i, t), logprob, entropy in zip(places, logprobs, entropies, strict=True):
-                logprobs_of[i][t], entropies_of[i][t] = logprob, entropy
-        return TokenNumbers(logprobs=logprobs_of, entropies=entropies_of)

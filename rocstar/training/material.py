@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
-from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.config import Recipe, RlStage, SftStage
 from rocstar.data.sft.format import Conversation
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.codec import Codec
@@ -16,10 +16,10 @@ from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import environment_of, make_conversation, template_of, tools_of
+from rocstar.parts import environment_of, make_conversation, rollouts_of, template_of, tools_of
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.tasks import make_task, require_demonstrations, training_problems
+from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
 
 COVERED = 0.5
@@ -59,7 +59,7 @@ def read_material(recipe: Recipe) -> Material:
     _refuse_idle_learners(recipe)
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
-    heldout = task.heldout()
+    heldout = heldout_problems(task)
     material = Material(
         recipe=recipe,
         task=task,
@@ -99,11 +99,6 @@ def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
     )
 
 
-def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
-    """Under which limits attempts are made, in training and evaluation."""
-    return [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
-
-
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
     conversation = make_conversation(material.recipe, codec, material.template, SandboxClient(slots=1, preload=()))
@@ -134,10 +129,11 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
         return None
     folder = find_model(recipe.model.path)
     facts, codec = model_facts(folder), Codec.load(folder)
-    if not COVERED * facts.embeddings <= codec.vocab_size <= facts.embeddings:
+    covered = codec.covered(facts.embeddings)
+    if codec.vocab_size > facts.embeddings or covered < COVERED * facts.embeddings:
         raise ConfigError(
-            f"the tokenizer in {folder} has {codec.vocab_size} ids and the model's embedding {facts.embeddings} rows; "
-            "they do not belong together"
+            f"the tokenizer in {folder} has {codec.vocab_size} ids, which cover {covered} of the {facts.embeddings} "
+            "rows of the model's embedding; they do not belong together, so put the model's own tokenizer there"
         )
     return Pretrained(facts=facts, codec=codec)
 

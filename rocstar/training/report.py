@@ -35,6 +35,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[
         "tool/error_share_in_correct": summary.tool_error_share_in_correct,
         "tool/failed_call_share_in_correct": summary.failed_call_share_in_correct,
         "tool/none_share": summary.no_tool_share,
+        "step/tokens": sum(t.num_sampled_tokens for r in groups for t in r.group.trajectories),
         "len/tokens": summary.mean_response_tokens,
         "len/truncated": summary.truncation_share,
         "roc/attempts": summary.attempts,

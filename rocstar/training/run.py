@@ -66,6 +66,8 @@ class Run:
     """Monotonic time of it, seconds."""
     save_seconds: float = 0.0
     """How long writing it took."""
+    step_began: float = 0.0
+    """Monotonic time at which the step under way began, seconds."""
 
     @property
     def recipe(self) -> Recipe:
@@ -115,6 +117,7 @@ class Run:
         self.saved_at = time.monotonic()
         with self.stopper.stepping():
             while self.progress.stage_step < stage.steps:
+                self.step_began = time.monotonic()
                 yield self.progress.stage_step
                 if self.stopper.asked:
                     raise KeyboardInterrupt
@@ -123,6 +126,8 @@ class Run:
         """A step is done: record it; save now and then, at the stage's end and when asked to stop."""
         row = {"stage_step": self.progress.stage_step + 1, **metrics, **self.meter.take()}
         row["step/trainer_cpu_seconds"] = sum(row.get(f"cpu/{phase}", 0.0) for phase in TRAINER_PHASES)
+        row["step/seconds"] = time.monotonic() - self.step_began
+        row["step/tokens_per_second"] = metrics["step/tokens"] / max(row["step/seconds"], 1e-9)
         self.progress.stage_step += 1
         self.progress.step += 1
         self.progress.policy_version = self.policy.version

@@ -101,6 +101,11 @@ def make_task(
     return task
 
 
+def heldout_problems(task: Task) -> list[Problem]:
+    """`task.heldout`, no id twice. Raises ConfigError when a Task breaks its promise."""
+    return _with_ids_of_their_own(task, task.heldout(), "held-out problems")
+
+
 def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
     """`task.problems`, none of them held out and no id twice. Raises ConfigError when a Task breaks its promise."""
     held = frozenset(problem.id for problem in heldout)
@@ -111,9 +116,7 @@ def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
             f"{type(task).__name__}: {len(leaked)} problems to train on are held-out ones, the first is "
             f"{leaked[0].question!r}; leave out the ids that problems(exclude) is given"
         )
-    if len({problem.id for problem in problems}) < len(problems):
-        raise ConfigError(f"{type(task).__name__}: problems to train on share an id; give each question its own")
-    return problems
+    return _with_ids_of_their_own(task, problems, "problems to train on")
 
 
 def require_demonstrations(task: Task, stage: str) -> DemonstratingTask:
@@ -143,6 +146,12 @@ def checked_options(kind: type[Options], data: TaskSection) -> Options:
         name = ".".join(map(str, first["loc"])) or "options"
         what = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"data.options.{name} = {first['input']!r}: {what}") from None
+
+
+def _with_ids_of_their_own(task: Task, problems: list[Problem], said: str) -> list[Problem]:
+    if len({problem.id for problem in problems}) < len(problems):
+        raise ConfigError(f"{type(task).__name__}: {said} share an id; give each question one of its own")
+    return problems
 
 
 def _built_in(data: TaskSection) -> type[ArithmeticTask | FileTask]:

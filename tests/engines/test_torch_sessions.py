@@ -15,7 +15,7 @@ import torch
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_memory import available_bytes, kv_bytes, rows_that_fit
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.types import Completion, Finish, Sampling
+from rocstar.types import Completion, Finish, Sampling, Weights
 from tests.engines.models import VOCAB, llama, qwen, until
 
 
@@ -152,6 +152,18 @@ def test_a_cache_that_does_not_fit_is_refused_in_words() -> None:
     assert rows_that_fit(model, 100, most=7) == 7
     with pytest.raises(ConfigError, match="1 sequences of"):
         rows_that_fit(model, positions, most=512)
+
+
+async def test_weights_that_are_not_finite_write_no_token() -> None:
+    model = qwen(0)
+    engine = TorchEngine(model, rows=2, positions=32)
+    broken = {name: tensor * float("nan") for name, tensor in model.state_dict().items()}
+    await engine.load_weights(Weights(version=7, tensors=broken))
+    with pytest.raises(EngineUnavailable, match="weights of version 7 give logprobs that are not finite"):
+        await ask(engine, [1, 2, 3], "s", "r")
+    await engine.load_weights(Weights(version=8, tensors=qwen(1).state_dict()))
+    assert len((await ask(engine, [1, 2, 3], "s", "again")).token_ids) == 8
+    await engine.close()
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:

@@ -61,9 +61,9 @@ def test_the_problems_are_answered_by_the_tool_and_a_product() -> None:
 
 
 def test_the_reward_is_for_the_last_box() -> None:
-    reward = load("reward.py:exact_number", folders=[EXAMPLE])
-    texts = ["\\boxed{1} \\boxed{28}", "\\boxed{27}", "28", "\\boxed{many}"]
-    assert reward(prompts=[""] * 4, completions=texts, answer=["28"] * 4, line=[1, 2, 3, 4]) == [1.0, 0.1, 0.0, 0.0]
+    reward = load("reward.py:grams", folders=[EXAMPLE])
+    texts = ["\\boxed{1} \\boxed{28}", "\\boxed{28 grams}", "\\boxed{27}", "28", "\\boxed{many}"]
+    assert reward(prompts=[""] * 5, completions=texts, answer=["28"] * 5, line=[1, 2, 3, 4, 5]) == [1, 1, 0, 0, 0]
 
 
 async def test_a_bare_answer_is_answered_with_a_hint_once_and_within_the_limits() -> None:

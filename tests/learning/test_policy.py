@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,16 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from rocstar.config import SftSection
+from rocstar.config import LearningSection, SftSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
+from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, random_model
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
-from tests.learning.examples import SHAPE, policy, sft_rows
+from rocstar.types import Batch
+from tests.learning.examples import SHAPE, codec, model, policy, rows, sft_rows
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -86,6 +89,57 @@ def test_untied_heads_are_published_too(tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it has no config\.json"):
         load_model(tmp_path)
+
+
+def test_a_model_goes_out_in_the_dtype_it_came_in_and_loses_nothing_for_a_resumed_run(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    model().to(torch.bfloat16).save_pretrained(source)
+    config = json.loads((source / "generation_config.json").read_text())
+    (source / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [3, 5], "top_k": 7}))
+    mine = Policy(load_model(source), codec(), "compact")
+    learner = GrpoLearner(mine, LearningSection(learning_rate=1e-6, warmup_steps=0))
+    learner.update(Batch(rows=rows()))
+    mine.save(out)
+    learner.save(tmp_path)
+    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    kept = json.loads((out / "generation_config.json").read_text())
+    assert (kept["eos_token_id"], kept["top_k"]) == ([3, 5], 7)
+    resumed = Policy(load_model(out), codec(), "compact")
+    assert not same(resumed, mine)
+    resumed.restore(tmp_path)
+    assert same(resumed, mine)
+
+
+def same(one: Policy, other: Policy) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
+
+
+def test_an_export_says_where_generation_ends(tmp_path: Path) -> None:
+    Policy(model(), codec(), "compact", stop_token_ids=(9,)).save(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "generation_config.json").read_text())["eos_token_id"] == [9]
+
+
+def test_weights_published_in_process_are_the_live_ones() -> None:
+    mine = policy()
+    tensors = mine.publish().tensors
+    assert tensors is not None and "lm_head.weight" not in tensors
+    for name, parameter in mine.model.named_parameters():
+        assert tensors[name].data_ptr() == parameter.data_ptr() and not tensors[name].requires_grad
+
+
+def test_what_is_neither_a_folder_nor_on_the_hub_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"^Qwen/Qwen0-0B is neither a folder nor can it be fetched: [^\n]+$"):
+        load_model("Qwen/Qwen0-0B")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match='device is "cuda" but torch finds no GPU'):
+        policy(device="cuda")
 
 
 @contextmanager

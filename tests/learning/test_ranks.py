@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,10 +68,11 @@ def test_two_ranks_learn_what_one_learns_and_a_dead_one_ends_the_other(tmp_path:
         for name, tensor in alone._policy.publish().tensors.items():  # type: ignore[union-attr]
             torch.testing.assert_close(published.tensors[name], tensor, atol=1e-4, rtol=0)
         imitate(ranks, both._policy)
-        ranks.children[0].kill()
-        with pytest.raises(
-            RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\); resume"
-        ):
+        ranks.children[0].send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
+        threading.Timer(0.5, ranks.children[0].kill).start()
+        with pytest.raises(RunHalted, match=r"lost one another during learner.score \(rank 1 ended with SIGKILL\)"):
+            both.score(rows())
+        with pytest.raises(RunHalted, match=r"learner rank 1 ended with SIGKILL; resume"):
             both.score(rows())
     later = learner(ALONE, seed=5)
     later.restore(tmp_path)

@@ -23,7 +23,7 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
 
 
 def material(*stages: dict[str, Any], **base: Any) -> Material:
-    return read_material(recipe_of(base, list(stages)))
+    return read_material(recipe_of({"rollout": {"max_response_tokens": 64}, **base}, list(stages)))
 
 
 def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:

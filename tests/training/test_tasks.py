@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rocstar.config import DataSection, StageDataSection, TaskSection
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import Task
-from rocstar.training.tasks import checked_options, make_task, training_problems
+from rocstar.training.tasks import checked_options, heldout_problems, make_task, training_problems
 
 
 def rows(path: Path, numbers: range) -> str:
@@ -102,6 +102,13 @@ def test_a_task_that_trains_on_held_out_problems_is_refused(own: Path) -> None:
         training_problems(task, task.heldout())
     with pytest.raises(ConfigError, match="Own: problems to train on share an id"):
         training_problems(task, [])
+
+
+def test_a_task_that_holds_one_problem_out_twice_is_refused(own: Path) -> None:
+    task: Any = made(DataSection(source="own_task_module:Own", options={"word": "x"}), folder=own)
+    task.heldout = lambda: task.problems()
+    with pytest.raises(ConfigError, match="Own: held-out problems share an id; give each question one of its own"):
+        heldout_problems(task)
 
 
 @pytest.mark.parametrize(
