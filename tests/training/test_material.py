@@ -14,7 +14,7 @@ from rocstar.training.material import Material, read_material
 
 MESSAGES = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
 COLD = {"name": "cold", "kind": "sft", "steps": 1}
-RL = {"name": "rl", "kind": "rl", "steps": 1}
+RL = {"name": "rl", "kind": "rl", "steps": 1, "rollout": {"max_response_tokens": 64}}
 
 
 def write(path: Path, *rows: dict[str, Any]) -> str:
