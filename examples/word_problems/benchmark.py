@@ -26,9 +26,9 @@ from rocstar.evaluation.metrics import Estimate, mean_over_problems, paired_diff
 from rocstar.recipe import resolved_from_json
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.show import show_run
-from rocstar.training.tasks import make_task
 from rocstar.types import Problem
 from word_problems.expressions import python_output
+from word_problems.task import WordProblemTask
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("ROCSTAR_DATA", HERE.parents[2] / "shared" / "data")) / "word_problems"
@@ -159,12 +159,8 @@ def carried_out(name: str, part: Part, arguments: argparse.Namespace) -> RunFold
 
 def results_of(folder: RunFolder) -> Results:
     recipe = resolved_from_json(folder.resolved)
-    task = make_task(
-        recipe.data,
-        tool_name=recipe.rollout.tool_name,
-        seed=recipe.run.seed,
-        heldout=recipe.evaluate.problems,
-        folders=recipe.run.modules,
+    task = WordProblemTask(
+        recipe.data, tool_name=recipe.rollout.tool_name, seed=recipe.run.seed, heldout=recipe.evaluate.problems
     )
     shares = {
         (when, how): shares_right(folder.evaluation(when, step) / f"{how}.parquet")
