@@ -51,8 +51,8 @@ class Material:
 
 
 def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
-    """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError for
-    whatever can be known without loading a model."""
+    """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError
+    for whatever can be known without loading a model."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
     environment_of(recipe)
