@@ -25,7 +25,7 @@ def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) 
     after a save where there is something to save."""
     recipe = material.recipe
     quiet_torch(recipe.run.threads)
-    with started_sandbox(recipe.sandbox) as sandbox:
+    with folder.locked(), started_sandbox(recipe.sandbox) as sandbox:
         from rocstar.train import train
         from rocstar.training.stopper import Stopper
 

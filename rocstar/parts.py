@@ -103,7 +103,12 @@ def make_roller(
         engine=engine,
         conversation=conversation,
         verifier=verifier_named(
-            recipe.evaluate.verifier, codec, grader, truncated=rollout.truncated, folders=recipe.run.modules
+            recipe.evaluate.verifier,
+            codec,
+            grader,
+            truncated=rollout.truncated,
+            calls=template.calls,
+            folders=recipe.run.modules,
         ),
         limits=Limits(
             max_turns=rollout.max_turns,

@@ -26,10 +26,11 @@ from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import read_journal
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
-from rocstar.training.coldstart import load_sft_rows, rows_of_step
+from rocstar.training.coldstart import load_sft_rows
 from rocstar.training.material import Material
 from rocstar.training.pools import problems_of_step, stage_pool
 from rocstar.training.report import mean_of_updates, remarks, step_metrics
+from rocstar.training.rows import rows_of_step
 from rocstar.training.run import Run, opened_run
 from rocstar.training.stopper import Stopper
 from rocstar.types import Problem, seed_for

@@ -21,10 +21,15 @@ def kept_advantages(resampled: Resampled, normalize_by_std: bool) -> dict[int, f
 def rows_of(groups: Sequence[Resampled], normalize_by_std: bool) -> tuple[BatchRow, ...]:
     """One row per kept trajectory, groups in order. Tool tokens stay in the row and carry no loss."""
     return tuple(
-        _row(resampled.group.trajectories[place], advantage)
-        for resampled in groups
+        _row(resampled.group.trajectories[place], advantage, identity(number, place))
+        for number, resampled in enumerate(groups)
         for place, advantage in kept_advantages(resampled, normalize_by_std).items()
     )
+
+
+def identity(group: int, place: int) -> str:
+    """Which attempt of a step a row is; a problem may stand in it twice, so its id does not tell."""
+    return f"{group}/{place}"
 
 
 def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
@@ -35,11 +40,11 @@ def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
     return [Batch(rows=tuple(order[part::parts])) for part in range(parts)]
 
 
-def _row(trajectory: Trajectory, advantage: float) -> BatchRow:
+def _row(trajectory: Trajectory, advantage: float, name: str) -> BatchRow:
     return BatchRow(
         token_ids=trajectory.token_ids,
         loss_mask=trajectory.loss_mask,
         sampled_logprobs=trajectory.sampled_logprobs,
         advantage=advantage,
-        identity=f"{trajectory.problem_id}/{trajectory.index}",
+        identity=name,
     )

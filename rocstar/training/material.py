@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
 from rocstar.config import Recipe, RlStage, SftStage
-from rocstar.data.sft.format import Conversation
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
@@ -19,7 +18,8 @@ from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, template_of, tools_of
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
+from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
+from rocstar.training.tasks import heldout_problems, make_task, training_problems
 from rocstar.types import Problem
 
 COVERED = 0.5
@@ -42,16 +42,17 @@ class Material:
     heldout: Sequence[Problem]
     problems: Mapping[str, Sequence[Problem]]
     """By RL stage; none of them is held out."""
-    conversations: Mapping[str, Sequence[Conversation]]
-    """By SFT stage that imitates a file; other SFT stages imitate their task's own demonstrations."""
+    layouts: Mapping[str, Sequence[Layout]]
+    """What each SFT stage imitates, before it is tokens; empty where the run folder has the tokens already."""
     pretrained: Pretrained | None
     """None for random weights."""
     template: Template
     """How conversations are written."""
 
 
-def read_material(recipe: Recipe) -> Material:
-    """Raises ConfigError and DataError for whatever can be known without loading a model."""
+def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
+    """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError for
+    whatever can be known without loading a model."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
     environment_of(recipe)
@@ -60,6 +61,7 @@ def read_material(recipe: Recipe) -> Material:
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
     heldout = heldout_problems(task)
+    template = template_of(recipe, pretrained.facts.folder if pretrained else None)
     material = Material(
         recipe=recipe,
         task=task,
@@ -67,15 +69,10 @@ def read_material(recipe: Recipe) -> Material:
         problems={
             stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
         },
-        conversations={
-            stage.name: load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
-            for stage in recipe.stage
-            if isinstance(stage, SftStage) and stage.sft.rows_file
-        },
+        layouts=_layouts(recipe, template) if rows else {},
         pretrained=pretrained,
-        template=template_of(recipe, pretrained.facts.folder if pretrained else None),
+        template=template,
     )
-    _refuse_impossible(material)
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
 
@@ -83,6 +80,8 @@ def read_material(recipe: Recipe) -> Material:
     if pretrained:
         pretrained.codec.stop_ids(material.template)
         positions_of(material, pretrained.codec, pretrained.facts.positions)
+        for name, layouts in material.layouts.items():
+            rows_of_layouts(name, layouts, pretrained.codec, template, pretrained.facts.positions)
     else:
         _refuse_long_caps(recipe)
     return material
@@ -110,6 +109,16 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
         model_positions=model_positions,
         environment=environment_of(material.recipe),
     )
+
+
+def _layouts(recipe: Recipe, template: Template) -> dict[str, list[Layout]]:
+    found = {}
+    for stage in recipe.stage:
+        if isinstance(stage, SftStage):
+            path, name = stage.sft.rows_file, recipe.rollout.tool_name
+            conversations = None if path is None else load_conversations(Path(path), name)
+            found[stage.name] = layouts_of(recipe, stage, template, conversations, task_of(recipe, stage))
+    return found
 
 
 def _problems(recipe: Recipe, stage: RlStage, heldout: Sequence[Problem]) -> Sequence[Problem]:
@@ -160,9 +169,3 @@ def _refuse_idle_learners(recipe: Recipe) -> None:
                 f"cluster.learners {recipe.cluster.learners} are more than the {rows} rows of an update of stage "
                 f"{stage.name} ({what}); lower cluster.learners"
             )
-
-
-def _refuse_impossible(material: Material) -> None:
-    for stage in material.recipe.stage:
-        if isinstance(stage, SftStage) and stage.name not in material.conversations:
-            require_demonstrations(task_of(material.recipe, stage), stage.name)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rocstar.evaluation.metrics import summarise
-from rocstar.learning.batches import kept_advantages
+from rocstar.learning.batches import identity, kept_advantages
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.runs.rollouts import AttemptRecord
 from rocstar.types import BatchRow, Reason, Resampled, Stop
@@ -97,7 +97,7 @@ def attempt_records(
     """One record per attempt, kept or not."""
     entropies: Mapping[str, Sequence[float]] = {row.identity: row.entropies for row in rows}
     records = []
-    for resampled in groups:
+    for number, resampled in enumerate(groups):
         advantages = kept_advantages(resampled, normalize_by_std)
         for choice in resampled.choices:
             trajectory = resampled.group.trajectories[choice.index]
@@ -108,7 +108,7 @@ def attempt_records(
                     choice=choice,
                     advantage=advantages.get(choice.index),
                     policy_version=policy_version,
-                    entropies=entropies.get(f"{trajectory.problem_id}/{trajectory.index}"),
+                    entropies=entropies.get(identity(number, choice.index)),
                 )
             )
     return records

@@ -117,6 +117,7 @@ class Run:
         self.saved_at = time.monotonic()
         with self.stopper.stepping():
             while self.progress.stage_step < stage.steps:
+                self.policy.ranks.check()
                 self.step_began = time.monotonic()
                 yield self.progress.stage_step
                 if self.stopper.asked:
@@ -226,10 +227,8 @@ class Run:
 async def opened_run(
     material: Material, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
 ) -> AsyncIterator[Run]:
-    """A run at its start or where its newest checkpoint left it; its parts are closed with the context. Raises
-    ConfigError when another process writes the folder."""
+    """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
     with ExitStack() as closing:
-        closing.enter_context(folder.locked())
         meter = Meter(sandbox)
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)

@@ -24,7 +24,7 @@ class BatchRow:
     entropies: Sequence[float] = ()
     """[T] entropy of the same distribution, nats; filled in likewise."""
     identity: str = ""
-    """`problem_id/index`, for messages."""
+    """Which attempt of the step it is (`learning.batches.identity`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

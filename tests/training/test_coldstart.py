@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy
 from rocstar.recipe import recipe_of
-from rocstar.training.coldstart import load_sft_rows, opened, opening, rows_of_step
+from rocstar.training.coldstart import load_sft_rows, opened, opening
 from rocstar.training.material import Material, read_material
+from rocstar.training.rows import rows_of_step
 from rocstar.types import SftRow
 
 ROWS = [SftRow(token_ids=(n,), loss_mask=(True,)) for n in range(10)]

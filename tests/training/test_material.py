@@ -36,7 +36,7 @@ def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None
     cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
     made = material(cold, RL, data=data)
     assert [p.question for p in made.problems["rl"]] == ["0+1?", "1+1?"]
-    assert len(made.heldout) == 2 and len(made.conversations["cold"]) == 1
+    assert len(made.heldout) == 2 and len(made.layouts["cold"]) == 1
 
 
 @pytest.mark.parametrize(

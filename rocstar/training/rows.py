@@ -1,0 +1,82 @@
+"""Demonstrations as token rows: of a task, or of a file, both as a rollout would lay them out. Loads no torch.
+
+Demonstrations of a task and rows from a file take one path: both are conversations (`rocstar.data.sft`)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rocstar.config import Recipe, SftStage
+from rocstar.data.sft.format import Conversation, Role
+from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import Template
+from rocstar.errors import ConfigError
+from rocstar.parts import make_feedback, tools_of
+from rocstar.protocols import Task, ToolSpec
+from rocstar.sandbox.client import SandboxClient
+from rocstar.training.tasks import require_demonstrations
+from rocstar.types import SftRow, Status, ToolResult, seed_for
+
+Layout = Sequence[Piece]
+"""A conversation in pieces, before it is tokens."""
+
+
+def layouts_of(
+    recipe: Recipe, stage: SftStage, template: Template, conversations: Sequence[Conversation] | None, task: Task
+) -> list[Layout]:
+    """What an SFT stage imitates: the conversations of its file, else its task's own demonstrations."""
+    feedback = make_feedback(recipe.rollout)
+    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs  # never started: nothing is run
+    if conversations is None:
+        made = require_demonstrations(task, stage.name).demonstrations(stage.steps * stage.sft.batch_rows)
+        shown = [from_demonstration(demo, feedback) for demo in made]
+    else:
+        shown = [_as_shown(conversation, feedback) for conversation in conversations]
+    return [_pieces(template, conversation, specs) for conversation in shown]
+
+
+def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, template: Template, most: int) -> list[SftRow]:
+    """As tokens. Raises ConfigError where one is longer than the `most` tokens that the model holds."""
+    rows = [encoded(layout, codec, template.reserved) for layout in layouts]
+    longest = max(len(row.token_ids) for row in rows)
+    if longest > most:
+        raise ConfigError(
+            f"stage {stage}: the longest row has {longest} tokens and the model holds {most}; leave such rows out, or "
+            "raise model.max_positions of a model from random weights"
+        )
+    return rows
+
+
+def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> list[SftRow]:
+    """`count` rows for one step (0 is the first): all rows once in their order, then epochs in seeded orders."""
+    per_epoch = max(1, len(rows) // count)
+    epoch, place = divmod(step, per_epoch)
+    order = list(range(len(rows)))
+    if epoch:
+        random.Random(seed_for(seed, "epoch", epoch)).shuffle(order)
+    return [rows[i] for i in order[place * count : (place + 1) * count]]
+
+
+def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str]) -> Conversation:
+    """A demonstration of the run's own task shows tool results as a rollout would, cut where it would cut them; a row
+    that brings its own tools is shown as it is."""
+    if conversation.tools is not None:
+        return conversation
+    messages = (
+        replace(message, content=feedback(ToolResult(call_id="", status=Status.OK, stdout=message.content)))
+        if message.role is Role.TOOL
+        else message
+        for message in conversation.messages
+    )
+    return replace(conversation, messages=tuple(messages))
+
+
+def _pieces(template: Template, conversation: Conversation, own: Sequence[ToolSpec]) -> list[Piece]:
+    """A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
+    and preamble speak of problems and boxes, which would be wrong there."""
+    if conversation.tools is not None:
+        return list(pieces(conversation, template.chat(), conversation.tools))
+    return list(pieces(conversation, template, own))
