@@ -20,6 +20,8 @@ from torch.nn.functional import linear
 
 CHUNK_ELEMENTS = 2**25  # logits of one chunk: 128 MiB in fp32; 220 tokens at V = 151,936, everything at V = 512
 
+NEVER = -1e30  # a logit of probability 0; minus infinity would make the entropy nan
+
 ChunkLoss = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
 """(logprobs_C, entropies_C, which of the K tokens) -> scalar, the sum over these tokens."""
 
@@ -34,6 +36,8 @@ class Head:
     """[V]; likewise."""
     temperature: float = 1.0
     """Logits are divided by it."""
+    known: int | None = None
+    """Ids below it have a token; the rows above are padding, which no engine draws. None: all are known."""
 
     def chunks(self, count: int) -> list[slice]:
         size = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
@@ -42,6 +46,8 @@ class Head:
     def logprobs(self, hidden_CD: torch.Tensor) -> torch.Tensor:
         """[C, V] fp32."""
         logits = linear(hidden_CD, self.weight, self.bias).float()
+        if self.known is not None:
+            logits[:, self.known :] = NEVER
         return (logits if self.temperature == 1.0 else logits / self.temperature).log_softmax(-1)
 
     def backward(self, gradient_CV: torch.Tensor, hidden_CD: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """The RL learner: GRPO's clipped token-level update.
 
 Two logprobs exist for every sampled token: the engine's (`sampled_logprobs`) and this learner's own before the first
-update of the step (`old_logprobs`). The ratio uses the learner's; the gap between the two is logged. The learner's are
-those of the full softmax after temperature: top_p and top_k cut the distribution that the engine draws from, not the
-one that is trained, so with top_p < 1 the two differ by the mass that was cut."""
+update of the step (`old_logprobs`). The ratio uses the learner's; the gap between the two is logged. Both are of the
+softmax over the tokenizer's ids after temperature and before top_p and top_k: those only change what can be drawn."""
 
 from __future__ import annotations
 
@@ -163,8 +162,7 @@ def _scored(rows: Sequence[BatchRow], numbers: TokenNumbers) -> tuple[BatchRow, 
 
 
 def engine_gap(rows: Sequence[BatchRow]) -> tuple[float, float]:
-    """Mean and largest |old - sampled| logprob over policy tokens of scored rows, nats. With top_p < 1 or top_k it
-    includes the mass that the engine cut."""
+    """Mean and largest |old - sampled| logprob over policy tokens of scored rows, nats."""
     gaps = [
         abs(old - sampled)
         for row in rows

@@ -55,6 +55,7 @@ class Policy:
             model.to(self.device if ranks.mesh is None else "cpu")
             prepare(model, self.device, self.dtype)
         with ranks.guarded("sharding the model"):
+            self._known: int = ranks.share(codec and codec.vocab_size)
             self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype)
         if section.gradient_checkpointing:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
@@ -81,11 +82,11 @@ class Policy:
         """The LM head, whole; gradients that it collected are dealt back to the shards on leaving."""
         embeddings = self.model.get_output_embeddings()
         if self.ranks.mesh is None:
-            yield Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature)
+            yield Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature, known=self._known)
             return
         weight = full(embeddings.weight, self.device).requires_grad_()
         bias = None if embeddings.bias is None else full(embeddings.bias, self.device).requires_grad_()
-        yield Head(weight=weight, bias=bias, temperature=temperature)
+        yield Head(weight=weight, bias=bias, temperature=temperature, known=self._known)
         for parameter, whole in ((embeddings.weight, weight), (embeddings.bias, bias)):
             if whole is not None and whole.grad is not None:
                 share = reduced(whole.grad, parameter)

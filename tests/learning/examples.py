@@ -15,7 +15,7 @@ from rocstar.learning.policy import Policy
 from rocstar.types import BatchRow, SftRow
 
 SHAPE = Shape(
-    vocab_size=160,
+    vocab_size=104,  # as many as `codec` has
     hidden_size=32,
     num_layers=2,
     num_heads=2,
@@ -41,7 +41,7 @@ def model(seed: int = 0) -> Any:
 
 def codec() -> Codec:
     markers = template_named("compact").markers
-    return train_bpe(["print(1) 2 3"], vocab_size=160, markers=markers, word_merges=False)
+    return train_bpe(["print(1) 2 3"], vocab_size=104, markers=markers, word_merges=False)
 
 
 def policy(seed: int = 0, **section: Any) -> Policy:

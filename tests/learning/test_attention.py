@@ -20,7 +20,7 @@ from rocstar.types import Batch
 from tests.learning.examples import codec, rows
 
 SMALL = {
-    "vocab_size": 160,
+    "vocab_size": 104,  # as many as `codec` has
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

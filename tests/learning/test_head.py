@@ -69,3 +69,18 @@ def test_nothing_to_predict_is_nothing_to_learn() -> None:
     weight = WEIGHT.clone().requires_grad_()
     found = backward_tokens(Head(weight=weight, bias=None), HIDDEN[:0], TARGETS[:0], loss, entropy_gradient=False)
     assert [part.shape[0] for part in found] == [0, 0, 0] and weight.grad is None
+
+
+def test_ids_without_a_token_have_no_probability_and_no_gradient() -> None:
+    """Embeddings of published models are padded; the engine never draws such ids, so the ratio must not know them."""
+    known = V - 7
+    weight, small = WEIGHT.clone().requires_grad_(), WEIGHT[:known].clone().requires_grad_()
+    found, wanted = (
+        backward_tokens(head, HIDDEN, TARGETS % known, loss, entropy_gradient=True)
+        for head in (Head(weight=weight, bias=None, known=known), Head(weight=small, bias=None))
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    assert weight.grad is not None and small.grad is not None
+    torch.testing.assert_close(weight.grad[:known], small.grad)
+    assert not weight.grad[known:].any()

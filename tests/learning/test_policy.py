@@ -93,10 +93,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_goes_out_in_the_dtype_it_came_in_and_loses_nothing_for_a_resumed_run(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
+    template = template_named("compact")
     model().to(torch.bfloat16).save_pretrained(source)
-    config = json.loads((source / "generation_config.json").read_text())
-    (source / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [3, 5], "top_k": 7}))
-    mine = Policy(load_model(source), codec(), "compact")
+    codec().save(source, template)
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5], "top_k": 7}))
+    mine = Policy(load_model(source), Codec.load(source), template)
     learner = GrpoLearner(mine, LearningSection(learning_rate=1e-6, warmup_steps=0))
     learner.update(Batch(rows=rows()))
     mine.save(out)
@@ -104,8 +105,8 @@ def test_a_model_goes_out_in_the_dtype_it_came_in_and_loses_nothing_for_a_resume
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     kept = json.loads((out / "generation_config.json").read_text())
-    assert (kept["eos_token_id"], kept["top_k"]) == ([3, 5], 7)
-    resumed = Policy(load_model(out), codec(), "compact")
+    assert (kept["eos_token_id"], kept["top_k"]) == ([codec().token_id(template.stop), 3, 5], 7)
+    resumed = Policy(load_model(out), Codec.load(out), template)
     assert not same(resumed, mine)
     resumed.restore(tmp_path)
     assert same(resumed, mine)
@@ -116,8 +117,9 @@ def same(one: Policy, other: Policy) -> bool:
 
 
 def test_an_export_says_where_generation_ends(tmp_path: Path) -> None:
-    Policy(model(), codec(), "compact", stop_token_ids=(9,)).save(tmp_path / "model")
-    assert json.loads((tmp_path / "model" / "generation_config.json").read_text())["eos_token_id"] == [9]
+    policy().save(tmp_path / "model")
+    stop = codec().token_id(template_named("compact").stop)
+    assert json.loads((tmp_path / "model" / "generation_config.json").read_text())["eos_token_id"] == [stop]
 
 
 def test_weights_published_in_process_are_the_live_ones() -> None:

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from rocstar.config import ClusterSection, LearningSection, ModelSection, SftSection
+from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
@@ -83,7 +84,7 @@ def test_two_ranks_learn_what_one_learns_and_a_dead_one_ends_the_other(tmp_path:
 def imitate(ranks: Ranks, policy: Policy) -> None:
     """SFT with Muon on sharded matrices follows SFT on one rank."""
     section = SftSection(optimizer="muon", warmup_steps=0, adamw_learning_rate=1e-3)
-    twin = Policy(model(), codec(), "compact")
+    twin = Policy(model(), codec(), template_named("compact"))
     with torch.no_grad():
         tensors: Any = policy.publish().tensors
         twin.model.load_state_dict(tensors, strict=False)
