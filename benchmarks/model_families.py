@@ -28,11 +28,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.utils.logging import disable_progress_bar
 
 from rocstar.config import Recipe
 from rocstar.dialogue.bpe import train_bpe
@@ -178,6 +177,8 @@ class Check:
 
     def row(self, *, kill: bool) -> dict[str, Any]:
         began = time.monotonic()
+        torch.set_num_threads(1)
+        disable_progress_bar()
         try:
             for place in ("whole", "killed"):
                 make_place(self.folder / place, self.case)
@@ -410,7 +411,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def until(holds: Callable[[], bool]) -> None:
