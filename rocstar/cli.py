@@ -56,7 +56,10 @@ Question = Annotated[
     typer.Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
 ]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
-Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; cluster.KEY=VALUE may change."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a run's name or `last`.")]
 
@@ -131,7 +134,8 @@ def train(
     if _served():
         return
     if resume is not None:
-        _resume(resume, runs or Path("runs"), refused=[recipe, *(settings or [])], as_json=as_json)
+        given = [recipe, *(settings or [])] if recipe else []
+        _resume(resume, given, runs or Path("runs"), dry_run=dry_run, as_json=as_json)
     else:
         _start(recipe, settings or [], kinds=("sft", "rl"), runs=runs, dry_run=dry_run, as_json=as_json)
 
@@ -280,17 +284,25 @@ def _start(
     _carry_out(material, folder, resume=False, as_json=as_json)
 
 
-def _resume(name: str, runs: Path, *, refused: list[str | None], as_json: bool) -> None:
-    from rocstar.recipe import resolved_from_json
+def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Under the run's own settings, which decide what it computes; `cluster.*` says where, and may be others."""
+    from rocstar.recipe import changed, dump_resolved, resolved_from_json
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
 
-    given = next((text for text in refused if text is not None), None)
-    if given is not None:
-        raise ConfigError(f"--resume goes on with the run's own settings and takes no {given!r}; leave that out")
+    for given in settings:
+        if not given.startswith("cluster."):
+            raise ConfigError(
+                f"--resume goes on with the run's own settings and takes no {given!r}; leave that out (only "
+                "cluster.KEY=VALUE may change)"
+            )
     folder = RunFolder.find(name, runs)
+    recipe = changed(resolved_from_json(folder.resolved), settings, {})
     with _stoppable(NOTHING_YET):
-        material = read_material(resolved_from_json(folder.resolved))
+        material = read_material(recipe, rows=not folder.checkpoint_steps())
+    if dry_run:
+        print_json(dump_resolved(recipe))
+        return
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 

@@ -155,6 +155,23 @@ def test_resume_reads_the_settings_of_the_run_and_takes_no_others(
     assert "takes no 'run.seed=5'" in capsys.readouterr().err
 
 
+def test_a_resumed_run_may_learn_on_another_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+    train_with(monkeypatch, lambda material, *_, **__: seen.append(material.recipe.cluster.learners))
+    assert cli.run(["train", "tiny.toml", "cluster.learners=2"]) == exits.OK
+    for given in (["cluster.learners=1"], []):  # the run keeps its own settings
+        assert cli.run(["train", "--resume", "tiny", *given]) == exits.OK
+    assert seen == [2, 1, 2]
+    capsys.readouterr()
+    assert cli.run(["train", "--resume", "tiny", "cluster.learners=3", "--dry-run"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["cluster"]["learners"] == 3
+    assert cli.run(["train", "--resume", "tiny", "cluster.learner=1"]) == exits.USAGE
+    assert "did you mean cluster.learners?" in capsys.readouterr().err
+    assert seen == [2, 1, 2]
+
+
 def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
