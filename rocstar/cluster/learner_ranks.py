@@ -34,7 +34,10 @@ LOOPBACK = "127.0.0.1"
 class LearnerActor:
     """Lives as a process of torchrun does."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        """folder: where rank 0 works, on a file system that all machines share: checkpoint paths may be relative to it.
+        Raises OSError where it is not there."""
+        os.chdir(folder)
         quiet_torch(1)  # before torch is loaded; rank 0 says later how many threads there are
         from rocstar.learning.ranks import serve_rank
 
@@ -103,7 +106,10 @@ def _placed(cluster: ClusterSection, model: ModelSection, environment: Mapping[s
     group = _places(cluster.learners, gpus, own_address)
     try:
         actor: Any = ray.remote(LearnerActor)
-        actors = [actor.options(num_cpus=1, **_at(group, rank, gpus)).remote() for rank in range(1, cluster.learners)]
+        actors = [
+            actor.options(num_cpus=1, **_at(group, rank, gpus)).remote(os.getcwd())
+            for rank in range(1, cluster.learners)
+        ]
         addresses = ray.get([actor.address.remote() for actor in actors], timeout=START_SECONDS)
 
         def begin(variables: Mapping[str, str]) -> RayRank:
