@@ -47,6 +47,7 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.timeout(600)  # four runs, three of them with a Ray of their own
 def test_two_learners_on_ray_learn_what_one_learns_across_a_stop_and_a_dead_actor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
