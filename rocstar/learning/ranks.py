@@ -4,7 +4,7 @@
     ranks above 0   serve()               ->  do what they are told until rank 0 ends
 
 A method that is carried out by all is marked `@together`. Ranks are started in three ways: by rank 0 as child
-processes (`start`), by torchrun, or by whoever calls `serve_rank` with torchrun's environment variables (Ray actors).
+processes (`start`), by torchrun, or by rank 0 as something else that calls `serve_rank` (`lead`; Ray actors).
 
 When a rank dies, its connections close; every other rank then fails in its next exchange and ends, rank 0 with
 RunHalted. Not protected: ranks trust one another and the network between them (objects travel pickled)."""
@@ -46,6 +46,16 @@ class Member(Protocol):
     ranks: Ranks
 
 
+class Child(Protocol):
+    """A rank above 0, as rank 0 sees it, which started it."""
+
+    def ended(self, seconds: float) -> str | None:
+        """How it ended, as in "ended with SIGKILL", waiting for that so long; None while it lives."""
+
+    def end(self) -> None:
+        """Kill it and wait. Harmless when it is gone."""
+
+
 S = TypeVar("S", bound=Member)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +67,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, mesh: DeviceMesh | None = None, *, offload: bool = False) -> None:
         self.rank, self.size, self.mesh, self.offload = rank, size, mesh, offload
         self.local_rank = rank
-        self.children: list[subprocess.Popen[bytes]] = []
+        self.children: Sequence[Child] = ()
         self._control = dist.new_group(backend="gloo", timeout=IDLE) if mesh is not None else None
         self._depth = 0
 
@@ -109,10 +119,10 @@ class Ranks:
         """Raises RunHalted when a child has ended. For rank 0 while it does other things than learning; an exchange
         finds out by itself."""
         for place, child in enumerate(self.children, start=1):
-            if child.poll() is not None:
+            if how := child.ended(0):
                 raise RunHalted(
-                    f"learner rank {place} ended with {_exit_text(child.returncode)}; resume the run from its last "
-                    "checkpoint, on as many ranks as there are"
+                    f"learner rank {place} {how}; resume the run from its last checkpoint, on as many ranks as there "
+                    "are"
                 )
 
     @property
@@ -133,11 +143,8 @@ class Ranks:
             ) from error
 
     def _causes(self) -> str:
-        ended = []
-        for place, child in enumerate(self.children, start=1):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                ended.append(f"rank {place} ended with {_exit_text(child.wait(timeout=2))}")
-        return ", ".join(ended[:1])
+        endings = ((place, child.ended(2)) for place, child in enumerate(self.children, start=1))
+        return next((f"rank {place} {how}" for place, how in endings if how), "")
 
     # -- ranks above 0 ------------------------------------------------------------------------------------------------
 
@@ -160,8 +167,7 @@ class Ranks:
             with contextlib.suppress(RuntimeError):
                 self.share(("stop", None, None))
         for child in self.children:  # whatever rank 0 called is done, so there is nothing to wait for
-            child.kill()
-            child.wait()
+            child.end()
         if self.mesh is not None and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -193,7 +199,7 @@ def start(cluster: ClusterSection, model: ModelSection, environment: Mapping[str
         return _join(environment, model, cluster.offload_optimizer)
     if cluster.learners == 1 and not cluster.offload_optimizer:
         return ALONE
-    return _launch(cluster, model)
+    return lead(cluster, model, _begin_process)
 
 
 def serve_rank(environment: Mapping[str, str]) -> None:
@@ -206,37 +212,56 @@ def serve_rank(environment: Mapping[str, str]) -> None:
     ranks.close()
 
 
-def _launch(cluster: ClusterSection, model: ModelSection) -> Ranks:
+def lead(
+    cluster: ClusterSection,
+    model: ModelSection,
+    begin: Callable[[Mapping[str, str]], Child],
+    *,
+    host: str = "127.0.0.1",
+    local_rank: int = 0,
+) -> Ranks:
+    """This process as rank 0. `begin` starts each of the others, given its torchrun variables (see `serve_rank`).
+
+    host: where they find this process. local_rank: which of its GPUs this process learns on."""
     size = cluster.learners
-    store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=START)
-    children = [_child(rank, size, store.port) for rank in range(1, size)]
+    store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=START)
+    shared = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(store.port),
+        "ROCSTAR_THREADS": str(torch.get_num_threads()),
+    }
+    children: list[Child] = []
     try:
-        ranks = _joined(0, 0, size, store, model, cluster.offload_optimizer)
+        for rank in range(1, size):
+            children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        ranks = _joined(0, local_rank, size, store, model, cluster.offload_optimizer)
     except BaseException:
         for child in children:
-            child.kill()
-            child.wait()
+            child.end()
         raise
     ranks.children = children
     return ranks
 
 
-def _child(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "ROCSTAR_THREADS": str(torch.get_num_threads()),
-        "ROCSTAR_PARENT": str(os.getpid()),
-        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(":"),
-    }
-    return subprocess.Popen(
+class ChildProcess(subprocess.Popen[bytes]):
+    def ended(self, seconds: float) -> str | None:
+        try:
+            code = self.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return f"ended with exit code {code}" if code >= 0 else f"ended with {signal.Signals(-code).name}"
+
+    def end(self) -> None:
+        self.kill()
+        self.wait()
+
+
+def _begin_process(variables: Mapping[str, str]) -> ChildProcess:
+    path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
+    return ChildProcess(
         [sys.executable, "-m", "rocstar.learning.ranks"],
-        env=environment,
+        env={**os.environ, **variables, "ROCSTAR_PARENT": str(os.getpid()), "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
@@ -265,6 +290,7 @@ def _joined(rank: int, local_rank: int, size: int, store: Store, model: ModelSec
     backend = "gloo"
     if kind == "cuda":
         torch.cuda.set_device(local_rank)
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # else the mesh guesses a device from the rank
         backend = "cpu:gloo,cuda:nccl"
     with _interface(store):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=EXCHANGE)
@@ -290,10 +316,6 @@ def _interface(store: Store) -> Iterator[None]:
 def _broken_exchange(error: RuntimeError) -> bool:
     """gloo raises a plain RuntimeError that names its own source file."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _exit_text(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
+from rocstar.exits import need
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, template_of, tools_of
@@ -52,12 +53,14 @@ class Material:
 
 def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError
-    for whatever can be known without loading a model."""
+    for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not there."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
     environment_of(recipe)
     check_verifier(recipe.evaluate.verifier, recipe.run.modules)
     _refuse_idle_learners(recipe)
+    if recipe.cluster.launcher == "ray":
+        need("cluster")
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
     heldout = heldout_problems(task)

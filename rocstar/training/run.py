@@ -22,7 +22,7 @@ from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.policy import Policy
-from rocstar.learning.ranks import start
+from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.parts import make_roller
 from rocstar.rollout.collect import Roller
@@ -241,9 +241,9 @@ async def opened_run(
             made = opening(material, folder.path) if checkpoint is None else opened(checkpoint)
         recipe = material.recipe
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
-        ranks = start(recipe.cluster, recipe.model, os.environ)
+        ranks = _ranks_of(recipe)
         closing.callback(ranks.close)
-        engine = _engine(recipe, made, positions)
+        engine = _engine(recipe, made, positions, ranks.local_rank)
         policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoint is not None:
             policy.restore(checkpoint)
@@ -270,9 +270,17 @@ async def opened_run(
             await grader.close()
 
 
-def _engine(recipe: Recipe, made: Opened, positions: int) -> TorchEngine:
+def _ranks_of(recipe: Recipe) -> Ranks:
+    if recipe.cluster.launcher == "ray":
+        from rocstar.cluster import learner_ranks  # Ray, which is an extra
+
+        return learner_ranks.start(recipe.cluster, recipe.model, os.environ)
+    return start(recipe.cluster, recipe.model, os.environ)
+
+
+def _engine(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> TorchEngine:
     """Over a copy of the model: the learner's own is sharded and changes under way."""
-    device = device_of(recipe.model)
+    device = device_of(recipe.model, local_rank)
     model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
     rows, vocabulary = recipe.rollout.engine_rows, made.codec.vocab_size
     return TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)

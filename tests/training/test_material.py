@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rocstar.errors import ConfigError, DataError
+from rocstar.exits import NOT_READY, failure
 from rocstar.recipe import recipe_of
 from rocstar.training.material import Material, read_material
 
@@ -74,3 +75,13 @@ def test_a_source_without_demonstrations_needs_a_file_of_them(tmp_path: Path) ->
 def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a model folder: it has no config\.json"):
         material(RL, model={"path": str(tmp_path)})
+
+
+def test_a_missing_ray_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At da2c6d8 cluster.launcher was read nowhere."""
+    monkeypatch.setattr("rocstar.exits.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        material(COLD, cluster={"launcher": "ray", "learners": 2})
+    code, sentence = failure(caught.value) or (0, "")
+    assert code == NOT_READY and sentence.startswith("ray is not installed; install what is missing with: ")
+    assert "[cluster]" in sentence

@@ -1,0 +1,98 @@
+"""Learners as actors of a small Ray instance on this machine learn what one learns, and end with one another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="needs the extra [cluster]")
+pytest.importorskip("torch")
+
+import ray
+
+from rocstar.cluster import learner_ranks
+from rocstar.config import ClusterSection, ModelSection
+from rocstar.errors import ConfigError
+from rocstar.learning.ranks import ALONE
+from tests.tiny_run import Command, metrics, workplace
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+SHORT = ("stage.cold.steps=20", "stage.stage1.steps=2", "stage.stage3.steps=0")
+ON_RAY = ("cluster.launcher=ray", "cluster.learners=2")
+STEPS = 22
+
+
+@pytest.fixture
+def instance() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def actors(command: Command) -> list[psutil.Process]:
+    """Of the Ray that belongs to a running command."""
+    below = psutil.Process(command.process.pid).children(recursive=True)
+    return [process for process in below if "LearnerActor" in " ".join(process.cmdline())]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    deadline = time.monotonic() + 20
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.timeout(600)  # four runs, three of them with a Ray of their own
+def test_two_learners_on_ray_learn_what_one_learns_across_a_stop_and_a_dead_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster of somebody else on this machine
+    alone, both = workplace(tmp_path / "alone"), workplace(tmp_path / "both")
+    assert Command.start(alone, "train", "tiny.toml", *SHORT).wait().code == 0
+    found: list[psutil.Process] = []
+
+    run = Command.start(both, "train", "tiny.toml", *SHORT, *ON_RAY)
+    ended = run.after_step(2, lambda: (found.extend(actors(run)), run.interrupt())[1])
+    assert ended.code == 130 and "stopped; continue with" in ended.told, ended.told
+
+    run = Command.start(both, "train", "--resume", "tiny")
+    ended = run.after_step(8, lambda: (found.extend(actors(run)), found[-1].kill())[1])
+    assert ended.code == 1, ended.told
+    assert "rank 1 ended: " in ended.told and "resume the run from its last checkpoint" in ended.told
+
+    ended = Command.start(both, "train", "--resume", "tiny").wait()
+    assert ended.code == 0 and ended.out.startswith("\ntiny: before and after"), ended.told
+    assert len(found) == 2 and all(has_ended(actor) for actor in found)
+    rows, others = metrics(alone), metrics(both)
+    assert [row["step"] for row in others] == list(range(1, STEPS + 1))
+    for row, other in zip(rows, others, strict=True):
+        assert other == pytest.approx(row, abs=1e-5)
+
+
+def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(instance: None) -> None:
+    group = learner_ranks._places(2, 1, learner_ranks._address())
+    own = learner_ranks._own_gpu(group, {})
+    asked = ray.remote(lambda: ray.get_gpu_ids()).options(num_cpus=1, **learner_ranks._at(group, 1, 1))
+    assert sorted([str(own), *map(str, ray.get(asked.remote()))]) == ["0", "1"]
+    assert learner_ranks._own_gpu(group, {"CUDA_VISIBLE_DEVICES": f"7,{own}"}) == 1
+    with pytest.raises(ConfigError, match=f"Ray lends GPU {own} to rank 0, but CUDA_VISIBLE_DEVICES is 7"):
+        learner_ranks._own_gpu(group, {"CUDA_VISIBLE_DEVICES": "7"})
+
+
+def test_more_learners_than_ray_has_room_for_are_refused(instance: None) -> None:
+    told = r"cluster.learners 9 need 8 CPUs, of which Ray has 2 and 2 free; lower"
+    with pytest.raises(ConfigError, match=told):
+        learner_ranks.start(ClusterSection(learners=9, launcher="ray"), ModelSection(device="cpu"), {})
+
+
+def test_one_learner_needs_no_ray_and_torchrun_excludes_it() -> None:
+    cluster = ClusterSection(launcher="ray")
+    assert learner_ranks.start(cluster, ModelSection(), {}) is ALONE
+    with pytest.raises(ConfigError, match="torchrun has started the learners already"):
+        learner_ranks.start(cluster, ModelSection(), {"TORCHELASTIC_RUN_ID": "1"})
+    assert not ray.is_initialized()
