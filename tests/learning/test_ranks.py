@@ -40,7 +40,7 @@ def two_ranks() -> Iterator[Ranks]:
 
 
 def learner(ranks: Ranks, seed: int = 0) -> GrpoLearner:
-    return GrpoLearner(Policy(model(seed), codec(), "compact", ranks=ranks), SECTION, temperature=0.9)
+    return GrpoLearner(Policy(model(seed), codec(), template_named("compact"), ranks=ranks), SECTION, temperature=0.9)
 
 
 def course(mine: GrpoLearner, seeds: range) -> list[dict[str, float]]:
