@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
@@ -46,6 +45,7 @@ from rocstar.protocols import ToolSpec
 from rocstar.sandbox.client import SandboxClient
 from tests.dialogue.folders import DATA, LLAMA, LLAMA_MARKERS, THINKING, published_qwen
 
+ROOT = Path(__file__).resolve().parents[1]
 NUMBERS = range(2, 6)
 SFT_STEPS, RL_STEPS = 60, 4
 KILLED_AFTER = 2  # RL steps
