@@ -290,9 +290,9 @@ class Check:
         nothing: Any = None
         policy = Policy(load_model(source), Codec.load(source), nothing)
         policy.restore(checkpoint)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        model.load_state_dict(policy.model.state_dict())
-        return model.to(self.case.dtype).eval()
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=self.case.dtype)
+        model.load_state_dict(policy.model.state_dict())  # rounds
+        return model
 
     def generation(self, chatted: str) -> None:
         """The exported folder under transformers: its chat template, and generate() that ends as a rollout does."""
