@@ -251,7 +251,8 @@ class LearningSection(Section):
 
 class ClusterSection(Section):
     learners: Count = 1
-    """Processes that share the weights and the work of learning (FSDP2); on GPUs one each."""
+    """Processes that share the weights and the work of learning (FSDP2); on GPUs one each. Under torchrun 1 means as
+    many as it started, and any other number must be that one."""
     launcher: Literal["processes", "ray"] = "processes"
     """How they are started; under torchrun they are there already."""
     offload_optimizer: bool = False

@@ -29,7 +29,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rocstar.config import ClusterSection, ModelSection
-from rocstar.errors import ConfigError, RocstarError, RunHalted
+from rocstar.errors import RocstarError, RunHalted
 
 IDLE = timedelta(
     days=30
@@ -189,13 +189,9 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 def start(cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str]) -> Ranks:
     """Ranks of this run as rank 0 sees them: under torchrun those that it started, else children of this process.
 
-    Close them at the end. Raises ConfigError where torchrun started another number than `cluster.learners`."""
+    Close them at the end."""
     if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
         size = int(environment["WORLD_SIZE"])
-        if cluster.learners not in (1, size):
-            raise ConfigError(
-                f"cluster.learners is {cluster.learners} but torchrun started {size} processes; make them equal"
-            )
         return _join(environment, model, cluster.offload_optimizer)
     if cluster.learners == 1 and not cluster.offload_optimizer:
         return ALONE

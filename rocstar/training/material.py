@@ -3,6 +3,7 @@ tokenizer and limits. Loads no torch and starts nothing, so `--dry-run` finds wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     environment_of(recipe)
     check_verifier(recipe.evaluate.verifier, recipe.run.modules)
     _refuse_idle_learners(recipe)
+    _refuse_other_ranks(recipe)
     if recipe.cluster.launcher == "ray":
         need("cluster")
     pretrained = _pretrained(recipe)
@@ -157,6 +159,14 @@ def _refuse_long_caps(recipe: Recipe) -> None:
         raise ConfigError(
             f"rollout.max_response_tokens {longest} and a prompt do not fit into model.max_positions "
             f"{recipe.model.max_positions}; lower the one or raise the other"
+        )
+
+
+def _refuse_other_ranks(recipe: Recipe) -> None:
+    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if started and recipe.cluster.learners not in (1, int(started)):
+        raise ConfigError(
+            f"cluster.learners is {recipe.cluster.learners} but torchrun started {started} processes; make them equal"
         )
 
 

@@ -85,3 +85,10 @@ def test_a_missing_ray_is_told_before_there_is_a_run_folder(monkeypatch: pytest.
     code, sentence = failure(caught.value) or (0, "")
     assert code == NOT_READY and sentence.startswith("ray is not installed; install what is missing with: ")
     assert "[cluster]" in sentence
+
+
+def test_another_number_of_learners_than_torchrun_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match=r"cluster\.learners is 8 but torchrun started 4 processes"):
+        material(COLD, cluster={"learners": 8})
