@@ -191,7 +191,6 @@ def start(cluster: ClusterSection, model: ModelSection, environment: Mapping[str
 
     Close them at the end."""
     if "TORCHELASTIC_RUN_ID" in environment or "RANK" in environment:
-        size = int(environment["WORLD_SIZE"])
         return _join(environment, model, cluster.offload_optimizer)
     if cluster.learners == 1 and not cluster.offload_optimizer:
         return ALONE
