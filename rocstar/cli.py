@@ -175,6 +175,7 @@ def evaluate(
 
     Example: rocstar eval last --data test.jsonl --n 4 rollout.top_p=0.95"""
     need("train")
+    _quiet()
     from rocstar.evaluation.command import Source
     from rocstar.evaluation.command import evaluate as carry_out
     from rocstar.screen import Screen
@@ -206,15 +207,17 @@ def _as_typed(key: str, value: object) -> str:
 @app.command()
 def chat(
     model: Model,
+    settings: Settings = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Ask once and stop.", show_default=False)] = None,
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Talk to a model that may use the tool."""
     need("train")
+    _quiet()
     from rocstar.evaluation.chat import chat as carry_out
 
-    carry_out(model=model, prompt=prompt, as_json=as_json, runs=runs)
+    carry_out(model=model, prompt=prompt, settings=settings or [], as_json=as_json, runs=runs)
 
 
 @runs_app.command(name="list")
@@ -243,6 +246,13 @@ def show(
     from rocstar.runs.folder import RunFolder
 
     _print_run(RunFolder.find(name, runs), as_json=as_json)
+
+
+def _quiet() -> None:
+    """Before anything loads torch; how many threads it computes with is the recipe's to say, later."""
+    from rocstar.launch import quiet_torch
+
+    quiet_torch(1)
 
 
 # Runs

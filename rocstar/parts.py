@@ -53,7 +53,7 @@ def environment_of(recipe: Recipe) -> EnvironmentFactory:
 def template_of(recipe: Recipe, model: Path | None) -> Template:
     """How conversations are written; `model`: the folder whose own chat template may be meant. Raises ConfigError."""
     nothing_runs = SandboxClient(slots=1, preload=())  # never started: only what the tools say of themselves is asked
-    used = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
+    used = any(rollout.max_turns > 1 for rollout in (recipe.rollout, *rollouts_of(recipe)))
     specs = tools_of(recipe, nothing_runs).specs if used else ()
     return template_for(recipe.rollout.template, model, specs, preamble=recipe.rollout.preamble)
 

@@ -7,32 +7,37 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocstar.config import Recipe
 from rocstar.evaluation.evaluate import transcript
-from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
-from rocstar.launch import quiet_torch, started_sandbox
-from rocstar.learning.models import load_model
+from rocstar.evaluation.subject import Subject, find_subject, loaded, opened, positions_of, settings_in_force
+from rocstar.launch import started_sandbox
+from rocstar.learning.threads import use_threads
 from rocstar.rollout.collect import Roller
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
 
 
-def chat(*, model: str, prompt: str | None, as_json: bool, runs: Path) -> None:
+def chat(*, model: str, prompt: str | None, settings: Sequence[str], as_json: bool, runs: Path) -> None:
     """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
     subject = find_subject(model, runs)
-    positions_of(subject, subject.recipe, [_problem(prompt)] if prompt is not None else [])
-    quiet_torch(subject.recipe.run.threads)
-    with started_sandbox(subject.recipe.sandbox) as sandbox:
-        asyncio.run(_chat(subject, prompt, as_json, sandbox))
+    recipe = settings_in_force(subject, settings, {})
+    positions_of(subject, recipe, [_problem(prompt)] if prompt is not None else [])
+    in_memory = loaded(subject, recipe)
+    with started_sandbox(recipe.sandbox) as sandbox:
+        asyncio.run(_chat(in_memory, subject, recipe, prompt, as_json, sandbox))
 
 
-async def _chat(subject: Subject, prompt: str | None, as_json: bool, sandbox: SandboxClient) -> None:
-    model = load_model(subject.model)
+async def _chat(
+    model: Any, subject: Subject, recipe: Recipe, prompt: str | None, as_json: bool, sandbox: SandboxClient
+) -> None:
+    use_threads(recipe.run.threads)
 
     async def answer(question: str) -> None:
-        async with opened(model, subject, subject.recipe, sandbox, [_problem(question)], rows=1) as roller:
+        async with opened(model, subject, recipe, sandbox, [_problem(question)], rows=1) as roller:
             _print(await _ask(roller, question), as_json)
 
     if prompt is not None:

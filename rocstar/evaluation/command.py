@@ -15,11 +15,9 @@ from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import ConfigError
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
-from rocstar.evaluation.subject import Subject, find_subject, opened, positions_of
-from rocstar.launch import quiet_torch, started_sandbox
-from rocstar.learning.models import load_model
+from rocstar.evaluation.subject import Subject, find_subject, loaded, opened, positions_of, settings_in_force
+from rocstar.launch import started_sandbox
 from rocstar.learning.threads import use_threads
-from rocstar.recipe import changed
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import claim, numbered
 from rocstar.sandbox.client import SandboxClient
@@ -78,20 +76,37 @@ def evaluate(
     that needs no model is checked first. Raises ConfigError, DataError, and RunHalted past the fault budget."""
     subject = find_subject(model, runs)
     problems = source.problems()
-    recipe = changed(subject.recipe, settings, options)
+    recipe = settings_in_force(subject, settings, options)
     _refuse_unwritable(next(_places(subject, runs, source.stem)))
     positions_of(subject, recipe, problems)
-    quiet_torch(recipe.run.threads)
     rollout = recipe.rollout
-    protocol = Protocol(attempts=attempts, temperature=temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+    protocol = Protocol(
+        attempts=attempts,
+        temperature=temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        seed=recipe.run.seed,
+    )
+    model_in_memory = loaded(subject, recipe)
     with started_sandbox(recipe.sandbox) as sandbox:
-        screen.stage("eval", f"{len(problems)} problems x {attempts} attempts")
-        made = asyncio.run(_evaluate(subject, recipe, problems, protocol, sandbox, source))
+        screen.stage("eval", _said(recipe, problems, attempts))
+        made = asyncio.run(_evaluate(model_in_memory, subject, recipe, problems, protocol, sandbox, source))
     folder = _kept(made, subject, runs, source.stem, screen)
     return {"model": str(subject.model), "data": source.path, "saved": str(folder), **_public(made)}
 
 
+def _said(recipe: Recipe, problems: Sequence[Problem], attempts: int) -> str:
+    rollout, twice = recipe.rollout, len(problems) - len({problem.id for problem in problems})
+    repeats = f" ({twice} of them repeat a question)" if twice else ""
+    return (
+        f"{len(problems)} problems{repeats} x {attempts} attempts, template {rollout.template}, at most "
+        f"{rollout.max_response_tokens} tokens and {rollout.max_turns} turns, tools {', '.join(recipe.sandbox.tools)}, "
+        f"verifier {recipe.evaluate.verifier}"
+    )
+
+
 async def _evaluate(
+    model: Any,
     subject: Subject,
     recipe: Recipe,
     problems: list[Problem],
@@ -100,15 +115,21 @@ async def _evaluate(
     source: Source,
 ) -> Evaluation:
     use_threads(recipe.run.threads)
-    model, rows = load_model(subject.model), recipe.rollout.engine_rows
-    async with opened(model, subject, recipe, sandbox, problems, rows=rows) as roller:
-        setup = _setup(subject, recipe, problems, protocol, roller, source)
+    async with opened(model, subject, recipe, sandbox, problems, rows=recipe.rollout.engine_rows) as roller:
+        engine = {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
+        setup = _setup(subject, recipe, problems, protocol, roller, source, engine)
         budget = recipe.run.fault_budget
         return await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
 
 
 def _setup(
-    subject: Subject, recipe: Recipe, problems: list[Problem], protocol: Protocol, roller: Roller, source: Source
+    subject: Subject,
+    recipe: Recipe,
+    problems: list[Problem],
+    protocol: Protocol,
+    roller: Roller,
+    source: Source,
+    engine: dict[str, str],
 ) -> dict[str, Any]:
     return setup_of(
         recipe,
@@ -119,6 +140,7 @@ def _setup(
         model=str(subject.model.resolve()),
         step=subject.step,
         data=source.described(),
+        engine=engine,
     )
 
 

@@ -32,9 +32,11 @@ def setup_of(
     model: str,
     step: int,
     data: Mapping[str, Any],
+    engine: Mapping[str, str],
 ) -> dict[str, Any]:
     """The `setup` of a result. rollout: the limits in force. data: where the problems came from, as the caller knows
-    it. model, step: whose weights, and after how many steps of its run (0 for a plain model)."""
+    it. engine: `device` and `dtype` it computes with. model, step: whose weights, and after how many steps of its run
+    (0 for a plain model)."""
     return {
         "model": model,
         "step": step,
@@ -48,7 +50,7 @@ def setup_of(
         "feedback": recipe.rollout.model_dump(include={"feedback_max_chars", "feedback_truncate", "feedback_errors"}),
         "verifier": recipe.evaluate.verifier,
         "sandbox": recipe.sandbox.model_dump(),
-        "engine": recipe.model.model_dump(include={"device", "dtype"}),
+        "engine": dict(engine),
         "versions": versions(),
         "git": git_state(),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,28 @@ from rocstar.config import Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
+from rocstar.learning.models import compute_dtype, device_of, load_model
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
-from rocstar.parts import environment_of, make_conversation, make_roller, template_of
-from rocstar.recipe import resolved_from_json
+from rocstar.parts import environment_of, make_conversation, make_roller, rollouts_of, template_of
+from rocstar.recipe import changed, resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
+
+READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier", "run.threads", "run.seed",
+        "run.fault_budget", "run.modules")  # fmt: skip
+"""How keys begin that `eval` and `chat` obey."""
+INSTEAD = {
+    "rollout.temperature": "--temperature",
+    "rollout.attempts_per_problem": "--n",
+    "rollout.problems_per_step": "--limit",
+    "evaluate.attempts": "--n",
+    "evaluate.temperature": "--temperature",
+    "evaluate.problems": "--limit",
+}
+"""What says it on the command line of `eval`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +61,30 @@ def find_subject(name: str, runs: Path) -> Subject:
     step = int(wanted) if wanted.isdigit() else steps[-1]
     if step not in steps:
         raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")
-    return Subject(model=run.checkpoint(step) / "model", recipe=resolved_from_json(run.resolved), run=run, step=step)
+    recipe = _as_evaluated(resolved_from_json(run.resolved))
+    return Subject(model=run.checkpoint(step) / "model", recipe=recipe, run=run, step=step)
+
+
+def _as_evaluated(recipe: Recipe) -> Recipe:
+    """With the limits of the last RL stage as the base, under which training evaluates at its end."""
+    limits = rollouts_of(recipe)[-1].model_dump()
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
+
+
+def settings_in_force(subject: Subject, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
+    """The subject's recipe with these changes (`recipe.changed`). Raises ConfigError for a key that an evaluation does
+    not read."""
+    for key in (text.partition("=")[0].strip() for text in (*settings, *options)):
+        if key in INSTEAD or not key.startswith(READ):
+            remedy = f"use {INSTEAD[key]}" if key in INSTEAD else f"it reads {', '.join(READ)}"
+            raise ConfigError(f"{key} is not read here; {remedy}")
+    return changed(subject.recipe, settings, options)
+
+
+def loaded(subject: Subject, recipe: Recipe) -> Any:
+    """The subject's weights where, and in the numbers that, `[model]` says. Raises ConfigError."""
+    device = device_of(recipe.model)
+    return load_model(subject.model, device=device, dtype=compute_dtype(recipe.model, device))
 
 
 def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) -> int:
@@ -56,7 +93,13 @@ def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) 
     codec, facts = Codec.load(subject.model), model_facts(subject.model)
     return positions_needed(
         problems,
-        make_conversation(recipe, codec, template_of(recipe, subject.model), SandboxClient(slots=1, preload=())),
+        make_conversation(
+            recipe,
+            codec,
+            template_of(recipe, subject.model),
+            SandboxClient(slots=1, preload=()),
+            with_tools=recipe.rollout.max_turns > 1,
+        ),
         response_tokens=recipe.rollout.max_response_tokens,
         model_positions=facts.positions,
         environment=environment_of(recipe),
@@ -70,7 +113,8 @@ async def opened(
     """An engine over `model`, the subject's weights, ready to attempt these problems under `recipe`, `rows` at once;
     closed with the context. Raises ConfigError where the longest of them and the cap do not fit into the model."""
     codec, template, grader = Codec.load(subject.model), template_of(recipe, subject.model), Grader()
-    engine = TorchEngine(model, rows=rows, positions=positions_of(subject, recipe, problems))
+    positions = positions_of(subject, recipe, problems)
+    engine = TorchEngine(model, rows=rows, positions=positions, vocab_size=codec.vocab_size)
     try:
         yield make_roller(
             recipe, recipe.rollout, codec=codec, template=template, engine=engine, sandbox=sandbox, grader=grader

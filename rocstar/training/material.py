@@ -105,7 +105,9 @@ def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
 
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
-    conversation = make_conversation(material.recipe, codec, material.template, SandboxClient(slots=1, preload=()))
+    nothing_runs = SandboxClient(slots=1, preload=())
+    several = any(rollout.max_turns > 1 for rollout in rollouts_of(material.recipe))
+    conversation = make_conversation(material.recipe, codec, material.template, nothing_runs, with_tools=several)
     problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
     return positions_needed(
         problems.values(),

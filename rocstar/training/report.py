@@ -12,6 +12,7 @@ from rocstar.runs.rollouts import AttemptRecord
 from rocstar.types import BatchRow, Reason, Resampled, Stop
 
 NO_TOOL = 0.95  # share of attempts without a call from which on a person is told
+CUT = 0.5  # share of attempts ended by the token limit from which on a person is told
 
 
 def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
@@ -57,6 +58,11 @@ def remarks(stage: str, rows: Sequence[Mapping[str, float | None]]) -> list[str]
         told.append(
             f"{stage}: nothing was learnt in its {len(rows)} steps: the attempts at each problem were all wrong "
             "or all right; easier or harder problems, or a longer cold start, give it something to choose among"
+        )
+    if rows and (rows[-1].get("len/truncated") or 0.0) >= CUT:
+        told.append(
+            f"{stage}: {rows[-1]['len/truncated']:.0%} of the last step's attempts were cut by the token limit and "
+            "count as wrong; raise rollout.max_response_tokens"
         )
     if rows and (rows[-1].get("tool/none_share") or 0.0) >= NO_TOOL:
         told.append(

@@ -198,6 +198,8 @@ class Run:
             protocol = Protocol(
                 attempts=settings.attempts,
                 temperature=settings.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
                 greedy=settings.greedy,
                 seed=self.recipe.run.seed,
             )
@@ -211,6 +213,7 @@ class Run:
                 model=self.folder.name,
                 step=self.progress.step,
                 data=self.recipe.data.model_dump(include={"source", "test_files"}),
+                engine={"device": self.policy.device.type, "dtype": str(self.policy.dtype).removeprefix("torch.")},
             )
             budget = self.recipe.run.fault_budget
             made = await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)

@@ -105,3 +105,65 @@ def test_a_mistake_is_one_sentence_before_a_folder_is_made(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("rocstar: ") and sentence in last
     assert sorted(workplace.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("rollout.temperature=0.1", "use --temperature"),
+        ("evaluate.attempts=4", "use --n"),
+        ("evaluate.problems=1", "use --limit"),
+        ("learning.learning_rate=0.5", "is not read here"),
+        ("cluster.learners=8", "is not read here"),
+        ("data.train_files=nofile", "is not read here"),
+        ("model.path=elsewhere", "is not read here"),
+    ],
+)
+def test_a_setting_that_an_evaluation_does_not_read_is_refused(
+    model_folder: Path, capsys: pytest.CaptureFixture[str], setting: str, remedy: str
+) -> None:
+    assert cli.run(["eval", str(model_folder), "--data", "math/test.jsonl", *FEW, setting]) == exits.USAGE
+    told = capsys.readouterr().err
+    assert setting.partition("=")[0] in told and remedy in told and not Path("runs").exists()
+
+
+def test_device_dtype_and_seed_are_obeyed_and_recorded(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result, _ = evaluated(capsys, model_folder, "math/test.jsonl", "model.dtype=bfloat16", "run.seed=7")
+    kept = json.loads((Path(result["saved"]) / "result.json").read_text())["setup"]
+    assert kept["engine"] == {"device": "cpu", "dtype": "bfloat16"} and kept["seed"] == 7
+    import torch
+
+    if not torch.cuda.is_available():
+        asked = ["eval", str(model_folder), "--data", "math/test.jsonl", *FEW, "model.device=cuda"]
+        assert cli.run(asked) == exits.USAGE
+        assert "finds no GPU" in capsys.readouterr().err
+
+
+def test_padding_of_an_embedding_is_never_drawn(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At d725079 half of the tokens of such a model were ones that no tokenizer knows."""
+    import shutil
+
+    import pyarrow.parquet as parquet
+
+    from rocstar.dialogue.codec import Codec
+    from rocstar.learning.models import load_model
+
+    padded = tmp_path / "padded"
+    shutil.copytree(model_folder, padded)
+    known, model = Codec.load(padded).vocab_size, load_model(padded)
+    model.resize_token_embeddings(known + 200, mean_resizing=False)
+    model.save_pretrained(padded)
+    result, _ = evaluated(capsys, padded, "math/test.jsonl", "--temperature", "8", "--n", "8")
+    rows = parquet.read_table(f"{result['saved']}/samples.parquet").to_pylist()
+    assert all(token < known for row in rows for token in row["token_ids"])
+
+
+def test_a_run_is_evaluated_under_the_limits_of_its_last_rl_stage() -> None:
+    from rocstar.evaluation.subject import _as_evaluated
+    from rocstar.recipe import recipe_of
+
+    stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": {"max_response_tokens": 48, "max_turns": 3}}
+    staged = _as_evaluated(recipe_of({"rollout": {"max_response_tokens": 20}}, [stage]))
+    assert (staged.rollout.max_response_tokens, staged.rollout.max_turns) == (48, 3)

@@ -105,10 +105,13 @@ async def test_nothing_is_missing_where_nothing_failed(tmp_path: Path) -> None:
 # What an evaluation is called
 
 
-def setup(problems: Sequence[Problem] = PROBLEMS, recipe: Recipe | None = None, **protocol: Any) -> dict[str, Any]:
+def setup(
+    problems: Sequence[Problem] = PROBLEMS, recipe: Recipe | None = None, dtype: str = "float32", **protocol: Any
+) -> dict[str, Any]:
     recipe = recipe or Recipe()
     sampling = Protocol(**{"attempts": 1, "temperature": 1.0, **protocol})
     facts: dict[str, Any] = {"model": "m", "step": 0, "data": {"path": "a.jsonl", "sha256": "0" * 64}}
+    facts["engine"] = {"device": "cpu", "dtype": dtype}
     return setup_of(recipe, recipe.rollout, conversation(), problems, sampling, **facts)
 
 
@@ -125,7 +128,7 @@ def setup(problems: Sequence[Problem] = PROBLEMS, recipe: Recipe | None = None, 
         {"recipe": Recipe.model_validate({"evaluate": {"verifier": "tool_output"}})},
         {"recipe": Recipe.model_validate({"sandbox": {"timeout_seconds": 1.0}})},
         {"recipe": Recipe.model_validate({"sandbox": {"tools": ["notebook"]}})},
-        {"recipe": Recipe.model_validate({"model": {"dtype": "bfloat16"}})},
+        {"dtype": "bfloat16"},
     ],
     ids=str,
 )
