@@ -3,6 +3,8 @@ tokenizer and limits. Loads no torch and starts nothing, so `--dry-run` finds wh
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +92,16 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     else:
         _refuse_long_caps(recipe)
     return material
+
+
+def fingerprint(material: Material) -> dict[str, str]:
+    """A hash of the problems of each stage, and of those held out: ids and answers, in order."""
+    parts = {**material.problems, "held out": material.heldout}
+    return {name: _sha256([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:

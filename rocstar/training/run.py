@@ -16,7 +16,7 @@ from pathlib import Path
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
 from rocstar.engines.torch_engine import TorchEngine
-from rocstar.errors import RunHalted
+from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
@@ -27,7 +27,7 @@ from rocstar.learning.sft import SftLearner
 from rocstar.parts import make_roller
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json
-from rocstar.runs.folder import RunFolder
+from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
 from rocstar.runs.show import summary_of
 from rocstar.runs.tracker import RunTracker
@@ -35,7 +35,7 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.training.checkpoints import Progress, latest, prune, save
 from rocstar.training.coldstart import Opened, opened, opening
-from rocstar.training.material import Material, positions_of
+from rocstar.training.material import Material, fingerprint, positions_of
 from rocstar.training.meter import Meter
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stopper import Stopper
@@ -232,6 +232,7 @@ async def opened_run(
 ) -> AsyncIterator[Run]:
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
     with ExitStack() as closing:
+        _same_problems(material, folder)
         meter = Meter(sandbox)
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)
@@ -271,6 +272,21 @@ async def opened_run(
         finally:
             await engine.close()
             await grader.close()
+
+
+def _same_problems(material: Material, folder: RunFolder) -> None:
+    """Note what a run learns from; refuse to go on with something else."""
+    record, found = folder.path / "problems.json", fingerprint(material)
+    if not record.exists():
+        write_json(record, found)
+        return
+    noted = read_json(record)
+    changed = [name for name in found if noted.get(name) != found[name]]
+    if changed:
+        raise ConfigError(
+            f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
+            "start a new run"
+        )
 
 
 def _ranks_of(recipe: Recipe) -> Ranks:

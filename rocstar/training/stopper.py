@@ -1,4 +1,5 @@
-"""Ctrl-C during a run: at once where there is nothing to save, else after the step under way."""
+"""Ctrl-C, or a scheduler's SIGTERM, during a run: at once where there is nothing to save, else after the step under
+way."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ class Stopper:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        before = {number: signal.signal(number, self._on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:

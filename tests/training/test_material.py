@@ -11,7 +11,7 @@ import pytest
 from rocstar.errors import ConfigError, DataError
 from rocstar.exits import NOT_READY, failure
 from rocstar.recipe import recipe_of
-from rocstar.training.material import Material, read_material
+from rocstar.training.material import Material, fingerprint, read_material
 
 MESSAGES = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
 COLD = {"name": "cold", "kind": "sft", "steps": 1}
@@ -92,3 +92,14 @@ def test_another_number_of_learners_than_torchrun_started_is_refused(monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match=r"cluster\.learners is 8 but torchrun started 4 processes"):
         material(COLD, cluster={"learners": 8})
+
+
+def test_other_answers_are_other_problems(tmp_path: Path) -> None:
+    """At d725079 a resumed run went on with whatever its files held by then."""
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    data = {"source": "files", "train_files": [str(tmp_path / "a.jsonl")]}
+    found = []
+    for answer in ("2", "2", "999"):
+        write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": answer})
+        found.append(fingerprint(material(cold, RL, data=data)))
+    assert found[0] == found[1] != found[2]
