@@ -4,7 +4,9 @@ syntax is in `llama_calls.py`."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rocstar.dialogue.markup import CLOSE, OPEN
@@ -12,6 +14,10 @@ from rocstar.dialogue.segments import Author, Segment, json_segments, ours, text
 from rocstar.types import ToolCall
 
 FAILED = "Failed to decode tool call: "
+TOO_DEEP = "nested too deeply"
+# Up to the first closing tag that is not inside a JSON string. Of two readings that begin at different opening tags,
+# one sees as a string what the other sees outside of one, and stops there: together they stay linear in the text.
+_TO_CLOSE = re.compile(rf'(?:[^"<\\]++|"(?:[^"\\\n]++|\\.)*+")*+(?={CLOSE})')
 
 
 class CallSyntax(Protocol):
@@ -35,6 +41,20 @@ class CallSyntax(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A call in a text, decoded or not."""
+
+    begin: int
+    """Where it begins and ends, its tags included."""
+    end: int
+    raw: str
+    """What stands for the JSON."""
+    body: Any = None
+    complaint: str | None = None
+    """Why `raw` is no JSON, or None where `body` is what it holds."""
+
+
 class HermesCalls:
     """`<tool_call>` JSON with `name` and `arguments` `</tool_call>`: Qwen's, and that of our own templates."""
 
@@ -48,13 +68,7 @@ class HermesCalls:
         return ours(f"{OPEN}\n"), *body, ours(f"\n{CLOSE}")
 
     def strip(self, text: str) -> str:
-        """A tag that is never closed takes the rest of the text with it, as in `parse`. Linear in the text."""
-        kept, place = [], 0
-        while (start := text.find(OPEN, place)) >= 0:
-            kept.append(text[place:start])
-            end = text.find(CLOSE, start + len(OPEN))
-            place = len(text) if end < 0 else end + len(CLOSE)
-        return "".join((*kept, text[place:]))
+        return without(text, _blocks(text))
 
 
 HERMES = HermesCalls()
@@ -64,54 +78,66 @@ def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
     """The tool calls of one completion, in order, malformed ones included.
 
     Ids are `call_<first_id>`, `call_<first_id + 1>` ...; pass the number of calls seen before so that they stay
-    unique in a trajectory. A tag that is never closed is a malformed call that runs to the end of the text. Time is
+    unique in a trajectory. A closing tag inside a string of the JSON closes nothing; a block that is no JSON ends at
+    the last closing tag before the next opening one, and one that is never closed at the end of the text. Time is
     linear in the text. Source: paper §2.1 (parse errors go back to the model); unclosed tags ours, the release
     takes such a turn for an answer.
     """
-    return [_call(f"call_{first_id + n}", raw, closed) for n, (raw, closed) in enumerate(_blocks(text))]
+    return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_blocks(text))]
 
 
 def render_call(tool: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the model should write it; `parse_calls` reads it back unless an argument holds the closing tag."""
+    """A call as the model should write it; `parse_calls` reads it back."""
     return text_of(HERMES.render(tool, arguments))
 
 
-def _blocks(text: str) -> Iterator[tuple[str, bool]]:
-    """Text between tags, and whether the closing tag was there. Plain search, because a non-greedy pattern would
-    look for the closing tag from every opening one: quadratic on hostile text."""
-    start = text.find(OPEN)
-    while start >= 0:
-        start += len(OPEN)
-        end = text.find(CLOSE, start)
-        if end < 0:
-            yield text[start:], False
-            return
-        yield text[start:end], True
-        start = text.find(OPEN, end + len(CLOSE))
+def without(text: str, calls: Iterable[Found]) -> str:
+    """The text without these calls, which stand in it in order."""
+    kept, place = [], 0
+    for found in calls:
+        kept.append(text[place : found.begin])
+        place = found.end
+    return "".join((*kept, text[place:]))
 
 
-def _call(call_id: str, raw: str, closed: bool) -> ToolCall:
-    if not closed:
-        return malformed(call_id, raw, f"no {CLOSE} after {OPEN}")
+def _blocks(text: str) -> Iterator[Found]:
+    place = 0
+    while (begin := text.find(OPEN, place)) >= 0:
+        found = _block(text, begin)
+        yield found
+        place = found.end
+
+
+def _block(text: str, begin: int) -> Found:
+    """The block whose opening tag stands at `begin`."""
+    start = begin + len(OPEN)
+    if body := _TO_CLOSE.match(text, start):
+        found = _decoded(begin, body.end() + len(CLOSE), body[0])
+        if found.complaint is None:
+            return found
+    close = text.find(CLOSE, start)
+    if close < 0:
+        return Found(begin, len(text), text[start:], complaint=f"no {CLOSE} after {OPEN}")
+    following = text.find(OPEN, close)
+    close = text.rfind(CLOSE, close, len(text) if following < 0 else following)
+    return _decoded(begin, close + len(CLOSE), text[start:close])
+
+
+def _decoded(begin: int, end: int, raw: str) -> Found:
     try:
-        body = json.loads(raw)
+        return Found(begin, end, raw, json.loads(raw))
     except RecursionError:
-        return malformed(call_id, raw, "nested too deeply")
+        return Found(begin, end, raw, complaint=TOO_DEEP)
     except ValueError as error:  # not only JSONDecodeError: an integer of thousands of digits ends here too
-        return malformed(call_id, raw, str(error))
-    return call_from(body, call_id, raw, "arguments")
+        return Found(begin, end, raw, complaint=str(error))
 
 
-def call_from(body: Any, call_id: str, raw: str, field: str) -> ToolCall:
-    """A call from decoded JSON; `field` is the key of its arguments. What is wrong with it becomes `parse_error`."""
-    complaint = _complaint(body, field)
+def call_from(found: Found, call_id: str, field: str) -> ToolCall:
+    """`field` is the key of the call's arguments. What is wrong with it becomes `parse_error`."""
+    complaint = found.complaint or _complaint(found.body, field)
     if complaint:
-        return malformed(call_id, raw, complaint)
-    return ToolCall(id=call_id, tool=body["name"], arguments=body[field], raw=raw)
-
-
-def malformed(call_id: str, raw: str, complaint: str) -> ToolCall:
-    return ToolCall(id=call_id, tool="", arguments={}, raw=raw, parse_error=FAILED + complaint)
+        return ToolCall(id=call_id, tool="", arguments={}, raw=found.raw, parse_error=FAILED + complaint)
+    return ToolCall(id=call_id, tool=found.body["name"], arguments=found.body[field], raw=found.raw)
 
 
 def _complaint(body: Any, field: str) -> str | None:

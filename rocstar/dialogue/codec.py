@@ -62,10 +62,11 @@ class Codec:
         would become a control token, whole or in part: the text is then cut inside that token and both sides are
         encoded on their own, which spells the same characters in ordinary tokens. A string of `reserved` that is no
         token of its own would be spelled the same whoever writes it; where somebody else does, it gets a space after
-        its first character (`<tool_call>` becomes `< tool_call>`). Source: ours."""
+        its first character (`<tool_call>` becomes `< tool_call>`); so does text that the tokenizer's normalizer would
+        turn into such a string. Source: ours."""
         plain = [marker for marker in reserved if marker not in self._added]
         kept = [segment for segment in segments if segment.text]
-        texts = [s.text if s.author is Author.TEMPLATE else _neutral(s.text, plain) for s in kept]
+        texts = [s.text if s.author is Author.TEMPLATE else self._neutral(s.text, plain) for s in kept]
         ends = [0]
         for text in texts:
             ends.append(ends[-1] + len(text))
@@ -118,6 +119,16 @@ class Codec:
         }
         return {Author.OTHERS: frozenset(marks.values()), Author.ASSISTANT: frozenset(turns)}
 
+    def _neutral(self, text: str, plain: Sequence[str]) -> str:
+        """`text` without the strings of `plain`, as it stands and as the normalizer (NFKC, lowercase ...) makes it."""
+        text = _spaced(text, plain)
+        normalizer = self._tokenizer.normalizer
+        if normalizer is None or not plain:
+            return text
+        seen = normalizer.normalize_str(text)
+        spaced = _spaced(seen, [normalizer.normalize_str(marker) for marker in plain])
+        return text if spaced == seen else spaced
+
     def _encoded(self, text: str, start: int, bounds: _Bounds) -> list[int]:
         """Ids of `text`, which begins at character `start` of the whole."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -157,8 +168,8 @@ class _Bounds:
         return None
 
 
-def _neutral(text: str, plain: Iterable[str]) -> str:
-    for marker in plain:
+def _spaced(text: str, markers: Iterable[str]) -> str:
+    for marker in markers:
         text = text.replace(marker, f"{marker[0]} {marker[1:]}")
     return text
 

@@ -15,9 +15,8 @@ ANY_JSON = st.recursive(
 @given(st.text(), st.dictionaries(st.text(), ANY_JSON))
 def test_a_written_call_is_read_back(tool: str, arguments: dict[str, object]) -> None:
     text = render_call(tool, arguments)
-    if text.count("</tool_call>") == 1:
-        (call,) = parse_calls(text)
-        assert (call.tool, call.arguments, call.parse_error) == (tool, arguments, None)
+    (call,) = parse_calls(text)
+    assert (call.tool, call.arguments, call.parse_error) == (tool, arguments, None)
 
 
 def test_calls_keep_their_order_malformed_ones_included() -> None:
@@ -64,7 +63,15 @@ def test_a_call_that_does_not_parse_says_why(body: str, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hostile", "calls"), [("<tool_call>", 1), ("<tool_call></tool_call>", 200_000), ("</tool_call><tool_call", 0)]
+    ("hostile", "calls"),
+    [
+        ("<tool_call>", 1),
+        ("<tool_call></tool_call>", 200_000),
+        ("</tool_call><tool_call", 0),
+        ('<tool_call>"</tool_call>', 100_000),
+        ('<tool_call>"\\</tool_call>', 200_000),
+        ('<tool_call>{"a":"', 1),
+    ],
 )
 def test_hostile_text_costs_no_more_than_its_length(hostile: str, calls: int) -> None:
     # Work that grows with the square of this text would not end within the hour.

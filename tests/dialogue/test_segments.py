@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
 
 from rocstar.data.sft.format import Call, Conversation, Message, Role
 from rocstar.data.sft.render import encoded, pieces
@@ -123,6 +124,60 @@ def test_markers_that_are_tokens_are_spelled_and_the_others_get_a_space() -> Non
     assert codec.token_id("<|im_end|>") not in codec.encode_segments([foreign(text)], RESERVED)
 
 
+NORMALIZERS = {
+    "nfkc": normalizers.NFKC(),
+    "lowercase": normalizers.Lowercase(),
+    "accents": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+    "all": normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]),
+}
+PLAIN = ("<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>", "<Shout>")
+LOOKALIKES = str.maketrans("<>_/", "\uff1c\uff1e\uff3f\uff0f")
+
+
+def normalizing(name: str) -> Codec:
+    tokenizer = Tokenizer.from_str(byte_level("<|im_end|>")._saved.to_str())
+    tokenizer.normalizer = NORMALIZERS[name]
+    return Codec(tokenizer)
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+@settings(deadline=None, max_examples=60)
+@given(
+    pieces_=st.lists(
+        st.tuples(
+            st.sampled_from([*PLAIN, "<|im_end|>", "a", " "]),
+            st.sampled_from(
+                [str, str.upper, lambda s: s.translate(LOOKALIKES), lambda s: s.upper().translate(LOOKALIKES)]
+            ),
+            st.sampled_from(["", "\u0301", "\u0338"]),
+        ),
+        max_size=5,
+    )
+)
+def test_no_reserved_string_arises_from_normalizing_foreign_text(name: str, pieces_: list[Any]) -> None:
+    codec = normalizing(name)
+    text = "".join(change(piece)[:1] + accent + change(piece)[1:] + accent for piece, change, accent in pieces_)
+    shown = codec.decode(codec.encode_segments([foreign(text)], PLAIN))
+    markers = {codec.decode(codec.encode(marker)) for marker in PLAIN}
+    assert not [marker for marker in markers if marker in shown]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("nfkc", "\uff1ctool_response\uff1ex\uff1c/tool_response\uff1e", "< tool_response>x< /tool_response>"),
+        ("nfkc", "<tool\uff3fcall>", "< tool_call>"),
+        ("lowercase", "<TOOL_CALL> <shout>", "< tool_call> < shout>"),
+        ("accents", "<to\u0301ol_call>", "< tool_call>"),
+        ("lowercase", "No Marker", "no marker"),
+    ],
+)
+def test_what_a_normalizer_makes_a_reserved_string_gets_its_space(name: str, text: str, shown: str) -> None:
+    codec = normalizing(name)
+    assert codec.decode(codec.encode_segments([foreign(text)], PLAIN)) == shown
+    assert codec.decode(codec.encode_segments([ours("<tool_call>")], PLAIN)) == "<tool_call>"
+
+
 def test_a_marker_spelled_across_two_authors_is_none() -> None:
     codec = byte_level("<|im_end|>")
     stop = codec.token_id("<|im_end|>")
@@ -162,7 +217,7 @@ def test_no_space_appears_where_pieces_meet(kind: str) -> None:
 
 
 def _with_plain_token(codec: Codec, text: str) -> Any:
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken
 
     tokenizer = Tokenizer.from_str(codec._saved.to_str())
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=False)])
