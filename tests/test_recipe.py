@@ -92,7 +92,8 @@ def test_modules_are_found_beside_the_recipe_and_beside_those_it_extends_unless_
     (tmp_path / "base.toml").write_text("")
     (tmp_path / "mine" / "child.toml").write_text('extends = "../base.toml"')
     assert load_recipe(tmp_path / "mine" / "child.toml").run.modules == [str(tmp_path / "mine"), str(tmp_path)]
-    assert load_recipe(tmp_path / "base.toml", ["run.modules=there"]).run.modules == ["there"]
+    there = str(tmp_path / "mine")
+    assert load_recipe(tmp_path / "base.toml", [f"run.modules={there}"]).run.modules == [there]
 
 
 def test_stages_carry_full_copies_of_the_base_and_their_own_keys(folder: Path) -> None:

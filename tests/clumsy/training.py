@@ -61,6 +61,10 @@ RECIPES = [
         recipe('[[stage]]\nname = "cold"\n[stage.rollout]\nmax_turns = 2'),
     ),
     train("stage without a name", BAD, ["[[stage]] number 1 has no name"], recipe("[[stage]]\nsteps = 1")),
+    *(
+        train(f"stage named {name!r}", BAD, [repr(name), "letters, digits, - _"], replaced('"cold"', f'"{name}"'))
+        for name in ("a/b", "", "../../x", "x" * 51)
+    ),
     train("stage in single brackets", BAD, ["two brackets"], recipe('[stage]\nname = "x"')),
     train("two stages of one name", BAD, ["called 'cold' like another"], replaced('name = "stage1"', 'name = "cold"')),
     train(
@@ -135,6 +139,42 @@ VALUES = [
     train("cuda without a GPU", [*TINY, "model.device=cuda"], ["cuda", "model.device"]),
     train("more learners than rows", [*TINY, "cluster.learners=64"], ["cluster.learners 64"]),
     train("model template without a model", [*TINY, "rollout.template=model"], ["model", "model.path"]),
+]
+
+TOO_LARGE = [
+    ("run.threads", 100000, "4096"),
+    ("sandbox.slots", 100000, "4096"),
+    ("sandbox.timeout_seconds", 1e9, "86400"),
+    ("sandbox.cpu_seconds", 1e9, "86400"),
+    ("sandbox.memory_bytes", 2**60, str(2**50)),
+    ("model.num_layers", 100000, "1000"),
+    ("model.hidden_size", 2**20, "65536"),
+    ("model.max_positions", 2**40, str(2**24)),
+]
+
+LIMITS = [
+    *(
+        train(f"a huge {key}", [*TINY, f"{key}={value}"], [f"{key} = {value}", f"less than or equal to {most}"])
+        for key, value, most in TOO_LARGE
+    ),
+    train(
+        "a cache larger than memory",
+        [*TINY, "model.device=cpu", "rollout.engine_rows=1000000000"],
+        ["GB", "lower rollout.engine_rows"],
+    ),
+    train(
+        "a cache of a pretrained model larger than memory",
+        [*PRETRAINED, "model.device=cpu", "rollout.engine_rows=1000000000"],
+        ["GB", "lower rollout.engine_rows"],
+    ),
+    train("a vocabulary without letters", [*TINY, "model.vocab_size=3"], ["model.vocab_size 3", "set it to at least"]),
+    train("preload of no module", [*TINY, "sandbox.preload=nosuchmodule"], ["'nosuchmodule'", "take it out"]),
+    train("preload of no name", [*TINY, "sandbox.preload=no such"], ["'no such'", "take it out"]),
+    train("tool without a name", [*TINY, "rollout.tool_name="], ["rollout.tool_name", "letters, digits, - _"]),
+    train("modules that are not there", [*TINY, "run.modules=/nonexist"], ["'/nonexist'", "correct the path"]),
+    train("run named last", [*TINY, "run.name=last"], ["'last'", "take another"]),
+    train("run named with a step", [*TINY, "run.name=a@3"], ["'a@3'", "take another"]),
+    train("Ray for one learner", [*TINY, "cluster.launcher=ray"], ["cluster.learners is 1", "raise cluster.learners"]),
 ]
 
 FILES = [
@@ -263,4 +303,4 @@ MODELS = [
     train("random weights for RL", BAD, ["sft stage first", "model.path"], text("bad.toml", RL_ONLY)),
 ]
 
-TRAINING = [*RECIPES, *VALUES, *FILES, *MODELS]
+TRAINING = [*RECIPES, *VALUES, *LIMITS, *FILES, *MODELS]
