@@ -21,6 +21,7 @@ from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.toml.read import merge_layers, parse_override, read_layers, read_text, validated
 from rocstar.toml.tree import Keys, Table, annotation_at, chosen, merged, put, with_lists
+from rocstar.unread import refuse_unread
 
 STAGES = Recipe.model_fields["stage"].annotation
 
@@ -35,6 +36,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             table = put(table, keys, change.value)
     stages = [_completed(stage, table) for stage in table.get("stage", [])]
     recipe = validated(Recipe, {**table, "stage": stages}, layers, changes)
+    refuse_unread(recipe, layers, changes)
     beside = list(dict.fromkeys(str(layer.path.resolve().parent) for layer in reversed(layers)))
     _refuse_absent_folders(recipe.run.modules)
     run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})

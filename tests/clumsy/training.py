@@ -177,6 +177,47 @@ LIMITS = [
     train("Ray for one learner", [*TINY, "cluster.launcher=ray"], ["cluster.learners is 1", "raise cluster.learners"]),
 ]
 
+UNREAD = [
+    train("a pool of files", [*TINY, "data.pool=5"], ["override 'data.pool=5'", "data.source is 'files'", "leave it"]),
+    train(
+        "families of files in a child",
+        BAD,
+        ["bad.toml line 3: data.families", "leave it out"],
+        recipe('[data]\nfamilies = ["gcd"]'),
+    ),
+    train(
+        "files for arithmetic",
+        [*TINY, "data.source=arithmetic", "data.columns.question=q"],
+        ["override 'data.columns.question=q'", "data.source is 'arithmetic'"],
+    ),
+    train(
+        "files without a source",
+        BAD,
+        ["data.train_files is not read", "data.source is 'arithmetic'", "change data.source"],
+        replaced('source = "files"', ""),
+    ),
+    train(
+        "files for a stage of arithmetic",
+        BAD,
+        ["stage.stage1.data.max_problems is not read"],
+        recipe('[[stage]]\nname = "stage1"\ndata.source = "arithmetic"\ndata.max_problems = 2'),
+    ),
+    train("a shape of a pretrained model", [*PRETRAINED, "model.num_layers=2"], ["model.path is 'model'", "leave it"]),
+    train(
+        "a shape beside a model",
+        BAD,
+        ["bad.toml line 4: model.rope_theta"],
+        recipe('[model]\npath = "model"\nrope_theta = 10'),
+    ),
+    train("minima of another method", [*TINY, "resample.min_positive=1"], ["resample.method is 'roc'", "leave it out"]),
+    train(
+        "data of rows from a file",
+        BAD,
+        ["bad.toml line 5: stage.cold.data.max_problems", "sft.rows_file is 'rows.jsonl'"],
+        recipe('[[stage]]\nname = "cold"\n[stage.data]\nmax_problems = 2'),
+    ),
+]
+
 FILES = [
     train(
         "file that is not there",
@@ -303,4 +344,4 @@ MODELS = [
     train("random weights for RL", BAD, ["sft stage first", "model.path"], text("bad.toml", RL_ONLY)),
 ]
 
-TRAINING = [*RECIPES, *VALUES, *LIMITS, *FILES, *MODELS]
+TRAINING = [*RECIPES, *VALUES, *LIMITS, *UNREAD, *FILES, *MODELS]
