@@ -10,15 +10,30 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 """A learning rate."""
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+"""A limit on one program, a day at most."""
+
+
+def _word(name: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]{0,49}", name):
+        raise ValueError(
+            f"{name!r} cannot be a name; use at most 50 letters, digits, - _ and . and begin with a letter or digit"
+        )
+    return name
+
+
+Word = Annotated[str, AfterValidator(_word)]
+"""A name that becomes a part of file names, or that a model writes."""
 
 
 class Section(BaseModel):
@@ -31,7 +46,7 @@ class RunSection(Section):
     folder: str = "runs"
     seed: int = 0
     """Everything random in a run follows from it and from identities."""
-    threads: Count = 1
+    threads: int = Field(default=1, ge=1, le=4096)
     """torch threads."""
     checkpoint_seconds: float = Field(default=600.0, ge=0)
     """A checkpoint is written after the first step that ends so long after the last one, and at the end of a stage."""
@@ -59,16 +74,16 @@ class ModelSection(Section):
     bfloat16 on cuda, float32 on the CPU."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, a third more work."""
-    hidden_size: Count = 96
+    hidden_size: int = Field(default=96, ge=1, le=65536)
     """This and the following: random weights only."""
-    num_layers: Count = 3
-    num_heads: Count = 3
-    num_kv_heads: Count = 1
-    intermediate_size: Count = 256
+    num_layers: int = Field(default=3, ge=1, le=1000)
+    num_heads: int = Field(default=3, ge=1, le=1024)
+    num_kv_heads: int = Field(default=1, ge=1, le=1024)
+    intermediate_size: int = Field(default=256, ge=1, le=2**20)
     rope_theta: float = Field(default=1000.0, gt=0)
-    max_positions: Count = 512
+    max_positions: int = Field(default=512, ge=1, le=2**24)
     """Longest sequence that the model can hold, tokens."""
-    vocab_size: Count = 512
+    vocab_size: int = Field(default=512, ge=1, le=2**20)
     """Size of the BPE trained from the cold-start rows."""
     word_merges: bool = False
     """Keep merges inside words (GPT-2 regex); false lets merges cross spaces, which suits fixed phrases."""
@@ -175,7 +190,7 @@ class RolloutSection(StageRolloutSection):
     """paper: its Fig. 3; model: the chat template of `model.path`; compact: no system text, no list of tools."""
     preamble: str | None = None
     """Stands before each question; None: the template's own, which asks for the answer in a box."""
-    tool_name: str = "python"
+    tool_name: Word = "python"
     """Name of the Python tool, as the model sees it."""
     environment: str | None = None
     """An Environment of your own as `package.module:name`; None: the conversation with tools."""
@@ -194,11 +209,11 @@ class SandboxSection(Section):
     names and files; or a Tool of your own as `package.module:name`."""
     preload: list[str] = ["numpy", "sympy"]
     """Modules imported once before forking."""
-    slots: Count = 2
+    slots: int = Field(default=2, ge=1, le=4096)
     """Programs that run at once."""
-    timeout_seconds: float = Field(default=5.0, gt=0)
-    cpu_seconds: float = Field(default=5.0, gt=0)
-    memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20)
+    timeout_seconds: Seconds = 5.0
+    cpu_seconds: Seconds = 5.0
+    memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**50)
     output_bytes: int = Field(default=64 * 1024, ge=16, le=4 * 2**20)
     processes: Count = 16
     min_isolation: Literal["L1", "L2", "L3", "L4"] = "L1"
@@ -285,7 +300,7 @@ class EvaluateSection(Section):
 
 
 class SftStage(Section):
-    name: str
+    name: Word
     kind: Literal["sft"]
     steps: int = Field(ge=0)
     data: TaskSection
@@ -293,7 +308,7 @@ class SftStage(Section):
 
 
 class RlStage(Section):
-    name: str
+    name: Word
     kind: Literal["rl"]
     steps: int = Field(ge=0)
     data: StageDataSection

@@ -22,6 +22,8 @@ class ModelFacts:
     """Longest sequence that the model was made for, tokens."""
     embeddings: int
     """Rows of its embedding: token ids it knows."""
+    cache: tuple[int, int, int] | None
+    """Layers, key heads and width of a head; None where config.json does not say them in the usual words."""
 
 
 def find_model(name: str) -> Path:
@@ -51,7 +53,14 @@ def model_facts(folder: Path) -> ModelFacts:
         raise ConfigError(f"{folder}/config.json lacks max_position_embeddings or vocab_size; it is no decoder's")
     if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
-    return ModelFacts(folder=folder, positions=positions, embeddings=embeddings)
+    return ModelFacts(folder=folder, positions=positions, embeddings=embeddings, cache=_cache(config))
+
+
+def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:
+    layers, heads, size = (config.get(k) for k in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(size, int) and heads):
+        return None
+    return layers, config.get("num_key_value_heads") or heads, config.get("head_dim") or size // heads
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, RunSection, 
 from rocstar.errors import ConfigError
 from rocstar.recipe import dump_resolved, load_recipe, recipe_text, resolved_from_json
 
+ROOT = Path(__file__).parent.parent
 PARENT = """\
 [run]
 name = "parent"
@@ -92,7 +93,8 @@ def test_modules_are_found_beside_the_recipe_and_beside_those_it_extends_unless_
     (tmp_path / "base.toml").write_text("")
     (tmp_path / "mine" / "child.toml").write_text('extends = "../base.toml"')
     assert load_recipe(tmp_path / "mine" / "child.toml").run.modules == [str(tmp_path / "mine"), str(tmp_path)]
-    assert load_recipe(tmp_path / "base.toml", ["run.modules=there"]).run.modules == ["there"]
+    there = str(tmp_path / "mine")
+    assert load_recipe(tmp_path / "base.toml", [f"run.modules={there}"]).run.modules == [there]
 
 
 def test_stages_carry_full_copies_of_the_base_and_their_own_keys(folder: Path) -> None:
@@ -162,11 +164,11 @@ def test_a_stage_override_reaches_one_stage_and_later_ones_win(folder: Path) -> 
     ],
 )
 def test_override_values_are_toml_else_text(folder: Path, override: str, section: str, key: str, value: object) -> None:
-    assert load_recipe("parent.toml", [override]).model_dump()[section][key] == value
+    assert load_recipe("parent.toml", ["data.source=files", override]).model_dump()[section][key] == value
 
 
 def test_one_text_is_a_list_of_one_in_a_file_too(folder: Path) -> None:
-    (folder / "one.toml").write_text('[data]\ntrain_files = "a.jsonl"\n')
+    (folder / "one.toml").write_text('[data]\nsource = "files"\ntrain_files = "a.jsonl"\n')
     assert load_recipe("one.toml").data.train_files == ["a.jsonl"]
 
 
@@ -316,6 +318,26 @@ def test_a_pretrained_model_starts_from_the_papers_values(tmp_path: Path) -> Non
     assert (recipe.sft.optimizer, recipe.sft.adamw_learning_rate, recipe.sft.decay) == ("adamw", 5e-6, "cosine")
     assert (recipe.rollout.template, recipe.rollout.feedback_max_chars) == ("paper", 4096)
     assert recipe.run.checkpoint_seconds >= 600 and recipe.rollout.engine_rows <= 64
+
+
+@pytest.mark.parametrize(
+    "path", sorted(file for place in ("recipes", "examples") for file in (ROOT / place).rglob("*.toml")), ids=str
+)
+def test_no_recipe_of_ours_says_what_is_not_read(path: Path) -> None:
+    if "data" not in path.parts[len(ROOT.parts) :]:  # those are of other kinds
+        assert load_recipe(path).stage
+
+
+def test_what_a_parent_says_may_lose_its_use(folder: Path) -> None:
+    (folder / "parent.toml").write_text(PARENT + "[model]\nnum_layers = 2\n")
+    assert load_recipe("child.toml", ["model.path=x", "data.source=files"]).model.num_layers == 2
+    told = complaint("child.toml", "model={path='x', num_layers=3}")
+    assert "model.num_layers is not read where model.path is 'x'" in told
+
+
+def test_a_key_that_one_stage_reads_is_read(folder: Path) -> None:
+    assert load_recipe("parent.toml", ["data.max_problems=3", "stage.stage1.data.source=files"])
+    assert "data.max_problems is not read" in complaint("parent.toml", "data.max_problems=3")
 
 
 def test_a_missing_recipe_names_the_nearest_one(folder: Path) -> None:

@@ -37,9 +37,7 @@ def train_bpe(
 
     Raises ConfigError when `vocab_size` leaves no room for the alphabet. Source: ours.
     """
-    smallest = len(ALPHABET) + len(markers) + len(atoms) + 1
-    if vocab_size < smallest:
-        raise ConfigError(f"model.vocab_size {vocab_size} is too small; it needs at least {smallest}.")
+    refuse_small_vocabulary(vocab_size, markers, atoms)
     tokenizer = _untrained(word_merges)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(atoms),
@@ -50,6 +48,13 @@ def train_bpe(
     tokenizer.train_from_iterator(_pieces(texts, [*markers, *atoms]), trainer)
     tokenizer.add_tokens([AddedToken(atom, normalized=False) for atom in atoms])
     return Codec(tokenizer, ModelFiles(tokenizer={"unk_token": UNKNOWN, "pad_token": UNKNOWN}))
+
+
+def refuse_small_vocabulary(vocab_size: int, markers: Sequence[str], atoms: Sequence[str]) -> None:
+    """Raises ConfigError when `train_bpe` would have no room for the alphabet."""
+    smallest = len(ALPHABET) + len(markers) + len(atoms) + 1
+    if vocab_size < smallest:
+        raise ConfigError(f"model.vocab_size {vocab_size} is too small; set it to at least {smallest}")
 
 
 def fixed_phrases(template: Template, tool_name: str) -> tuple[str, ...]:

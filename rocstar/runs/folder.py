@@ -219,6 +219,10 @@ def refuse_place(base: Path | str, name: str) -> None:
     """Raises ConfigError where no run folder `base/name` could be made, as far as can be known without making it."""
     if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise ConfigError(f"run.name = {name!r} cannot be a folder name; use letters, digits and dashes")
+    if name == "last" or "@" in name:
+        raise ConfigError(
+            f"run.name = {name!r} has a meaning of its own on the command line (the last run, RUN@STEP); take another"
+        )
     there = next(part for part in (Path(base).absolute() / name).parents if part.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise _no_place(base, f"{there} is not a folder that can be written into")

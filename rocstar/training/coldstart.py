@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.config import ModelSection
-from rocstar.dialogue.bpe import fixed_phrases, train_bpe
+from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
 from rocstar.learning.models import Shape, load_model, random_model
 from rocstar.runs.sftrows import read_rows, write_rows
-from rocstar.training.material import Material
+from rocstar.training.material import Material, atoms_of
 from rocstar.training.rows import rows_of_layouts
 from rocstar.types import SftRow, seed_for
 
@@ -68,7 +68,7 @@ def _model(material: Material) -> Opened:
         vocab_size=recipe.model.vocab_size,
         markers=template.markers,
         word_merges=recipe.model.word_merges,
-        atoms=(*material.task.atoms, *fixed_phrases(template, recipe.rollout.tool_name)),
+        atoms=atoms_of(recipe, material.task, template),
     )
     shape = _shape(recipe.model, codec.vocab_size)
     return Opened(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)

@@ -8,13 +8,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
 from rocstar.config import Recipe, RlStage, SftStage
 from rocstar.data.sft.loading import load_conversations
+from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.template import Template
+from rocstar.dialogue.template import ChatMl, Template
+from rocstar.dialogue.templates import template_named
+from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, refuse_too_many_rows
 from rocstar.errors import ConfigError
 from rocstar.exits import need
 from rocstar.lengths import positions_needed
@@ -26,6 +30,8 @@ from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
 from rocstar.training.tasks import heldout_problems, make_task, training_problems
 from rocstar.types import Problem
 
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Device files of drivers; with none of them there is no cuda."""
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
 
@@ -61,7 +67,9 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
     environment_of(recipe)
     check_verifier(recipe.evaluate.verifier, recipe.run.modules)
+    _refuse_absent_modules(recipe.sandbox.preload)
     _refuse_idle_learners(recipe)
+    _refuse_lone_ray(recipe)
     _refuse_other_ranks(recipe)
     if recipe.cluster.launcher == "ray":
         need("cluster")
@@ -86,11 +94,17 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         device_of(recipe.model)
     if pretrained:
         pretrained.codec.stop_ids(material.template)
-        positions_of(material, pretrained.codec, pretrained.facts.positions)
+        positions = positions_of(material, pretrained.codec, pretrained.facts.positions)
+        _refuse_too_many_rows(recipe, pretrained.facts.cache, positions)
         for name, layouts in material.layouts.items():
             rows_of_layouts(name, layouts, pretrained.codec, template, pretrained.facts.positions)
     else:
         _refuse_long_caps(recipe)
+        template = template_named(recipe.rollout.template)
+        refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
+        shape = recipe.model
+        cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
+        _refuse_too_many_rows(recipe, cache, _longest_response(recipe))  # prompts come on top, once there are tokens
     return material
 
 
@@ -115,6 +129,11 @@ def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
     )
 
 
+def atoms_of(recipe: Recipe, task: Task, template: ChatMl) -> tuple[str, ...]:
+    """What the tokenizer of random weights keeps whole besides the template's markers."""
+    return (*task.atoms, *fixed_phrases(template, recipe.rollout.tool_name))
+
+
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
     nothing_runs = SandboxClient(slots=1, preload=())
@@ -124,7 +143,7 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     return positions_needed(
         problems.values(),
         conversation,
-        response_tokens=max(rollout.max_response_tokens for rollout in rollouts_of(material.recipe)),
+        response_tokens=_longest_response(material.recipe),
         model_positions=model_positions,
         environment=environment_of(material.recipe),
     )
@@ -166,10 +185,38 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
     return Pretrained(facts=facts, codec=codec)
 
 
+def _longest_response(recipe: Recipe) -> int:
+    return max(rollout.max_response_tokens for rollout in rollouts_of(recipe))
+
+
+def _refuse_too_many_rows(recipe: Recipe, cache: CacheShape | None, positions: int) -> None:
+    """On the CPU: the engine asks a GPU for its memory itself."""
+    device, rows = recipe.model.device, recipe.rollout.engine_rows
+    if cache is None or device == "cuda" or (device == "auto" and any(Path(file).exists() for file in ACCELERATORS)):
+        return
+    itemsize = 2 if recipe.model.dtype == "bfloat16" else 4
+    refuse_too_many_rows(cache_bytes(cache, rows, positions, itemsize), host_bytes(), rows, positions)
+
+
+def _refuse_absent_modules(names: Sequence[str]) -> None:
+    """Looks for the topmost package only: to look further would import it."""
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
+            raise ConfigError(f"sandbox.preload names {name!r}, which is no module here; install it or take it out")
+
+
+def _refuse_lone_ray(recipe: Recipe) -> None:
+    if recipe.cluster.launcher == "ray" and recipe.cluster.learners == 1:
+        raise ConfigError(
+            "cluster.launcher 'ray' starts the learners and cluster.learners is 1, so there is none to start; raise "
+            "cluster.learners or leave cluster.launcher out"
+        )
+
+
 def _refuse_long_caps(recipe: Recipe) -> None:
     """For random weights, whose tokenizer is not there yet: prompts are known later, the cap is known now."""
-    longest = max(rollout.max_response_tokens for rollout in rollouts_of(recipe))
-    if longest >= recipe.model.max_positions and any(isinstance(stage, RlStage) for stage in recipe.stage):
+    longest = _longest_response(recipe)
+    if longest >= recipe.model.max_positions:
         raise ConfigError(
             f"rollout.max_response_tokens {longest} and a prompt do not fit into model.max_positions "
             f"{recipe.model.max_positions}; lower the one or raise the other"

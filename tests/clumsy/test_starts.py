@@ -14,7 +14,7 @@ from rocstar import cli, exits
 from rocstar.runs.folder import RunFolder
 from tests.clumsy.others import OTHERS
 from tests.clumsy.training import TRAINING
-from tests.clumsy.workplace import BAD, PRETRAINED, TINY, Spoil, Start, rows, text
+from tests.clumsy.workplace import BAD, PRETRAINED, TINY, Spoil, Start, model_config, rows, text
 from tests.tiny_run import RECIPE
 
 pytest.importorskip("torch")
@@ -63,7 +63,7 @@ def test_a_run_that_is_under_way_is_not_resumed(
     ("arguments", "spoil"),
     [
         (TINY, lambda place: None),
-        (PRETRAINED, lambda place: None),
+        (PRETRAINED, model_config(max_position_embeddings=512)),
         (BAD, text("bad.toml", b"\xef\xbb\xbf" + RECIPE.encode())),
         (BAD, text("bad.toml", RECIPE.replace("\n", "\r\n"))),
         (TINY, text("train.jsonl", b'\xef\xbb\xbf{"question": "a", "answer": "1"}\r\n\r\n')),

@@ -61,6 +61,10 @@ RECIPES = [
         recipe('[[stage]]\nname = "cold"\n[stage.rollout]\nmax_turns = 2'),
     ),
     train("stage without a name", BAD, ["[[stage]] number 1 has no name"], recipe("[[stage]]\nsteps = 1")),
+    *(
+        train(f"stage named {name!r}", BAD, [repr(name), "letters, digits, - _"], replaced('"cold"', f'"{name}"'))
+        for name in ("a/b", "", "../../x", "x" * 51)
+    ),
     train("stage in single brackets", BAD, ["two brackets"], recipe('[stage]\nname = "x"')),
     train("two stages of one name", BAD, ["called 'cold' like another"], replaced('name = "stage1"', 'name = "cold"')),
     train(
@@ -135,6 +139,83 @@ VALUES = [
     train("cuda without a GPU", [*TINY, "model.device=cuda"], ["cuda", "model.device"]),
     train("more learners than rows", [*TINY, "cluster.learners=64"], ["cluster.learners 64"]),
     train("model template without a model", [*TINY, "rollout.template=model"], ["model", "model.path"]),
+]
+
+TOO_LARGE = [
+    ("run.threads", 100000, "4096"),
+    ("sandbox.slots", 100000, "4096"),
+    ("sandbox.timeout_seconds", 1e9, "86400"),
+    ("sandbox.cpu_seconds", 1e9, "86400"),
+    ("sandbox.memory_bytes", 2**60, str(2**50)),
+    ("model.num_layers", 100000, "1000"),
+    ("model.hidden_size", 2**20, "65536"),
+    ("model.max_positions", 2**40, str(2**24)),
+]
+
+LIMITS = [
+    *(
+        train(f"a huge {key}", [*TINY, f"{key}={value}"], [f"{key} = {value}", f"less than or equal to {most}"])
+        for key, value, most in TOO_LARGE
+    ),
+    train(
+        "a cache larger than memory",
+        [*TINY, "model.device=cpu", "rollout.engine_rows=1000000000"],
+        ["GB", "lower rollout.engine_rows"],
+    ),
+    train(
+        "a cache of a pretrained model larger than memory",
+        [*PRETRAINED, "model.device=cpu", "rollout.engine_rows=1000000000"],
+        ["GB", "lower rollout.engine_rows"],
+    ),
+    train("a vocabulary without letters", [*TINY, "model.vocab_size=3"], ["model.vocab_size 3", "set it to at least"]),
+    train("preload of no module", [*TINY, "sandbox.preload=nosuchmodule"], ["'nosuchmodule'", "take it out"]),
+    train("preload of no name", [*TINY, "sandbox.preload=no such"], ["'no such'", "take it out"]),
+    train("tool without a name", [*TINY, "rollout.tool_name="], ["rollout.tool_name", "letters, digits, - _"]),
+    train("modules that are not there", [*TINY, "run.modules=/nonexist"], ["'/nonexist'", "correct the path"]),
+    train("run named last", [*TINY, "run.name=last"], ["'last'", "take another"]),
+    train("run named with a step", [*TINY, "run.name=a@3"], ["'a@3'", "take another"]),
+    train("Ray for one learner", [*TINY, "cluster.launcher=ray"], ["cluster.learners is 1", "raise cluster.learners"]),
+]
+
+UNREAD = [
+    train("a pool of files", [*TINY, "data.pool=5"], ["override 'data.pool=5'", "data.source is 'files'", "leave it"]),
+    train(
+        "families of files in a child",
+        BAD,
+        ["bad.toml line 3: data.families", "leave it out"],
+        recipe('[data]\nfamilies = ["gcd"]'),
+    ),
+    train(
+        "files for arithmetic",
+        [*TINY, "data.source=arithmetic", "data.columns.question=q"],
+        ["override 'data.columns.question=q'", "data.source is 'arithmetic'"],
+    ),
+    train(
+        "files without a source",
+        BAD,
+        ["data.train_files is not read", "data.source is 'arithmetic'", "change data.source"],
+        replaced('source = "files"', ""),
+    ),
+    train(
+        "files for a stage of arithmetic",
+        BAD,
+        ["stage.stage1.data.max_problems is not read"],
+        recipe('[[stage]]\nname = "stage1"\ndata.source = "arithmetic"\ndata.max_problems = 2'),
+    ),
+    train("a shape of a pretrained model", [*PRETRAINED, "model.num_layers=2"], ["model.path is 'model'", "leave it"]),
+    train(
+        "a shape beside a model",
+        BAD,
+        ["bad.toml line 4: model.rope_theta"],
+        recipe('[model]\npath = "model"\nrope_theta = 10'),
+    ),
+    train("minima of another method", [*TINY, "resample.min_positive=1"], ["resample.method is 'roc'", "leave it out"]),
+    train(
+        "data of rows from a file",
+        BAD,
+        ["bad.toml line 5: stage.cold.data.max_problems", "sft.rows_file is 'rows.jsonl'"],
+        recipe('[[stage]]\nname = "cold"\n[stage.data]\nmax_problems = 2'),
+    ),
 ]
 
 FILES = [
@@ -263,4 +344,4 @@ MODELS = [
     train("random weights for RL", BAD, ["sft stage first", "model.path"], text("bad.toml", RL_ONLY)),
 ]
 
-TRAINING = [*RECIPES, *VALUES, *FILES, *MODELS]
+TRAINING = [*RECIPES, *VALUES, *LIMITS, *UNREAD, *FILES, *MODELS]

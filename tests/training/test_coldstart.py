@@ -54,7 +54,7 @@ def messages(path: Path) -> str:
 def material(folder: Path, **model: Any) -> Material:
     """Of a recipe whose cold start comes from a file, with a small model."""
     size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "intermediate_size": 32, "vocab_size": 300, **model}
-    base = {"model": size, "rollout": {"template": "compact", "max_response_tokens": 40}, "evaluate": {"problems": 0}}
+    base = {"model": size, "rollout": {"template": "compact", "max_response_tokens": 15}, "evaluate": {"problems": 0}}
     cold = {"name": "cold", "kind": "sft", "steps": 1, "sft": {"rows_file": messages(folder / "rows.jsonl")}}
     return read_material(recipe_of(base, [cold]))
 

@@ -1,0 +1,44 @@
+"""What the KV cache of the torch engine takes, and what main memory there is. Loads no torch, so that a recipe can be
+checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rocstar.errors import ConfigError
+
+CGROUPS = (  # limit and use of this process's memory group, bytes; version 2, then version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+CacheShape = tuple[int, int, int]
+"""Layers, key heads and width of a head."""
+
+
+def cache_bytes(shape: CacheShape, rows: int, positions: int, itemsize: int) -> int:
+    """Bytes of the keys and values of `rows` sequences of at most `positions` tokens; `itemsize`: of one number."""
+    layers, heads, width = shape
+    return 2 * layers * rows * heads * (positions + 1) * width * itemsize
+
+
+def host_bytes() -> int:
+    """Main memory that this process can still take, within its memory group."""
+    return min(_host_bytes())
+
+
+def refuse_too_many_rows(needed: int, there: int, rows: int, positions: int) -> None:
+    """Raises ConfigError when a cache of `needed` bytes would take more than there is."""
+    if needed > there:
+        raise ConfigError(
+            f"the keys and values of {rows} sequences of {positions} tokens take {needed / 1e9:.1f} GB and "
+            f"{there / 1e9:.1f} GB of memory are available; lower rollout.engine_rows or rollout.max_response_tokens"
+        )
+
+
+def _host_bytes() -> Iterator[int]:
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    yield int(meminfo["MemAvailable"].split()[0]) * 1024
+    for limit, used in CGROUPS:
+        if Path(limit).is_file() and (most := Path(limit).read_text().strip()) != "max":
+            yield max(0, int(most) - int(Path(used).read_text()))
