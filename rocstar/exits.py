@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 EXTRA_OF = {
     **dict.fromkeys(("typer", "rich", "pydantic", "math_verify"), ""),
-    **dict.fromkeys(("torch", "transformers", "safetensors"), "train"),
+    **dict.fromkeys(("torch", "transformers", "safetensors", "jinja2"), "train"),
     **dict.fromkeys(("numpy", "sympy", "msgspec", "starlette", "uvicorn", "uvloop", "httptools"), "sandbox"),
     **dict.fromkeys(("pyarrow", "tokenizers", "httpx", "datasets"), "data"),
     "mcp": "mcp",
