@@ -6,18 +6,19 @@ beside every checkpoint, because a tokenizer trained again from a changed genera
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstar.config import ModelSection
+from rocstar.config import ModelSection, SftStage
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
 from rocstar.learning.models import Shape, load_model, random_model
 from rocstar.runs.sftrows import read_rows, write_rows
-from rocstar.training.material import Material, atoms_of
-from rocstar.training.rows import rows_of_layouts
+from rocstar.training.material import Material, atoms_of, task_of
+from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
 from rocstar.types import SftRow, seed_for
 
 TOKENIZER_ROWS = 3000  # demonstrations a tokenizer is trained on; more change nothing that matters
@@ -44,13 +45,19 @@ def opened(checkpoint: Path) -> Opened:
 
 def opening(material: Material, run: Path) -> Opened:
     """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
-    made = _model(material)
+    layouts = {stage.name: _layouts(material, stage) for stage in material.recipe.stage if isinstance(stage, SftStage)}
+    made = _model(material, next(iter(layouts.values()), ()))
     positions = int(made.model.config.max_position_embeddings)
-    for name, layouts in material.layouts.items():
-        rows = rows_of_layouts(name, layouts, made.codec, material.template, positions)
+    for name, shown in layouts.items():
+        rows = rows_of_layouts(name, shown, made.codec, material.template, positions)
         rows_file(run, name).parent.mkdir(exist_ok=True)
         write_rows(rows_file(run, name), rows)
     return made
+
+
+def _layouts(material: Material, stage: SftStage) -> Sequence[Layout]:
+    found, recipe = material.layouts[stage.name], material.recipe
+    return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
 
 
 def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
@@ -58,11 +65,11 @@ def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
     return read_rows(rows_file(run, stage))
 
 
-def _model(material: Material) -> Opened:
+def _model(material: Material, layouts: Sequence[Layout]) -> Opened:
     recipe = material.recipe
     if material.pretrained:
         return Opened(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
-    template, (layouts, *_) = template_named(recipe.rollout.template), material.layouts.values()
+    template = template_named(recipe.rollout.template)
     codec = train_bpe(
         ("".join(piece.text for piece in layout) for layout in layouts[:TOKENIZER_ROWS]),
         vocab_size=recipe.model.vocab_size,

@@ -27,7 +27,7 @@ from rocstar.parts import environment_of, make_conversation, rollouts_of, templa
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
-from rocstar.training.tasks import heldout_problems, make_task, training_problems
+from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
 
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -52,8 +52,9 @@ class Material:
     heldout: Sequence[Problem]
     problems: Mapping[str, Sequence[Problem]]
     """By RL stage; none of them is held out."""
-    layouts: Mapping[str, Sequence[Layout]]
-    """What each SFT stage imitates, before it is tokens; empty where the run folder has the tokens already."""
+    layouts: Mapping[str, Sequence[Layout] | None]
+    """What each SFT stage imitates, before it is tokens; None for its task's own demonstrations, which may be tens of
+    thousands and are made when the run opens. Empty where the run folder has the tokens already."""
     pretrained: Pretrained | None
     """None for random weights."""
     template: Template
@@ -97,14 +98,16 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         positions = positions_of(material, pretrained.codec, pretrained.facts.positions)
         _refuse_too_many_rows(recipe, pretrained.facts.cache, positions)
         for name, layouts in material.layouts.items():
-            rows_of_layouts(name, layouts, pretrained.codec, template, pretrained.facts.positions)
+            rows_of_layouts(name, layouts or (), pretrained.codec, template, pretrained.facts.positions)
     else:
-        _refuse_long_caps(recipe)
+        if heldout or material.problems:
+            _refuse_long_caps(recipe)
         template = template_named(recipe.rollout.template)
         refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        _refuse_too_many_rows(recipe, cache, _longest_response(recipe))  # prompts come on top, once there are tokens
+        longest = _longest_response(recipe) if heldout or material.problems else 1
+        _refuse_too_many_rows(recipe, cache, longest)  # prompts come on top, once there are tokens
     return material
 
 
@@ -140,6 +143,8 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     several = any(rollout.max_turns > 1 for rollout in rollouts_of(material.recipe))
     conversation = make_conversation(material.recipe, codec, material.template, nothing_runs, with_tools=several)
     problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
+    if not problems:  # imitation alone: no cap applies
+        return 1
     return positions_needed(
         problems.values(),
         conversation,
@@ -149,13 +154,18 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     )
 
 
-def _layouts(recipe: Recipe, template: Template) -> dict[str, list[Layout]]:
-    found = {}
+def _layouts(recipe: Recipe, template: Template) -> dict[str, list[Layout] | None]:
+    found: dict[str, list[Layout] | None] = {}
     for stage in recipe.stage:
-        if isinstance(stage, SftStage):
-            path, name = stage.sft.rows_file, recipe.rollout.tool_name
-            conversations = None if path is None else load_conversations(Path(path), name)
-            found[stage.name] = layouts_of(recipe, stage, template, conversations, task_of(recipe, stage))
+        if not isinstance(stage, SftStage):
+            continue
+        task = task_of(recipe, stage)
+        if stage.sft.rows_file is None:
+            require_demonstrations(task, stage.name)
+            found[stage.name] = None
+        else:
+            conversations = load_conversations(Path(stage.sft.rows_file), recipe.rollout.tool_name)
+            found[stage.name] = layouts_of(recipe, stage, template, conversations, task)
     return found
 
 

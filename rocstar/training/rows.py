@@ -41,7 +41,7 @@ def layouts_of(
 def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, template: Template, most: int) -> list[SftRow]:
     """As tokens. Raises ConfigError where one is longer than the `most` tokens that the model holds."""
     rows = [encoded(layout, codec, template.reserved) for layout in layouts]
-    longest = max(len(row.token_ids) for row in rows)
+    longest = max((len(row.token_ids) for row in rows), default=0)
     if longest > most:
         raise ConfigError(
             f"stage {stage}: the longest row has {longest} tokens and the model holds {most}; leave such rows out, or "
