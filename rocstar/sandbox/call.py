@@ -1,36 +1,243 @@
-"""One run of one program, as the slot in Python keeps count of it."""
+"""The nouns of the sandbox: a call, its limits, what became of it.
+
+A program's fate and the service's fate are two different enums. A reward may look at `ProgramOutcome`; `ServiceOutcome`
+says that we failed, and says nothing about the program.
+"""
 
 from __future__ import annotations
 
-import resource
-import time
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from rocstar.sandbox.slotwire import Ended
+from msgspec import Struct, field, structs
 
-QUIET_SECONDS = 0.01  # short programs end within it, and their output waits in the pipe: one wake-up instead of many
-AGE_SECONDS = 0.1  # a program that runs longer makes way for those that may be short
+MAX_OUTPUT_BYTES = 4 * 2**20
+"""Largest `Limits.output_bytes`."""
 
 
-class Call:
-    """Its deadline, its cap, what is known of its end."""
+class ProgramOutcome(StrEnum):
+    """What the program did."""
 
-    def __init__(self, pid: int, wall_seconds: float, output_bytes: int) -> None:
-        self.pid = pid
-        self.started = time.monotonic()
-        self.deadline = self.started + wall_seconds
-        self.quiet_until = self.started + QUIET_SECONDS
-        self.age_at = self.started + AGE_SECONDS
-        self.listening = self.aged = False
-        self.output_left = output_bytes
-        self.ended = Ended.ITSELF
-        self.run_seconds = 0.0
-        self.cpu_seconds = 0.0
-        self.peak_memory = 0
+    OK = "ok"
+    EXCEPTION = "exception"  # uncaught, syntax errors included
+    EXIT_NONZERO = "exit_nonzero"
+    SIGNAL = "signal"  # died by a signal that no limit explains
+    WALL_TIMEOUT = "wall_timeout"
+    CPU_TIMEOUT = "cpu_timeout"
+    MEMORY = "memory"
+    OUTPUT_LIMIT = "output_limit"
+    REJECTED = "rejected"  # not run: the request itself is too large or malformed
 
-    def seconds_to_wake(self) -> float:
-        wake = self.deadline if self.listening else min(self.deadline, self.quiet_until)
-        return max(0.0, (wake if self.aged else min(wake, self.age_at)) - time.monotonic())
 
-    def add_usage(self, usage: resource.struct_rusage) -> None:
-        self.cpu_seconds += usage.ru_utime + usage.ru_stime
-        self.peak_memory = max(self.peak_memory, usage.ru_maxrss * 1024)
+class ServiceOutcome(StrEnum):
+    """What became of a call that says nothing about its program."""
+
+    OVERLOADED = "overloaded"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+if TYPE_CHECKING:
+    Outcome = ProgramOutcome | ServiceOutcome
+else:
+    Outcome = str  # msgspec decodes no union of two string enums; `Response.__post_init__` makes it one of them
+
+
+class Isolation(StrEnum):
+    """Level in force; docs/sandbox.md says what each promises. A larger name is a stronger level."""
+
+    L0 = "L0"
+    """No walls: to measure what they cost. Never chosen unless asked for."""
+    L1 = "L1"
+    L2 = "L2"
+    L3 = "L3"
+    L4 = "L4"
+    """L3, and the kernel that programs see runs inside a virtual machine or another kernel."""
+
+
+class SandboxDown(Exception):
+    """No sandbox daemon can be reached or started; the message says why. Safe to retry later."""
+
+
+class SessionLost(SandboxDown):
+    """The daemon no longer holds this session: its names and files are gone. A service fault."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    wall_seconds: float = 5.0
+    """Time from start to end of the program, seconds; queueing excluded."""
+    cpu_seconds: float = 5.0
+    """CPU of any one process of the program, seconds, rounded up to a whole second."""
+    memory_bytes: int = 512 * 2**20
+    """Memory of the whole call, and address space each process may add to what is preloaded, bytes."""
+    output_bytes: int = 64 * 1024
+    """stdout and stderr together, bytes."""
+    processes: int = 16
+    """Processes and threads alive at once, the first one included."""
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """One program to run, or one cell of a session."""
+
+    id: str
+    """Chosen by the caller and given back in the response."""
+    code: str
+    """Python source, run as `__main__`."""
+    stdin: str = ""
+    """Standard input; at its end the program reads EOF."""
+    limits: Limits = Limits()
+    seed: int | None = None
+    """Seeds `random` and the global generators of numpy and sympy; None draws a fresh one."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Files put into the working directory before the run: relative path to content."""
+    fetch: tuple[str, ...] = ()
+    """Files to send back after it: paths relative to the working directory."""
+    patience_seconds: float = 3600.0
+    """How long it may wait for its turn, seconds; then it is `overloaded`."""
+    session: str = ""
+    """Session this is a cell of; empty for a plain program."""
+    cell: int = 0
+    """Number of the cell in its session, from 1. Only cell 1 may start a session: a daemon that has lost the session
+    answers any other with `SessionLost`."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """An uncaught exception, as the program's own process reported it."""
+
+    type: str
+    """Class name, with its module unless that is builtins."""
+    message: str
+    """`str(exception)`, cut to 2,000 characters."""
+    line: int | None
+    """Last line of the program involved, 1 is the first; None when there is none."""
+
+
+class Response(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a call."""
+
+    id: str
+    """`Call.id`."""
+    outcome: Outcome
+    """A ProgramOutcome, or a ServiceOutcome when we are at fault."""
+    exit_code: int | None = None
+    """None when it did not exit by itself."""
+    signal: str | None = None
+    """Name of the signal that ended it (`SIGSEGV`, `SIG37`); None when none did."""
+    exception: Failure | None = None
+    """Set for EXCEPTION and for an uncaught MemoryError."""
+    stdout: str = ""
+    """Kept up to the cap; bytes that are not UTF-8 are replaced."""
+    stderr: str = ""
+    """Same; ends with the traceback."""
+    value: str | None = None
+    """repr of the last expression; None when there is none or it is None."""
+    truncated_bytes: int = 0
+    """Bytes of output read and dropped; what a killed program still meant to write is not counted."""
+    stdout_bytes: int = 0
+    """Bytes read from stdout, dropped ones included."""
+    stderr_bytes: int = 0
+    """Same for stderr."""
+    invalid_utf8: bool = False
+    """Bytes that are no text were replaced in stdout, stderr or value."""
+    kill_reason: str = ""
+    """Which limit ended it: `wall`, `cpu`, `output`, `memory`, `processes` (the last two of the whole call), or
+    `cancelled`; empty when it ended by itself."""
+    run_seconds: float = 0.0
+    """Wall time of the program, seconds; queueing excluded."""
+    cpu_seconds: float = 0.0
+    """CPU of all its processes, seconds."""
+    queue_seconds: float = 0.0
+    """Wall time between arrival at the daemon and start, seconds."""
+    peak_memory_bytes: int = 0
+    """Largest resident set of one of its processes, preloaded modules included, bytes."""
+    isolation: str = ""
+    """Level in force; empty when nothing was run."""
+    failed_probes: tuple[str, ...] = ()
+    """Properties the level should have and does not have here (`no_memory_cgroup`)."""
+    attempt: int = 1
+    """2 when a first try was lost to a fault of ours."""
+    node: str = ""
+    """Machine it ran on, as the operator named it; the host name otherwise."""
+    message: str = ""
+    """Why, for REJECTED and for service outcomes."""
+    state_lost: bool = False
+    """Of a session's cell: its process was ended, so names and files of all its cells are gone."""
+    replayed_cells: int = 0
+    """Of a session's cell: earlier cells that were run again first, because the session had been lost."""
+    images: tuple[bytes, ...] = ()
+    """Of a session's cell: figures it left open, as PNG, 8 MB together."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Of those to be fetched the regular files that are there, 16 MB together: relative path to content."""
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "outcome", outcome_named(self.outcome))
+
+
+class DaemonInfo(Struct, frozen=True, kw_only=True):
+    """What a daemon says of itself when a client connects."""
+
+    isolation: Isolation
+    """Level in force."""
+    failed_probes: tuple[str, ...] = ()
+    """See Response."""
+    slots: int = 1
+    """Programs that run at once."""
+    preload: tuple[str, ...] = ()
+    """Modules the operator asked to be imported before forking."""
+    tiers: tuple[str, ...] = ()
+    """Sets of preloaded modules a program may be started from; those not needed yet are not up."""
+    fork_path: str = "python"
+    """`c`: slots run the compiled loop; `python`: it could not be built or used, and a call costs more."""
+    node: str = ""
+    """See Response."""
+    second_kernel: str = ""
+    """What holds the kernel that programs see, by evidence: `gvisor`, `kata`, `firecracker`, `microvm`; else empty."""
+
+    @property
+    def walls(self) -> Isolation:
+        """The level of what we build ourselves, whatever is around it."""
+        return Isolation.L3 if self.isolation == Isolation.L4 else self.isolation
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What a daemon says of its load, shortly after answers and when asked by a ping."""
+
+    cpu_seconds: float = 0.0
+    """CPU of the daemon and of everything below it so far, seconds."""
+    waiting: int = 0
+    """Calls in its queue."""
+    running: int = 0
+    """Programs and cells that run."""
+    sessions: int = 0
+    """Sessions alive."""
+
+
+class DaemonSettings(Struct, frozen=True, kw_only=True):
+    """How a daemon is started."""
+
+    slots: int = 2
+    """Programs that run at once, sessions excluded."""
+    preload: tuple[str, ...] = ("numpy", "sympy")
+    min_isolation: Isolation = Isolation.L1
+    """The daemon refuses to start below this level; L0 permits no walls at all."""
+    skip_plans: int = 0
+    """How many of the strongest ways to isolate (`walls.plans.PLANS`) are not even tried."""
+    compiled: bool = True
+    """Whether slots may run the compiled loop."""
+    groups: bool = True
+    """Whether control groups may be used."""
+    grace_seconds: float = 5.0
+    """A slot that has not answered so long after the deadline is stuck itself."""
+    session_slots: int = 32
+    """Sessions alive at once."""
+    session_idle_seconds: float = 600.0
+    """A session without a cell for so long is ended."""
+    max_queue: int = 100_000
+    """Calls waiting at once; beyond it a call is `overloaded` immediately."""
+    node: str = ""
+    """What responses call this machine; its host name if empty."""
+
+
+def outcome_named(name: str) -> Outcome:
+    """Raises ValueError for a name that is neither."""
+    return ServiceOutcome(name) if name in ServiceOutcome._value2member_map_ else ProgramOutcome(name)

@@ -1,1 +1,1 @@
-"""The sandbox over HTTP: `rocstar sandbox serve`. Its own native API, and thin views of it that other clients speak."""
+"""The sandbox over HTTP: our own API, three dialects, and the gateway."""

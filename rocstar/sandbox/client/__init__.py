@@ -1,0 +1,1 @@
+"""The caller's side: one client over one or many daemons."""

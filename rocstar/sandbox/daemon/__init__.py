@@ -1,0 +1,1 @@
+"""The daemon: one queue, the pools of slots, sessions."""

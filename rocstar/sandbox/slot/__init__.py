@@ -1,0 +1,1 @@
+"""Zygote, slot, and what runs in the forked process."""

@@ -1,0 +1,108 @@
+"""The bytes between the daemon, a slot and the programs in it. Plain structs and marshalled values: nothing else.
+
+The daemon owns every pipe of a call; a slot sees numbers only, so nothing of one call can be found in the memory that
+the next call's process is forked from.
+
+    daemon -> slot      one byte (RUN or RUN_AND_KEEP), with three descriptors: stdout, stderr, control
+    daemon -> slot      SIGUSR1: end what runs
+    slot -> daemon      ENDED, exactly one for each byte; a slot that cannot serve another call then exits
+    daemon -> program   on control: LENGTH, then a marshalled Program, Fetch or Notebook
+    program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`)
+    daemon -> notebook  on control: LENGTH, then a marshalled Cell; it answers each with a report
+"""
+
+from __future__ import annotations
+
+import marshal
+import struct
+from typing import Any, NamedTuple
+
+RUN = b"R"
+RUN_AND_KEEP = b"K"
+"""Leave the working directory as it is afterwards: a Fetch follows."""
+
+LENGTH = struct.Struct("=I")
+
+ENDED = struct.Struct("=i??ddddQ?")
+"""The fields of an Ended. Daemon and slot are one machine: native order, no padding, a packed struct in `_fork.c`."""
+
+
+class Ended(NamedTuple):
+    """How the process ended that a slot forked."""
+
+    wait_status: int
+    """As `os.waitpid` gives it."""
+    stopped: bool
+    """A SIGUSR1 came before its end. A program can send one too: only the daemon knows whether it did."""
+    stale: bool
+    """Nothing was run: an earlier call started processes, and their number would be visible to this one."""
+    run_seconds: float
+    """From the fork to the end of the program's process."""
+    cpu_seconds: float
+    """Of all processes of the call."""
+    own_cpu_seconds: float
+    """Of the program's first process alone, its threads included."""
+    slot_cpu_seconds: float
+    """Of the slot and everything it has run since it started."""
+    peak_memory_bytes: int
+    """Largest resident set of one process."""
+    reusable: bool
+    """False: the slot exits after this."""
+
+
+def parse_ended(data: bytes) -> Ended:
+    return Ended(*ENDED.unpack(data))
+
+
+class Program(NamedTuple):
+    """One program. Plain values: marshalled as a tuple, quick to read."""
+
+    code: str
+    stdin: str
+    files: dict[str, bytes]
+    seed: int
+    cpu_seconds: float
+    memory_bytes: int
+    output_bytes: int
+    processes: int
+
+
+class Fetch(NamedTuple):
+    """Files to read back, relative to the working directory. The report is what `files.packed` makes of them."""
+
+    paths: list[str]
+
+
+class Notebook(NamedTuple):
+    """A session's process: it runs cells until its control connection closes."""
+
+    seed: int
+    memory_bytes: int
+    processes: int
+
+
+class Cell(NamedTuple):
+    """One cell of a session."""
+
+    number: int
+    code: str
+    files: dict[str, bytes]
+    fetch: list[str]
+    cpu_seconds: float
+    output_bytes: int
+
+
+PAYLOADS: dict[str, type] = {"program": Program, "fetch": Fetch, "notebook": Notebook, "cell": Cell}
+NAMES = {kind: name for name, kind in PAYLOADS.items()}
+
+
+def pack(payload: Program | Fetch | Notebook | Cell) -> bytes:
+    """Length and body, as they go over control."""
+    body = marshal.dumps((NAMES[type(payload)], tuple(payload)))
+    return LENGTH.pack(len(body)) + body
+
+
+def parse(body: bytes) -> Any:
+    """The payload, without its length. Only ever applied to what the daemon sent."""
+    name, values = marshal.loads(body)
+    return PAYLOADS[name](*values)

@@ -1,0 +1,1 @@
+"""What keeps a program inside: namespaces, file system, system-call filter, control groups."""
