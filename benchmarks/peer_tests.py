@@ -1,4 +1,4 @@
-"""The peers' own tests, run against `rocstar sandbox serve` through a thin client: does our service keep their promises?
+"""The peers' own tests against `rocstar sandbox serve`, through a thin client: does our service keep their promises?
 
     python benchmarks/peer_tests.py [--code-judge FOLDER] [--sandbox-fusion FOLDER]
 
