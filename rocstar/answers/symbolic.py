@@ -1,4 +1,4 @@
-"""Graders that may run for ever, behind warm worker processes that are killed when they do (TrustedPool, `judge.py`).
+"""Graders that may run for ever, behind warm worker processes that are killed when they do (`pool.py`, `judge.py`).
 
 Not here: which grader to ask, and what several of them mean together (`grade.py`).
 """
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 
+from rocstar.answers.pool import DeadlinePool, PoolError
 from rocstar.errors import VerifierUnavailable
-from rocstar.sandbox.trusted import TargetLate, TargetRaised, TargetTooBig, TrustedDown, TrustedPool
 from rocstar.types import Verdict
 
 Found = tuple[Verdict, str]
@@ -51,11 +51,16 @@ class SymbolicChecker:
         target: str = JUDGE,
         prepare: str = WARM,
     ) -> None:
-        """deadline_seconds: wall time per question, waiting in line excluded. start_seconds: wall time for a worker to
-        get ready. memory_bytes: resident memory of a worker. target, prepare: what workers run, for tests."""
-        self._deadline_seconds = deadline_seconds
-        self._pool = TrustedPool(
-            target=target, prepare=prepare, workers=workers, memory_bytes=memory_bytes, start_seconds=start_seconds
+        """deadline_seconds: wall time per question, waiting in line excluded. start_seconds: wall time for the warm
+        process to get ready. memory_bytes: resident memory a question may add. target, prepare: what workers run, for
+        tests."""
+        self._pool = DeadlinePool(
+            target=target,
+            prepare=prepare,
+            workers=workers,
+            deadline_seconds=deadline_seconds,
+            memory_bytes=memory_bytes,
+            start_seconds=start_seconds,
         )
         self._lock = threading.Lock()  # guards the two below
         self._asked: OrderedDict[Question, Future[list[str]]] = OrderedDict()
@@ -88,8 +93,8 @@ class SymbolicChecker:
             new = [question for question in dict.fromkeys(questions) if question not in self._asked]
             payloads = [asdict(question) for question in new]
             try:
-                futures = self._pool.submit(payloads, deadline_seconds=self._deadline_seconds) if new else []
-            except TrustedDown as error:
+                futures = self._pool.submit(payloads) if new else []
+            except PoolError as error:
                 raise VerifierUnavailable(f"{error}.") from error
             self._asked.update(zip(new, futures, strict=True))
             mine = []
@@ -101,14 +106,14 @@ class SymbolicChecker:
             return mine
 
     def _verdict(self, question: Question, answer: list[str] | BaseException) -> Found | VerifierUnavailable:
-        if isinstance(answer, TargetLate):
+        if isinstance(answer, TimeoutError):
             return Verdict.UNDECIDED, "deadline"
-        if isinstance(answer, TargetTooBig):
+        if isinstance(answer, MemoryError):
             return Verdict.UNDECIDED, "memory"
         if isinstance(answer, BaseException):
             with self._lock:
                 self._asked.pop(question, None)  # an outage is not remembered
-            if isinstance(answer, TrustedDown | TargetRaised):
+            if isinstance(answer, PoolError):
                 return VerifierUnavailable(f"{answer}.")
             raise answer
         verdict, method = answer

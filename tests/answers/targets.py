@@ -12,13 +12,17 @@ _KEPT: list[bytearray] = []
 
 
 def scripted(question: Mapping[str, Any]) -> tuple[str, str]:
-    """`hang`, `eat`, `die`, `raise`, `die-once:PATH` as named; `nap:X` sleeps a moment; anything else is right."""
+    """`hang`, `hold` (the interpreter), `die`, `raise`, `die-once:PATH` as named; `nap:X` sleeps a moment;
+    `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps them; anything else is right."""
     word, _, argument = question["predicted"].partition(":")
     if word == "hang":
         time.sleep(600)
+    elif word == "hold":
+        7 ** (7**30)
     elif word == "eat":
-        _KEPT.append(bytearray(b"1") * (300 << 20))
-        time.sleep(600)
+        len(bytearray(b"1") * (int(argument) << 20))
+    elif word == "keep":
+        _KEPT.append(bytearray(b"1") * (int(argument) << 20))
     elif word == "raise":
         raise ValueError("a bug of ours")
     elif word == "nap":

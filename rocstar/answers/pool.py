@@ -1,0 +1,191 @@
+"""A pool with deadlines: calls of one function in warm worker processes, which end when a call takes too long.
+
+Workers are forked from one process that has imported everything (`worker.py`), so another costs milliseconds, and the
+process that asks, with its threads, never forks. The pools of the standard library and of pebble would import the
+asking program's `__main__` again in each worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+MAX_DEATHS = 2
+RESTART_SECONDS = 1.0  # after a start that failed: calls in line are given its reason instead of a start each
+MAX_ANSWER_BYTES = 2**20
+BOOT = """import sys, json
+path, *settings = json.loads(sys.argv[1])
+sys.path[:] = path
+from rocstar.answers.worker import main
+main(*settings)"""
+# A fixed hash seed lets the order of sets repeat; one thread per worker, since the pool is the parallelism.
+FIXED = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class PoolError(Exception):
+    """The pool failed, which says nothing about the payload; the message says why."""
+
+
+class DeadlinePool:
+    """Usable from any thread and event loop. Payloads and values are JSON. Processes start at the first call and end
+    with this process, at the latest one deadline after it."""
+
+    def __init__(
+        self,
+        *,
+        target: str,
+        prepare: str = "",
+        workers: int = 2,
+        deadline_seconds: float = 5.0,
+        memory_bytes: int = 2**30,
+        start_seconds: float = 60.0,
+    ) -> None:
+        """target: `module:function` of one argument. prepare: `module:function` of none, called once before the first
+        call. deadline_seconds: wall time of a call, waiting in line excluded. memory_bytes: resident memory a call may
+        add. start_seconds: wall time to import and prepare."""
+        self._target, self._settings = target, (target, prepare, memory_bytes)
+        self._workers, self._deadline_seconds, self._start_seconds = workers, deadline_seconds, start_seconds
+        self._jobs: SimpleQueue[tuple[Future[Any], bytes] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()  # guards the threads and all below
+        self._closed = False
+        self._warm: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._idle: list[Connection] = []
+        self._failed_at, self._failure = -RESTART_SECONDS, ""
+
+    def submit(self, payloads: Sequence[Any]) -> list[Future[Any]]:
+        """Queue calls; their futures, in order. A future raises TimeoutError at the deadline, MemoryError over the
+        memory limit, and PoolError when the function raised, a worker died twice under the call, none could be
+        started, or the pool was closed. Raises PoolError after close."""
+        jobs = [(Future[Any](), json.dumps({"payload": it, "seconds": self._deadline_seconds})) for it in payloads]
+        with self._lock:
+            if self._closed:
+                raise PoolError("the pool was closed; make a new one")
+            for future, question in jobs:
+                self._jobs.put((future, question.encode()))
+            while len(self._threads) < self._workers:
+                self._threads.append(threading.Thread(target=self._serve, name="answers", daemon=True))
+                self._threads[-1].start()
+        return [future for future, _ in jobs]
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers alive, where the kernel lists children."""
+        warm = self._warm[0].pid if self._warm else 0
+        found = Path(f"/proc/{warm}/task/{warm}/children")
+        return [int(pid) for pid in found.read_text().split()] if found.exists() else []
+
+    def close(self) -> None:
+        """End the processes; calls not finished raise PoolError. May be called twice, from any thread."""
+        with self._lock:
+            threads, self._threads, self._closed = self._threads, [], True
+            self._stop()
+        for _ in threads:
+            self._jobs.put(None)
+        for thread in threads:
+            thread.join()
+        for worker in self._idle:
+            worker.close()
+
+    def _serve(self) -> None:
+        """Consumes jobs, resolves their futures, waits for a worker's answer or end; None ends it."""
+        while (job := self._jobs.get()) is not None:
+            future, question = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._ask(question))
+                except Exception as error:
+                    future.set_exception(error)
+
+    def _ask(self, question: bytes) -> Any:
+        for _ in range(MAX_DEATHS):
+            worker = self._take_worker()
+            started = time.monotonic()
+            try:
+                worker.send_bytes(question)
+                answer = json.loads(worker.recv_bytes(MAX_ANSWER_BYTES))
+            except (OSError, EOFError):
+                worker.close()
+                if time.monotonic() - started >= self._deadline_seconds:  # its alarm cannot ring earlier
+                    raise TimeoutError(f"{self._target} took more than {self._deadline_seconds} seconds") from None
+                continue
+            if answer["full"]:
+                worker.close()
+            else:
+                self._idle.append(worker)
+            if answer["kind"] == "memory":
+                raise MemoryError(f"{self._target} took more than {self._settings[2]} bytes")
+            if answer["kind"] == "raised":
+                raise PoolError(f"{self._target} raised {answer['value']}")
+            return answer["value"]
+        raise PoolError(f"the worker of {self._target} died {MAX_DEATHS} times on {question[:200]!r}")
+
+    def _take_worker(self) -> Connection:
+        """An idle one, or a new one. Raises PoolError."""
+        with self._lock:
+            if self._closed:
+                raise PoolError("the pool was closed")
+            if self._idle:
+                return self._idle.pop()
+            ours, theirs = Pipe()
+            with theirs:
+                for _ in range(MAX_DEATHS):
+                    _, control = self._warm = self._warm or self._start()
+                    with suppress(OSError):
+                        socket.send_fds(control, [b"w"], [theirs.fileno()])
+                        if control.recv(1):
+                            break
+                    self._stop()  # the warm process was killed
+            return ours
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """The warm process, ready, and the socket to it. Raises PoolError."""
+        if time.monotonic() < self._failed_at + RESTART_SECONDS:
+            raise PoolError(self._failure)
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        config = json.dumps([[entry or os.getcwd() for entry in sys.path], theirs.fileno(), *self._settings])
+        with theirs:
+            # Its own session keeps Ctrl-C away, and lets `_stop` end it and its workers with one signal.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-s", "-c", BOOT, config],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | FIXED,
+                start_new_session=True,
+            )
+        ours.settimeout(self._start_seconds)
+        try:
+            problem = ours.recv(65536).decode() or "it died while importing"
+        except TimeoutError:
+            problem = f"it was not ready within {self._start_seconds} seconds"
+        if problem != "ready":
+            self._warm = process, ours
+            self._stop()
+            self._failed_at = time.monotonic()
+            self._failure = f"the worker of {self._target} did not start: {problem}"
+            raise PoolError(self._failure)
+        return process, ours
+
+    def _stop(self) -> None:
+        """Kill the warm process and all its workers."""
+        if self._warm is not None:
+            process, control = self._warm
+            self._warm = None
+            os.killpg(process.pid, signal.SIGKILL)  # nobody has waited for it yet, so the number is still its own
+            process.wait()
+            control.close()

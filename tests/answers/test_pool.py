@@ -1,0 +1,146 @@
+"""The pool with deadlines, with real workers: what `test_symbolic.py` does not see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocstar.answers.pool import DeadlinePool, PoolError
+
+TARGET = "tests.answers.targets:scripted"
+PATIENT = 60.0  # seconds for a result that comes
+
+
+def pool_of(**settings: Any) -> DeadlinePool:
+    settings = {"target": TARGET, "workers": 1, "deadline_seconds": 20.0, **settings}
+    return DeadlinePool(**settings)
+
+
+@pytest.fixture
+def pool() -> Iterator[DeadlinePool]:
+    pool = pool_of()
+    yield pool
+    pool.close()
+
+
+def payload(predicted: str) -> dict[str, Any]:
+    return {"predicted": predicted, "graders": ["g"]}
+
+
+def results(pool: DeadlinePool, *predicted: str) -> list[Any]:
+    """The value of each, or the exception."""
+    futures = pool.submit([payload(text) for text in predicted])
+    return [future.exception(PATIENT) or future.result() for future in futures]
+
+
+def test_waiting_for_earlier_calls_does_not_count_against_the_deadline() -> None:
+    pool = pool_of(deadline_seconds=0.4)
+    assert results(pool, *["nap:1"] * 20) == [["right", "g"]] * 20
+    pool.close()
+
+
+def test_a_call_that_holds_the_interpreter_is_ended_at_its_deadline_and_others_go_on() -> None:
+    pool = pool_of(deadline_seconds=0.5)
+    first, second, third = results(pool, "fine", "hold", "fine")
+    assert (first, third) == (["right", "g"], ["right", "g"])
+    assert isinstance(second, TimeoutError)
+    pool.close()
+
+
+def test_a_worker_stays_until_it_fails_and_the_next_comes_from_the_same_warm_process(pool: DeadlinePool) -> None:
+    results(pool, "fine")
+    old = pool.worker_pids()
+    results(pool, "fine", "raise")
+    assert pool.worker_pids() == old
+    assert isinstance(results(pool, "die")[0], PoolError)
+    assert results(pool, "fine") == [["right", "g"]]
+    assert len(pool.worker_pids()) == 1 and pool.worker_pids() != old
+
+
+def test_an_idle_worker_that_was_killed_is_replaced_unnoticed(pool: DeadlinePool) -> None:
+    results(pool, "fine")
+    os.kill(pool.worker_pids()[0], signal.SIGKILL)
+    assert results(pool, "fine") == [["right", "g"]]
+
+
+def test_a_warm_process_that_was_killed_is_replaced_unnoticed(pool: DeadlinePool) -> None:
+    results(pool, "fine")
+    (worker,) = pool.worker_pids()
+    os.killpg(os.getpgid(worker), signal.SIGKILL)
+    assert results(pool, "fine") == [["right", "g"]]
+
+
+def test_garbage_of_earlier_calls_is_not_held_against_a_later_one() -> None:
+    pool = pool_of(memory_bytes=100 << 20)
+    assert results(pool, *["keep:80"] * 5) == [["right", "g"]] * 5
+    pool.close()
+
+
+def test_a_call_that_was_cancelled_in_line_is_never_run(pool: DeadlinePool, tmp_path: Any) -> None:
+    mark = tmp_path / "ran"
+    nap, waiting = pool.submit([payload("nap:1"), payload(f"die-once:{mark}")])
+    assert waiting.cancel()
+    nap.result(PATIENT)
+    results(pool, "fine")
+    assert not mark.exists()
+
+
+def test_threads_and_loops_share_a_pool(pool: DeadlinePool) -> None:
+    found: list[Any] = []
+
+    async def ask() -> None:
+        found.append(await asyncio.wrap_future(pool.submit([payload("fine")])[0]))
+
+    threads = [threading.Thread(target=lambda: asyncio.run(ask())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [["right", "g"]] * 4
+
+
+def test_large_payloads_and_text_that_is_no_unicode_pass(pool: DeadlinePool) -> None:
+    (future,) = pool.submit([{"predicted": "x", "graders": ["\ud800" + "y" * (2 << 20)], "more": None}])
+    assert isinstance(future.exception(PATIENT), PoolError), "an answer over a megabyte is no answer"
+    (future,) = pool.submit([{"predicted": "z" * (2 << 20), "graders": ["\ud800"]}])
+    assert future.result(PATIENT) == ["right", "\ud800"]
+
+
+def test_a_payload_that_is_not_json_is_refused_at_once(pool: DeadlinePool) -> None:
+    with pytest.raises(TypeError):
+        pool.submit([object()])
+
+
+def test_a_target_that_cannot_be_imported_says_so_for_all_that_wait() -> None:
+    pool = pool_of(target="no.such.module:f")
+    errors = results(pool, *["fine"] * 200)
+    assert {str(error) for error in errors} == {str(errors[0])}
+    assert "did not start: ModuleNotFoundError: No module named 'no'" in str(errors[0])
+    pool.close()
+
+
+def test_the_asking_program_is_not_imported_again(tmp_path: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from rocstar.answers.pool import DeadlinePool\n"
+        "pool = DeadlinePool(target='json:dumps', workers=1)\n"
+        "print(pool.submit([[1]])[0].result())\n"
+    )
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    found = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=PATIENT,
+    )
+    assert json.loads(found.stdout) == [1], found.stderr
