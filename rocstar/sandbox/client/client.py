@@ -1,0 +1,381 @@
+"""The caller's side: calls go to one or several daemons, children of this process or anywhere, and come back answered.
+
+`SandboxClient.start` is synchronous and needs no event loop, so a trainer can call it before it imports torch. Calls
+are made from one event loop at a time; a client outlives loops (`asyncio.run` may be used again and again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from msgspec.structs import replace
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import (
+    Call,
+    DaemonInfo,
+    DaemonSettings,
+    Isolation,
+    Limits,
+    ProgramOutcome,
+    Response,
+    SandboxDown,
+    ServiceOutcome,
+    SessionLost,
+    Usage,
+)
+from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Send
+from rocstar.sandbox.client.node import REMOTE_TRIES, START_SECONDS, TICKS, ChildConnection, Connection, Node, connector
+from rocstar.sandbox.client.session import Session
+from rocstar.sandbox.wire import Frame, Kind
+
+SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second, so it is stopped or hung
+PATIENCE_SECONDS = 60.0  # of a call that is forwarded
+RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
+
+
+@dataclass(slots=True, eq=False)
+class Pending(Entry[Node]):
+    """A call whose caller waits."""
+
+    call: Call | None = None
+    """None: it is forwarded."""
+    body: bytes = b""
+    """Of its frame; empty: encoded when it is sent."""
+    future: asyncio.Future[Any] = field(kw_only=True)
+
+
+class SandboxClient:
+    """Runs untrusted programs in daemons apart from this process. Make it with `start` or `connect`.
+
+    Long-lived: `run` puts calls into the dispatch and awaits their futures, which `_on_frames` resolves and
+    `_carry_out` fails; a timer runs `_carry_out` whenever the dispatch has something to do by itself."""
+
+    def __init__(
+        self, settings: DaemonSettings | None = None, *, daemons: int = 1, silent_seconds: float = SILENT_SECONDS
+    ) -> None:
+        """Nothing is started before `launch` or the first call. daemons: child processes, each with these settings.
+        silent_seconds: a daemon that gives no sign of life for so long under a call is taken for frozen."""
+        self._dispatch: Dispatch[Node] = Dispatch(random.random)
+        self._silent_seconds = silent_seconds
+        self._numbers = itertools.count(1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._settling = False
+        self.closed = False
+        for _ in range(daemons):
+            child = partial(ChildConnection, settings or DaemonSettings())
+            self._add("the sandbox daemon", child, tries=1, start_seconds=START_SECONDS)
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        slots: int = 2,
+        preload: Sequence[str] = ("numpy", "sympy"),
+        min_isolation: str = Isolation.L1,
+        node: str = "",
+        daemons: int = 1,
+    ) -> Self:
+        """Start daemons and wait until they serve. Raises SandboxDown when one cannot: a preload that does not import,
+        less isolation than `min_isolation`, no way to fork."""
+        isolation = Isolation(min_isolation)
+        settings = DaemonSettings(slots=slots, preload=tuple(preload), min_isolation=isolation, node=node)
+        return cls(settings, daemons=daemons)._served()
+
+    @classmethod
+    def connect(cls, addresses: Sequence[str], *, token: str = "") -> Self:
+        """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown."""
+        client = cls(daemons=0)
+        for address in addresses:
+            client.add(address, token=token)
+        return client._served()
+
+    def _served(self) -> Self:
+        try:
+            self.launch()
+            self.await_hello()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The daemons, whether they are up or not."""
+        return self._dispatch.nodes
+
+    def add(self, address: str, *, token: str = "") -> None:
+        """Use this daemon too, as soon as it says hello. Raises SandboxDown for what is no address."""
+        self._add(address, connector(address, token), tries=REMOTE_TRIES, start_seconds=self._silent_seconds)
+        self._settle()
+
+    def remove(self, address: str) -> None:
+        """Use it no longer. Its plain calls are sent elsewhere, its sessions are lost."""
+        for node in [node for node in self.nodes if node.label == address]:
+            node.close()
+            self._dispatch.remove(node, time.monotonic())
+        self._settle()
+
+    def launch(self) -> None:
+        """Start or connect the daemons; `await_hello`, or the first call, waits for them."""
+        self._carry_out()
+
+    def await_hello(self) -> None:
+        """Wait until all are up, without an event loop. Raises SandboxDown."""
+        for node in self.nodes:
+            node.await_hello()
+            if not node.up:
+                raise SandboxDown(node.problem)
+
+    def info(self) -> DaemonInfo:
+        """What the daemons say of themselves: their slots together, the weakest isolation, the rest of the first.
+        Raises SandboxDown where none is up."""
+        infos = self.infos()
+        if not infos:
+            raise SandboxDown("no sandbox daemon has started")
+        return replace(
+            infos[0],
+            isolation=min(info.isolation for info in infos),
+            failed_probes=tuple(dict.fromkeys(probe for info in infos for probe in info.failed_probes)),
+            slots=sum(info.slots for info in infos),
+        )
+
+    def infos(self) -> list[DaemonInfo]:
+        """Of each daemon that is up."""
+        return [node.info for node in self.nodes if node.up and node.info is not None]
+
+    def usage(self) -> Usage:
+        """Of all daemons, as of their last words."""
+        usages = [node.usage for node in self.nodes if node.up]
+        return Usage(
+            cpu_seconds=self.cpu_seconds(),
+            waiting=sum(usage.waiting for usage in usages),
+            running=sum(usage.running for usage in usages),
+            sessions=sum(usage.sessions for usage in usages),
+        )
+
+    def cpu_seconds(self) -> float:
+        """CPU of the daemons, slots and programs so far, seconds; that of other clients' programs included."""
+        return sum(node.cpu_seconds() for node in self.nodes)
+
+    async def run(self, call: Call) -> Response:
+        """Run one program or cell. Cancelling the awaiting task ends the program.
+
+        Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died under it
+        twice; SessionLost for a cell whose session is gone; UnicodeEncodeError for text that is no Unicode."""
+        body = wire.encode(call)
+        if len(body) > wire.MAX_FRAME_BYTES:
+            why = f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken; send less"
+            return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=why)
+        pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call, body=body)
+        response: Response = await self._answer(pending)
+        if pending.attempt > 1:
+            response = replace(response, attempt=response.attempt + pending.attempt - 1)
+        return response
+
+    async def forward(self, body: bytes, *, session: str = "", patience_seconds: float = PATIENCE_SECONDS) -> Frame:
+        """Send the body of a CALL as it came; the RESPONSE or LOST to it as it came. Nothing is decoded, and nothing
+        is sent twice: the caller has a dispatch of its own. Raises SandboxDown, and SessionLost when the daemon dies
+        under a cell."""
+        pending = self._pending(patience_seconds, session, first=True, again=False, body=body)
+        frame: Frame = await self._answer(pending)
+        return frame
+
+    def open_session(self, *, limits: Limits | None = None, seed: int | None = None, replay: bool = False) -> Session:
+        """A notebook: cells that share their names and files; see Session. Nothing is started before its first
+        cell."""
+        return Session(self, limits or Limits(), seed, replay=replay)
+
+    def close_session(self, name: str) -> None:
+        """End its process. Does nothing where no daemon has it."""
+        node = self._dispatch.forget(name)
+        if node is not None and node.up:
+            node.send(Kind.CLOSE, body=wire.encode(name))
+
+    def close(self) -> None:
+        """End the connections, and daemons that are children with all that runs in them. Calls still awaited raise
+        SandboxDown. May be called twice."""
+        self.closed = True
+        self._detach()
+        for node in self.nodes:
+            if node.connection is not None:
+                node.connection.socket.close()  # all begin to end together
+        for node in self.nodes:
+            node.close()
+        for pending in self._forget_all():
+            if not pending.future.get_loop().is_closed():
+                _fail(pending, SandboxDown("the sandbox client was closed"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _add(self, label: str, connect: Callable[[], Connection], *, tries: int, start_seconds: float) -> None:
+        node = Node(
+            label,
+            connect,
+            tries=tries,
+            start_seconds=start_seconds,
+            silent_seconds=self._silent_seconds,
+            on_frames=self._on_frames,
+            on_end=self._on_end,
+        )
+        self._dispatch.add(node)
+
+    def _pending(self, patience: float, session: str, **values: Any) -> Pending:
+        """Raises SandboxDown when closed."""
+        if self.closed:
+            raise SandboxDown("the sandbox client is closed")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._attach(loop)
+        return Pending(next(self._numbers), patience, session, future=loop.create_future(), **values)
+
+    async def _answer(self, pending: Pending) -> Any:
+        node = self._dispatch.submit(pending, time.monotonic())
+        if node is None:
+            self._settle()
+        else:
+            self._send(pending, node)
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            holder = self._dispatch.cancel(pending)
+            if holder is not None:
+                holder.send(Kind.CANCEL, pending.number)
+            raise
+
+    def _send(self, pending: Pending, node: Node) -> None:
+        body = pending.body
+        if pending.call is not None:
+            pending.body = b""
+            left = max(0.0, pending.deadline - time.monotonic())
+            body = body or wire.encode(replace(pending.call, patience_seconds=left))
+        node.send(Kind.CALL, pending.number, body)
+
+    def _on_frames(self, node: Node, frames: Sequence[Frame]) -> None:
+        """Raises ValueError before anything is taken from the node."""
+        for frame in frames:
+            pending = node.held.get(frame.number)
+            if frame.kind is Kind.HELLO and node.info is not None:
+                self._dispatch.came_up(node, node.info.slots, time.monotonic())
+                self._settle()
+            elif pending is None:
+                continue
+            elif frame.kind is Kind.LOST:
+                self._dispatch.answered(node, frame.number)
+                self._dispatch.forget(pending.session)
+                if pending.call is None:
+                    _resolve(pending, frame)
+                else:
+                    _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
+            elif frame.kind is Kind.RESPONSE:
+                response = None if pending.call is None else wire.decode_response(frame.body)
+                self._dispatch.answered(node, frame.number)
+                if response is None or not self._is_sent_again(node, pending, response.outcome):
+                    _resolve(pending, response or frame)
+
+    def _is_sent_again(self, node: Node, pending: Pending, outcome: str) -> bool:
+        if outcome not in RETRIED:
+            return False
+        overloaded = outcome is ServiceOutcome.OVERLOADED
+        again = self._dispatch.failed(node, pending, time.monotonic(), overloaded=overloaded)
+        self._settle()
+        return again
+
+    def _on_end(self, node: Node, reason: str) -> None:
+        self._dispatch.died(node, reason, time.monotonic())
+        self._settle()
+
+    def _settle(self) -> None:
+        """Carry out what there is to do, once for all facts of this turn of the loop."""
+        if self._loop is not None and not self._settling:
+            self._settling = True
+            self._loop.call_soon(self._carry_out)
+
+    def _carry_out(self) -> None:
+        self._settling = False
+        if self.closed:
+            return
+        for decision in self._dispatch.decide(time.monotonic()):
+            match decision:
+                case Send(pending, node):
+                    self._send(pending, node)
+                case Open(node):
+                    node.open(self._loop)
+                case GiveUp(pending, reason, late=True) if pending.call is not None:
+                    overloaded = ServiceOutcome.OVERLOADED
+                    _resolve(pending, Response(id=pending.call.id, outcome=overloaded, message=reason))
+                case GiveUp(pending, reason, lost):
+                    _fail(pending, SessionLost(reason) if lost else SandboxDown(reason))
+        at = self._dispatch.next_at()
+        if self._loop is not None and at is not None:
+            self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
+
+    def _tick(self) -> None:
+        self._set_timer("tick", self._silent_seconds / TICKS, self._tick)
+        for node in self.nodes:
+            node.tick()
+
+    def _set_timer(self, name: str, seconds: float, then: Callable[[], None]) -> None:
+        if self._loop is not None:
+            if name in self._timers:
+                self._timers[name].cancel()
+            self._timers[name] = self._loop.call_later(max(0.0, seconds), then)
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Work in this loop. Calls of an earlier loop ended with it."""
+        self._detach()
+        self._forget_all()
+        self._loop = loop
+        for node in self.nodes:
+            node.attach(loop)
+        self._tick()
+        self._settle()
+
+    def _detach(self) -> None:
+        self._loop, self._settling = None, False
+        for timer in self._timers.values():
+            timer.cancel()
+        for node in self.nodes:
+            node.detach()
+
+    def _forget_all(self) -> list[Pending]:
+        """Those that were with a node or waited."""
+        waiting: list[Any] = list(self._dispatch.waiting.values())
+        found: list[Pending] = [*waiting, *(pending for node in self.nodes for pending in node.held.values())]
+        for pending in found:
+            self._dispatch.cancel(pending)
+        return found
+
+
+def _resolve(pending: Pending, answer: Any) -> None:
+    if not pending.future.done():
+        pending.future.set_result(answer)
+
+
+def _fail(pending: Pending, error: Exception) -> None:
+    if not pending.future.done():
+        pending.future.set_exception(error)
+
+
+def run_once(
+    code: str, *, stdin: str = "", limits: Limits | None = None, preload: Sequence[str] = (), seed: int | None = None
+) -> Response:
+    """Start a sandbox, run one program, end it. Raises SandboxDown."""
+    call = Call(id="once", code=code, stdin=stdin, limits=limits or Limits(), seed=seed)
+    with SandboxClient.start(slots=1, preload=preload) as client:
+        return asyncio.run(client.run(call))

@@ -1,0 +1,325 @@
+"""One daemon as the client sees it: connected, read from, written to, watched, ended. What to send is `dispatch`'s.
+
+Plain sockets and the loop's readers and writers, not asyncio streams: a connection outlives the event loop that uses
+it, and is made without one. Three kinds: a child process of ours, a Unix socket, a WebSocket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from urllib.parse import urlsplit
+
+from rocstar.sandbox import launch, wire
+from rocstar.sandbox.call import DaemonInfo, DaemonSettings, SandboxDown, Usage
+from rocstar.sandbox.client.dispatch import NodeFacts
+from rocstar.sandbox.wire import Frame, FrameReader, Kind
+
+START_SECONDS = 120.0  # preloading can be slow on a cold, shared file system
+CLOSE_SECONDS = 5.0
+READ_BYTES = 2**18
+MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
+REMOTE_TRIES = 12  # with the pauses between them, about half a minute
+TICKS = 10  # pings that must stay without any sign of life
+
+
+class Connection:
+    """A socket that does not block, and what stands around the frames on it: nothing, on a Unix socket."""
+
+    greeting = b""
+    """Sent first."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self.socket.setblocking(False)
+
+    def wrap(self, frames: bytes) -> bytes:
+        """Frames as bytes for the socket."""
+        return frames
+
+    def unwrap(self, data: bytes) -> tuple[bytes, bytes]:
+        """Bytes of frames, and what is to be sent back at once. Raises ValueError and SandboxDown."""
+        return data, b""
+
+    def kill(self) -> None:
+        """So that `close` need not wait."""
+
+    def close(self) -> None:
+        """May be called twice."""
+        self.socket.close()
+
+
+class ChildConnection(Connection):
+    """Starts the daemon as well; it ends with the connection, and with us. Raises OSError."""
+
+    def __init__(self, settings: DaemonSettings) -> None:
+        self.workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
+        connected, self.process = launch.start_daemon(settings, self.workdirs)
+        super().__init__(connected)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        """A daemon that does not end when its connection does is killed."""
+        super().close()
+        try:
+            self.process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.workdirs, ignore_errors=True)  # there only where slots got no file system of their own
+
+
+class WebSocketConnection(Connection):
+    """The same bytes in binary messages."""
+
+    def __init__(self, connected: socket.socket, url: str, token: str) -> None:
+        from websockets.client import ClientProtocol
+        from websockets.uri import parse_uri
+
+        super().__init__(connected)
+        self._protocol = ClientProtocol(parse_uri(url), max_size=wire.MAX_FRAME_BYTES + wire.HEADER.size)
+        request = self._protocol.connect()
+        if token:
+            request.headers["Authorization"] = f"Bearer {token}"
+        self._protocol.send_request(request)
+        self.greeting = b"".join(self._protocol.data_to_send())
+
+    def wrap(self, frames: bytes) -> bytes:
+        for start in range(0, len(frames), MESSAGE_BYTES):
+            self._protocol.send_binary(frames[start : start + MESSAGE_BYTES])
+        return b"".join(self._protocol.data_to_send())
+
+    def unwrap(self, data: bytes) -> tuple[bytes, bytes]:
+        from websockets.frames import Frame as Message
+
+        self._protocol.receive_data(data)
+        events = self._protocol.events_received()
+        if (refused := self._protocol.handshake_exc) is not None:
+            raise SandboxDown(f"no sandbox answers there ({refused}); is ROCSTAR_SANDBOX_TOKEN set to its token?")
+        frames = b"".join(event.data for event in events if isinstance(event, Message) and event.opcode <= 2)
+        return frames, b"".join(self._protocol.data_to_send())
+
+
+def connect_unix(path: str) -> Connection:
+    """Raises OSError."""
+    return _connected(socket.AF_UNIX, path, Connection)
+
+
+def connect_web(family: int, place: Sequence[object], url: str, token: str) -> Connection:
+    """Begins to connect. Raises OSError."""
+    return _connected(family, place, partial(WebSocketConnection, url=url, token=token))
+
+
+def _connected(family: int, place: object, make: Callable[[socket.socket], Connection]) -> Connection:
+    connecting = socket.socket(family)
+    try:
+        connecting.setblocking(False)
+        connecting.connect(place)  # type: ignore[arg-type]
+    except BlockingIOError:
+        pass  # a refusal is read from the socket later
+    except OSError:
+        connecting.close()
+        raise
+    return make(connecting)
+
+
+def connector(address: str, token: str) -> Callable[[], Connection]:
+    """How to connect to `unix:/path` or `http://host:port`, whose name is looked up now and only now. Raises
+    SandboxDown for what is neither, or is not found."""
+    if address.startswith("unix:"):
+        return partial(connect_unix, address.removeprefix("unix:"))
+    try:
+        parts = urlsplit(address)
+        if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
+            raise ValueError("write http://host:port or unix:/path")
+        host, port = parts.hostname, parts.port or 80
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
+    return partial(connect_web, found[0][0], found[0][4], f"ws://{parts.netloc}/v1/frames", token)
+
+
+class Node(NodeFacts):
+    """A daemon, connected or not.
+
+    Long-lived: consumes what the socket brings, hands answers to `on_frames` and its own end to `on_end`; `send`
+    writes once for each turn of the loop; a socket that takes bytes again unblocks it."""
+
+    __slots__ = ("__dict__",)
+
+    def __init__(
+        self,
+        label: str,
+        connect: Callable[[], Connection],
+        *,
+        tries: int,
+        start_seconds: float,
+        silent_seconds: float,
+        on_frames: Callable[[Node, list[Frame]], None],
+        on_end: Callable[[Node, str], None],
+    ) -> None:
+        """start_seconds: silence before its hello that counts as a failure; silent_seconds: the same, later.
+        on_frames: HELLO once `info` is known, RESPONSE and LOST; on_end: why, in words."""
+        super().__init__(label=label, tries=tries)
+        self.info: DaemonInfo | None = None
+        self.usage = Usage()
+        self.connection: Connection | None = None
+        self.past_cpu_seconds = 0.0
+        self._connect, self._on_frames, self._on_end = connect, on_frames, on_end
+        self._start_seconds, self._silent_seconds = start_seconds, silent_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._reader = FrameReader()
+        self._frames = bytearray()
+        """To be sent, as frames."""
+        self._out = bytearray()
+        """To be sent, as bytes for the socket."""
+        self._flushing = False
+        self._silent_ticks = 0
+
+    def open(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Connect; HELLO or `on_end` follows."""
+        self._reset()
+        try:
+            self.connection = self._connect()
+        except OSError as error:
+            self._on_end(self, f"{self.label} could not be reached or started ({error.strerror or error})")
+            return
+        self._out += self.connection.greeting
+        if loop is not None:
+            self.attach(loop)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read and write in this loop."""
+        self._loop = loop
+        if self.connection is not None:
+            loop.add_reader(self.connection.socket.fileno(), self._on_readable)
+            self._flush()
+
+    def detach(self) -> None:
+        loop, self._loop, self._flushing = self._loop, None, False
+        if loop is not None and self.connection is not None and not loop.is_closed():
+            loop.remove_reader(self.connection.socket.fileno())
+            loop.remove_writer(self.connection.socket.fileno())
+
+    def await_hello(self) -> None:
+        """Without an event loop: until it is up, or failed."""
+        deadline = time.monotonic() + self._start_seconds
+        while self.opening and self.connection is not None:
+            poll = select.poll()
+            poll.register(self.connection.socket, select.POLLIN | (0 if self._push() else select.POLLOUT))
+            if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self._on_readable()
+            else:
+                self._give_up(f"{self.label} did not start within {self._start_seconds:g} seconds")
+
+    def send(self, kind: Kind, number: int = 0, body: bytes = b"") -> None:
+        """After what waits already."""
+        self._frames += wire.pack(kind, number, body)
+        if not self._flushing and self._loop is not None:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def tick(self) -> None:
+        """A tenth of `silent_seconds` has passed. Ticks are counted and no clock is read: a caller whose own loop
+        stood still for minutes finds one tick overdue, not a hundred. Silence is ignored while no call is pending."""
+        patience = self._start_seconds if self.opening else self._silent_seconds
+        if self.connection is None or not (self.held or self.opening):
+            self._silent_ticks = 0
+        elif self._silent_ticks * self._silent_seconds / TICKS >= patience:
+            self._give_up(f"{self.label} gave no sign of life for {patience:g} seconds and was given up")
+        else:
+            self._silent_ticks += 1
+            if self.up:
+                self.send(Kind.PING)
+
+    def close(self, reason: str = "") -> None:
+        """End the connection, and with it a child; for a reason, report it. May be called twice."""
+        self.detach()
+        if self.connection is not None:
+            self.connection.close()
+            if isinstance(self.connection, ChildConnection):
+                self.past_cpu_seconds += self.usage.cpu_seconds
+                self.usage = Usage()
+            self.connection = None
+        if reason:
+            self._on_end(self, reason)
+
+    def cpu_seconds(self) -> float:
+        return self.past_cpu_seconds + self.usage.cpu_seconds
+
+    def _give_up(self, reason: str) -> None:
+        if self.connection is not None:
+            self.connection.kill()
+        self.close(reason)
+
+    def _on_readable(self) -> None:
+        if self.connection is None:
+            return
+        try:
+            data = self.connection.socket.recv(READ_BYTES)
+            if not data:
+                self.close(f"{self.label} died" if self.up else f"{self.label} died while starting")
+                return
+            stream, reply = self.connection.unwrap(data)
+            self._out += reply
+            self._silent_ticks = 0
+            self._on_frames(self, [frame for frame in self._reader.feed(stream) if not self._concerns_us(frame)])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(f"{self.label} was lost ({error.strerror})")
+        except SandboxDown as error:
+            self.close(f"{self.label}: {error}")
+        except ValueError:
+            self._give_up(f"{self.label} sent what cannot be read and was given up")
+        else:
+            if self._out:
+                self._flush()
+
+    def _concerns_us(self, frame: Frame) -> bool:
+        """And nobody else. Raises ValueError, and SandboxDown when it refuses to serve."""
+        if frame.kind is Kind.HELLO:
+            self.info = wire.decode_info(frame.body)
+        elif frame.kind is Kind.REFUSED:
+            raise SandboxDown(wire.decode_text(frame.body))
+        elif frame.kind is Kind.USAGE:
+            self.usage = wire.decode_usage(frame.body)
+        return frame.kind is Kind.USAGE
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self.connection is None or self._loop is None:
+            return
+        descriptor = self.connection.socket.fileno()
+        if self._push():
+            self._loop.remove_writer(descriptor)
+        else:
+            self._loop.add_writer(descriptor, self._flush)
+
+    def _push(self) -> bool:
+        """Write what the socket takes. True: all is out. Bytes for a dead one are dropped: its reader sees the end."""
+        if self.connection is None:
+            return True
+        if self._frames:
+            self._out += self.connection.wrap(bytes(self._frames))
+            self._frames.clear()
+        try:
+            del self._out[: self.connection.socket.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out.clear()
+        return not self._out

@@ -1,0 +1,119 @@
+"""A notebook in the sandbox, as its caller sees it: cells run one after another and share their names and files.
+
+A session is one live process at one daemon. When a cell's own doing ends that process (`Response.state_lost`), the next
+cell starts with nothing, in any case. When the *service* loses it (SessionLost), a session opened with `replay` runs
+its earlier cells again, with the same seed and their output thrown away, before the cell at hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from msgspec.structs import replace
+
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome, SessionLost
+
+NOT_RUN = (ProgramOutcome.REJECTED, *ServiceOutcome)
+
+
+class Runner(Protocol):
+    """What a session needs of `SandboxClient`."""
+
+    async def run(self, call: Call) -> Response: ...
+
+    def close_session(self, name: str) -> None: ...
+
+
+class Session:
+    """Made by `SandboxClient.open_session`; usable as an async context manager."""
+
+    def __init__(self, client: Runner, limits: Limits, seed: int | None, *, replay: bool = False) -> None:
+        """limits: of each cell. seed: of the whole session; None draws one."""
+        self.name = os.urandom(12).hex()
+        self.closed = False
+        self._client = client
+        self._limits = limits
+        self._seed = int.from_bytes(os.urandom(4)) if seed is None else seed
+        self._replay = replay
+        self._cells: list[Call] = []
+        """That were run since the state last began, to be run again."""
+        self._alive = 0
+        """Cells whose state the daemon holds."""
+        self._turn = asyncio.Lock()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
+        wall_seconds: float | None = None,
+    ) -> Response:
+        """Run one cell; calls made together run in their order. A cell that fails keeps what it did. `files` are
+        written before it, `fetch` is read after it, relative to the working directory. wall_seconds: this cell's own
+        limit. Cancelling the awaiting task ends the cell.
+
+        Raises SandboxDown when the session is closed or no daemon can be had, and SessionLost when the service lost
+        the session and it is not to be replayed; the next cell then starts afresh."""
+        limits = self._limits if wall_seconds is None else replace(self._limits, wall_seconds=wall_seconds)
+        call = Call(
+            id=f"{self.name}-{len(self._cells) + 1}",
+            code=code,
+            limits=limits,
+            seed=self._seed,
+            files=dict(files or {}),
+            fetch=tuple(fetch),
+            session=self.name,
+        )
+        async with self._turn:
+            if self.closed:
+                raise SandboxDown("this session is closed; open another")
+            try:
+                return await self._run(call)
+            except SessionLost:
+                if not self._replay:
+                    raise
+                return await self._run(call)
+
+    async def close(self) -> None:
+        """End its process and files. May be called twice."""
+        if not self.closed:
+            self.closed = True
+            self._client.close_session(self.name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, call: Call) -> Response:
+        """The cell, after those before it where the daemon has lost them."""
+        replayed = self._cells[self._alive :]
+        for earlier in replayed:
+            again = await self._run_one(earlier)
+            if again.outcome in NOT_RUN or again.state_lost:
+                raise SandboxDown(f"the session was lost, and a cell of it could not be run again ({again.outcome})")
+        response = await self._run_one(call)
+        if response.outcome not in NOT_RUN and not response.state_lost and self._replay:
+            self._cells.append(call)
+        return replace(response, replayed_cells=len(replayed)) if replayed else response
+
+    async def _run_one(self, call: Call) -> Response:
+        try:
+            response = await self._client.run(replace(call, cell=self._alive + 1))
+        except SessionLost:
+            self._alive = 0
+            raise
+        if response.state_lost:
+            self._alive = 0
+            self._cells.clear()
+        elif response.outcome not in NOT_RUN:
+            self._alive += 1
+        return response

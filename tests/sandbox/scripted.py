@@ -1,0 +1,133 @@
+"""A daemon that runs nothing: it speaks frames and does what the code of a call says. A thread on a Unix socket or a
+WebSocket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import Call, DaemonInfo, Isolation, Outcome, ProgramOutcome, Response, ServiceOutcome, Usage
+from rocstar.sandbox.wire import Frame, FrameReader, Kind
+
+INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
+
+
+class ScriptedDaemon:
+    """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, then ok), `die` (closes the connection),
+    `hang`, `garbage`, `state_lost`. Cells are answered LOST unless the session was begun by cell 1."""
+
+    def __init__(self, info: DaemonInfo = INFO, *, name: str = "", refusal: str = "", path: str = "") -> None:
+        self.info, self.name, self.refusal = info, name, refusal
+        self.calls: list[Call] = []
+        self.frames: list[Frame] = []
+        self.sessions: Counter[str] = Counter()
+        self.hold = threading.Event()
+        """While it is clear, `wait` is not answered."""
+        self.silent = False
+        self._seen: Counter[str] = Counter()
+        self._links: list[Any] = []
+        self.path = path or f"{tempfile.mkdtemp()}/socket"
+        self.listen()
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.path}"
+
+    def listen(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self.path)
+        self._server.listen()
+        threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
+
+    def close(self) -> None:
+        """As if it had been killed."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.drop()
+
+    def drop(self) -> None:
+        """Break the connections."""
+        links, self._links = self._links, []
+        self.sessions.clear()
+        for link in links:
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> ScriptedDaemon:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hold.set()
+        self.close()
+
+    def _accept(self, server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                self._links.append(connection)
+                threading.Thread(target=self._serve_stream, args=[connection], daemon=True).start()
+
+    def _serve_stream(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            self.serve(lambda: connection.recv(2**16), connection.sendall)
+
+    def serve(self, receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
+        """One connection, until it ends."""
+        if self.refusal:
+            send(wire.pack(Kind.REFUSED, 0, wire.encode(self.refusal)))
+            return
+        send(wire.pack(Kind.HELLO, 0, wire.encode(self.info)))
+        reader = FrameReader()
+        while data := receive():
+            for frame in reader.feed(data):
+                self.frames.append(frame)
+                reply = self._reply(frame)
+                if reply is None:
+                    return
+                if reply and not self.silent:
+                    send(reply)
+
+    def _reply(self, frame: Frame) -> bytes | None:
+        if frame.kind is Kind.PING:
+            return wire.pack(Kind.USAGE, 0, wire.encode(Usage(cpu_seconds=1.5)))
+        if frame.kind is not Kind.CALL:
+            return b""
+        call = wire.decode_call(frame.body)
+        self.calls.append(call)
+        self._seen[call.id] += 1
+        word, _, rest = call.code.partition(" ")
+        if word == "once":
+            word = rest if self._seen[call.id] == 1 else "ok"
+        if word == "wait":
+            self.hold.wait()
+        if call.session and not self._holds(call):
+            return wire.pack(Kind.LOST, frame.number)
+        if word in ("die", "hang", "garbage"):
+            return {"die": None, "hang": b"", "garbage": b"\xff" * 40}[word]
+        outcome: Outcome = {
+            "internal": ServiceOutcome.INTERNAL,
+            "overloaded": ServiceOutcome.OVERLOADED,
+            "state_lost": ProgramOutcome.WALL_TIMEOUT,
+        }.get(word, ProgramOutcome.OK)
+        if word == "state_lost":
+            self.sessions.pop(call.session)
+        response = Response(
+            id=call.id, outcome=outcome, stdout=call.code, node=self.name, state_lost=word == "state_lost"
+        )
+        return wire.pack(Kind.RESPONSE, frame.number, wire.encode(response))
+
+    def _holds(self, call: Call) -> bool:
+        if call.cell != 1 and call.session not in self.sessions:
+            return False
+        self.sessions[call.session] += 1
+        return True
