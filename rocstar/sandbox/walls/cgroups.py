@@ -1,0 +1,253 @@
+"""Control groups: memory and number of processes of a whole call, counted by the kernel.
+
+Each slot has a group that it lives in with all its programs, so a call costs nothing: the daemon writes a limit only
+when it differs from the last call's, and reads after the call whether the kernel had to kill for want of memory. Used
+where a folder for groups can be made below the one this process is in: version 1, or version 2 where it was delegated
+to us. Not here: what to do where there are no groups (`daemon.watch`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocstar.sandbox.walls import folders
+
+PREFIX = "rocstar-sandbox-"
+HEADROOM_BYTES = 128 * 2**20  # files in the working directory are memory too (64 MiB), and so is what the slot holds
+GONE_SECONDS = 2.0  # killed processes leave their group in milliseconds
+KILLS = b"oom_kill "
+KILLS_BYTES = 512
+FIRST_TO_KILL = 1000  # oom_score_adj, the highest there is
+
+
+@dataclass(frozen=True, slots=True)
+class Shield:
+    """Where memory runs out, the kernel kills programs before their slot: what they inherit at the fork says so."""
+
+    fd: int = -1
+    """Of this process's oom_score_adj, opened while /proc can be written; -1 without."""
+    ordinary: int = 0
+    """What stands there for the slot."""
+
+    @classmethod
+    def open(cls) -> Shield:
+        try:
+            fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            return cls(fd, int(os.pread(fd, 16, 0)))
+        except OSError:
+            return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The groups that a slot shall be in with all its programs."""
+
+    files: tuple[int, ...] = ()
+    """Descriptors to write to. Only the slot itself joins: its keeper must not be killed for a program's memory."""
+    controllers: tuple[str, ...] = ()
+
+    def join(self) -> tuple[str, ...]:
+        """What is counted from now on; nothing where that was not permitted."""
+        joined = self.controllers
+        for file in self.files:
+            try:
+                os.write(file, b"0")
+            except OSError:
+                joined = ()
+            os.close(file)
+        return joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A hierarchy of groups, and where in it we may make our own."""
+
+    version: int
+    controllers: frozenset[str]
+    """`memory`, `pids`, or both."""
+    folder: Path
+    """The group that ours are made below."""
+
+
+class Group:
+    """The group of one slot. Raises OSError when a file of it cannot be opened or written."""
+
+    def __init__(self, folders: Mapping[str, Path], versions: Mapping[str, int]) -> None:
+        """`folders`, `versions`: by controller."""
+        self.folders = folders
+        self.procs = tuple(dict.fromkeys(f"{folder}/cgroup.procs" for folder in folders.values()))
+        self.controllers = tuple(folders)
+        self._limits: dict[str, int] = {}
+        self._files: dict[str, int] = {}
+        if "memory" in folders:
+            is_first = versions["memory"] == 1
+            self._open("memory", "memory.limit_in_bytes" if is_first else "memory.max", os.O_WRONLY)
+            self._open("kills", "memory.oom_control" if is_first else "memory.events", os.O_RDONLY)
+            self._open("usage", "memory.usage_in_bytes" if is_first else "memory.current", os.O_RDONLY)
+            with suppress(OSError):  # not every kernel swaps
+                (folders["memory"] / ("memory.swappiness" if is_first else "memory.swap.max")).write_text("0")
+        if "pids" in folders:
+            self._open("pids", "pids.max", os.O_WRONLY)
+        self._kills = self._count_kills()
+
+    def _open(self, what: str, name: str, flags: int) -> None:
+        folder = self.folders["pids" if what == "pids" else "memory"]
+        self._files[what] = os.open(folder / name, flags | os.O_CLOEXEC)
+
+    def limit(self, memory_bytes: int, processes: int) -> None:
+        """From now on, for all of the group together."""
+        for what, number in (("memory", memory_bytes), ("pids", processes)):
+            if what in self._files and self._limits.get(what) != number:
+                os.pwrite(self._files[what], b"%d" % number, 0)
+                self._limits[what] = number
+
+    def usage(self) -> int:
+        """Memory in use, bytes; 0 where it is not counted."""
+        return int(os.pread(self._files["usage"], 64, 0)) if "usage" in self._files else 0
+
+    def killed(self) -> bool:
+        """Whether the kernel has killed in this group, for want of memory, since the last time."""
+        before, self._kills = self._kills, self._count_kills()
+        return self._kills > before
+
+    def _count_kills(self) -> int:
+        if "kills" not in self._files:
+            return 0
+        text = b"\n" + os.pread(self._files["kills"], KILLS_BYTES, 0)
+        _, found, rest = text.partition(b"\n" + KILLS)
+        return int(rest.split(b"\n", 1)[0]) if found else 0
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+
+@dataclass(slots=True)
+class Groups:
+    """The groups of one daemon: `open` gives one by name, `close` removes them all."""
+
+    folders: dict[str, Path] = field(default_factory=dict)
+    """By controller: a folder of this daemon's own, locked for as long as it lives."""
+    versions: dict[str, int] = field(default_factory=dict)
+    locks: list[int] = field(default_factory=list)
+    opened: dict[str, Group] = field(default_factory=dict)
+
+    def open(self, name: str) -> Group | None:
+        """The group of this name, made if need be; None where there are no groups. Raises OSError."""
+        if not self.folders:
+            return None
+        if name not in self.opened:
+            own = {controller: folder / name for controller, folder in self.folders.items()}
+            for folder in own.values():
+                folder.mkdir(exist_ok=True)
+            self.opened[name] = Group(own, self.versions)
+        return self.opened[name]
+
+    def close(self) -> None:
+        """Kill what is left in them and remove them. What cannot be removed yet, another daemon's start removes."""
+        for group in self.opened.values():
+            group.close()
+        self.opened.clear()
+        for folder in set(self.folders.values()):
+            remove(folder)
+        for lock in self.locks:
+            os.close(lock)
+        self.folders.clear()
+        self.locks.clear()
+
+
+def found() -> Groups:
+    """The groups of a new daemon; also removes what dead daemons left. Empty where none can be made."""
+    groups = Groups()
+    for tree in trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
+        missing = tree.controllers - groups.folders.keys()
+        with suppress(OSError):
+            if missing:
+                sweep(tree.folder)
+                folder, lock = make_folder(tree, missing)
+                groups.locks.append(lock)
+                groups.folders |= dict.fromkeys(sorted(missing), folder)
+                groups.versions |= dict.fromkeys(missing, tree.version)
+    return groups
+
+
+def trees(own: str, mounts: str) -> Iterator[Tree]:
+    """Where groups might be made. `own`: /proc/self/cgroup; `mounts`: /proc/self/mountinfo."""
+    paths = [line.split(":", 2)[1:] for line in own.splitlines()]
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        root, point = before.split()[3:5]
+        for controllers, path in paths:
+            names = frozenset(controllers.split(",")) & {"memory", "pids"}
+            below = os.path.relpath(path, root) if path.startswith(root) else "."
+            folder = Path(point, below)
+            if kind == "cgroup" and names and names & set(options.split(",")):
+                yield Tree(version=1, controllers=names, folder=folder)
+            elif kind == "cgroup2" and not controllers:
+                both = frozenset({"memory", "pids"})
+                yield Tree(version=2, controllers=both, folder=folder)
+                if os.geteuid() != 0 and below != ".":  # what an ordinary user may write was delegated to them
+                    yield Tree(version=2, controllers=both, folder=folder.parent)
+
+
+def make_folder(tree: Tree, controllers: frozenset[str]) -> tuple[Path, int]:
+    """A folder of our own, and the descriptor that holds its lock. Raises OSError where these controllers cannot be
+    had there."""
+    if tree.version == 2:
+        enable(tree.folder, controllers)
+    folder, lock = folders.make_locked(lambda: tree.folder / f"{PREFIX}{os.urandom(6).hex()}")
+    try:
+        if tree.version == 2:
+            enable(folder, controllers)
+    except OSError:
+        os.close(lock)
+        folder.rmdir()
+        raise
+    return folder, lock
+
+
+def enable(folder: Path, controllers: frozenset[str]) -> None:
+    """For the groups below this one. The kernel refuses where processes live in it."""
+    control = folder / "cgroup.subtree_control"
+    missing = controllers - set(control.read_text().split())
+    if missing:
+        control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
+
+
+def sweep(folder: Path) -> None:
+    """Remove what daemons that are dead left here, or beside here: a service that is started again may find itself in
+    a group of another name. No process holds the lock of theirs."""
+    for left in [*folder.glob(f"{PREFIX}*"), *folder.parent.glob(f"*/{PREFIX}*")]:
+        lock = folders.try_lock(left)
+        if lock is not None:
+            remove(left)
+            os.close(lock)
+
+
+def remove(folder: Path) -> None:
+    """A daemon's groups with all that still runs in them. What stays is tried again by the next sweep."""
+    deadline = time.monotonic() + GONE_SECONDS
+    for group in [*(path for path in folder.glob("*") if path.is_dir()), folder]:
+        while group.is_dir():
+            try:
+                group.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    return
+                kill(group)
+                time.sleep(0.005)
+
+
+def kill(group: Path) -> None:
+    with suppress(OSError):
+        for pid in (group / "cgroup.procs").read_text().split():
+            if pid != "0":  # of a namespace we do not see into
+                os.kill(int(pid), signal.SIGKILL)

@@ -1,0 +1,130 @@
+"""Folders on the machine's disk: the working folder of a slot that has no file system of its own, and the removal of
+whatever a program made of it. Also the locks that tell folders of the living from those of the dead."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+MAX_TRIES = 10  # a sweep may come between making a folder and locking it
+CLOSED = 0o111
+"""Mode of a slot's folder: programs pass through it to `run`. They can neither list it nor make, move or remove
+anything in it, and so leave no mark on it."""
+
+
+class WorkFolder:
+    """A slot's folder, in which its keeper makes `run`, where programs work, anew for each of them.
+
+    Raises OSError in every method."""
+
+    def __init__(self, path: str, user: int | None) -> None:
+        """user: who owns `run`; None for ourselves."""
+        self.path = path
+        self.run = f"{path}/run"
+        self.user = user
+
+    def make(self) -> None:
+        """A predecessor that was killed may have left something."""
+        os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
+        os.makedirs(self.path, 0o711, exist_ok=True)
+        self.renew()
+
+    def renew(self) -> None:
+        """Remove everything in the folder, and make `run`."""
+        os.chmod(self.path, 0o700)
+        empty(self.path)
+        os.mkdir(self.run, 0o700)
+        if self.user is not None:
+            os.chown(self.run, self.user, self.user)
+        os.chmod(self.path, CLOSED)
+
+    def remove(self) -> None:
+        remove(self.path)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder with everything in it. Raises OSError."""
+    os.chmod(folder, 0o700)
+    empty(folder)
+    os.rmdir(folder)
+
+
+def empty(folder: str) -> None:
+    """Remove everything in `folder`, whatever its depth or permissions; links are removed, never followed, and mounts
+    stay. Raises OSError.
+
+    Folders are moved up before they are entered: a path can be longer than any call accepts."""
+    waiting, device = [folder], os.stat(folder).st_dev
+    while waiting:
+        current = waiting[-1]
+        subfolders = []
+        for entry in os.listdir(current):
+            path = f"{current}/{entry}"
+            state = os.lstat(path)
+            if state.st_dev != device:
+                continue
+            if not stat.S_ISDIR(state.st_mode):
+                os.unlink(path)
+                continue
+            if state.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(path, 0o700)
+            subfolders.append(moved_up(path, folder))
+        if subfolders:
+            waiting += subfolders
+        else:
+            waiting.pop()
+            if current != folder:
+                os.rmdir(current)
+
+
+def moved_up(path: str, folder: str) -> str:
+    target = f"{folder}/.removed-{os.urandom(8).hex()}"
+    os.rename(path, target)
+    return target
+
+
+def make_locked(name: Callable[[], Path]) -> tuple[Path, int]:
+    """A new folder that only we may list, and the descriptor that holds its lock until it is closed or we die.
+
+    name: proposes one, another at each call. Raises OSError."""
+    for _ in range(MAX_TRIES):
+        folder = name()
+        folder.mkdir(mode=0o711)
+        lock = try_lock(folder)
+        if lock is not None:
+            return folder, lock
+    raise OSError(f"no folder like {folder} could be locked")
+
+
+def try_lock(folder: Path) -> int | None:
+    """The descriptor that now holds the folder's lock; None where another process does, or the folder is gone."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(folder)):
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None
+
+
+def sweep(parent: Path, prefix: str) -> None:
+    """Remove our own user's folders of this kind that no living process holds the lock of."""
+    for folder in parent.glob(f"{prefix}*"):
+        try:
+            is_ours = folder.lstat().st_uid == os.geteuid()
+        except FileNotFoundError:
+            continue
+        lock = try_lock(folder) if is_ours else None
+        if lock is not None:
+            with suppress(OSError):  # the next start tries again
+                remove(str(folder))
+            os.close(lock)

@@ -1,0 +1,145 @@
+"""The few Linux calls that Python's library lacks, through ctypes: one function per call, OSError on failure.
+
+Not here: any decision about what to call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+
+CLONE_NEWTIME = 0x00000080
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_REMOUNT = 32
+MS_NOATIME = 1024
+MS_NODIRATIME = 2048
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_RELATIME = 1 << 21
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG = 1
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+MOUNT_ATTR_RDONLY_NOSUID_NODEV = 1 | 2 | 4
+LAST_CAPABILITY = 63  # the kernel answers EINVAL from the first one it does not know
+
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+CAPSET = {"x86_64": 126, "aarch64": 91}
+SYSLOG = {"x86_64": 103, "aarch64": 116}
+MOUNT_SETATTR = 442
+LANDLOCK_CREATE_RULESET = 444
+LANDLOCK_ADD_RULE = 445
+LANDLOCK_RESTRICT_SELF = 446
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def machine() -> str:
+    """The architecture, as `uname -m` names it."""
+    return os.uname().machine
+
+
+def checked(result: int, what: str) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+    return result
+
+
+def syscall(number: int, *arguments: object, what: str) -> int:
+    return checked(libc().syscall(ctypes.c_long(number), *arguments), what)
+
+
+def prctl(option: int, value: int = 0, third: int = 0, *, what: str) -> None:
+    zero = ctypes.c_ulong(0)
+    checked(libc().prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), zero, zero), what)
+
+
+def unshare(flags: int) -> None:
+    checked(libc().unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    result = libc().mount(
+        source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), data.encode() or None
+    )
+    checked(result, f"mount {source} on {target}")
+
+
+def unmount(target: str) -> None:
+    """Detach a mount and all mounts below it."""
+    checked(libc().umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    syscall(PIVOT_ROOT[machine()], new.encode(), old.encode(), what="pivot_root")
+
+
+def make_read_only(target: str) -> None:
+    """Read-only, no set-uid, no devices, for a mount and all below it. Raises OSError (ENOSYS before Linux 5.12)."""
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY_NOSUID_NODEV, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    where, flags = ctypes.c_int(AT_FDCWD), ctypes.c_uint(AT_RECURSIVE)
+    syscall(MOUNT_SETATTR, where, target.encode(), flags, attributes, size, what="mount_setattr")
+
+
+def drop_bounding_set() -> None:
+    """No program executed later can gain a capability, set-uid or not."""
+    for capability in range(LAST_CAPABILITY + 1):
+        if libc().prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
+            return  # past the last capability, or this process has no right to drop and so none to give
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities, and the gaining of privileges by exec."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    syscall(CAPSET[machine()], header, (ctypes.c_uint32 * 6)(), what="capset")
+    prctl(PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs")
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this signal when the parent ends. A later change of user clears it."""
+    prctl(PR_SET_PDEATHSIG, signal_number, what="parent death signal")
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1, what="child subreaper")
+
+
+def map_user(inside: int, user: int, group: int) -> None:
+    """In a new user namespace: `inside` is the number there of the user and group outside. Raises OSError."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {user} 1"), ("gid_map", f"{inside} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def kernel_log(size: int) -> bytes:
+    """The last `size` bytes of the kernel's log; empty where it may not be read."""
+    buffer = ctypes.create_string_buffer(size)
+    number, read_all = SYSLOG.get(machine()), ctypes.c_int(3)
+    try:
+        return buffer.raw[: syscall(number, read_all, buffer, ctypes.c_int(size), what="syslog")] if number else b""
+    except OSError:
+        return b""

@@ -1,0 +1,351 @@
+"""The ways to isolate a slot, and the start of one: its keeper, and the walls that it inherits to every program.
+
+    zygote --fork--> keeper (keeps its rights; renews the working directory) --fork--> slot (behind the walls)
+
+Covered, by plan: see `PLANS` and docs/sandbox.md. A plan either stands or raises OSError; nothing is assumed.
+Not covered: kernel exploits, side channels. Memory of a whole call is counted by its group (`cgroups`), if it has one.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Container
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import NamedTuple, NoReturn
+
+from rocstar.sandbox.walls import landlock, linux, rootfs, seccomp
+from rocstar.sandbox.walls.cgroups import Membership, Shield
+from rocstar.sandbox.walls.folders import WorkFolder
+
+NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+FIRST_USER = 0x70000000  # far above the numbers of people and services; see `slot_user`
+SLOTS_PER_ZYGOTE = 256
+INSIDE_USER = 1000
+LAST_DESCRIPTOR = 256  # a zygote holds far fewer
+PID = struct.Struct("=i")
+RENEW, RENEWED, FAILED = b"r", b"\1", b"\0"
+NO_SHARED_COUNTS = (resource.RLIMIT_CORE, resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE)
+"""What the kernel counts by user, over all slots: a program that used it up would be felt by others. Signals but
+real-time ones need no place in a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to isolate a slot."""
+
+    name: str
+    level: str
+    """L0 to L3, see `call.Isolation`."""
+    namespaces: int
+    """Flags for unshare; 0 for none."""
+    needs_root: bool = False
+
+
+ROOT = Plan("root", "L3", NAMESPACES, needs_root=True)
+USER = Plan("user", "L3", NAMESPACES | linux.CLONE_NEWUSER)
+CONFINED = Plan("confined", "L2", 0)
+PROCESS = Plan("process", "L1", 0)
+OPEN = Plan("open", "L0", 0)  # no walls, to measure what they cost; used only when L0 is asked for
+PLANS = (ROOT, USER, CONFINED, PROCESS, OPEN)  # strongest first
+
+
+class Signals(IntEnum):
+    """How programs are kept from signalling processes that are not theirs."""
+
+    CONTAINED = 1  # by the pid namespace; its first process, the slot, by the system-call filter
+    SCOPED = 2  # by Landlock
+    DENIED = 3  # no signal can be sent at all, by a second filter
+    FREE = 4
+
+
+class Inside(NamedTuple):
+    """What a program's process needs to know about the walls. Plain values."""
+
+    processes_beside: int | None
+    """Processes under the slot's user that are none of a program's; None where others share it, so that RLIMIT_NPROC
+    cannot be used."""
+    private_processes: bool
+    """In a pid namespace of its own."""
+    signals: int
+    """A Signals."""
+    home: str
+    """The working directory where it is not /tmp, else empty."""
+
+    def enter_call(self) -> None:
+        """In the forked child, before the program. Raises OSError."""
+        if self.home:
+            os.environ["HOME"] = os.environ["TMPDIR"] = self.home
+        if self.signals == Signals.SCOPED:
+            landlock.scope_signals()
+        elif self.signals == Signals.DENIED:
+            seccomp.install(seccomp.build_without_signals(linux.machine()))
+
+
+@dataclass(slots=True, kw_only=True)
+class Walls:
+    """What a slot needs to know about the walls around it."""
+
+    process: int
+    """Process id of the slot as the daemon sees it."""
+    keeper: int
+    """Same, of its keeper."""
+    reset: int
+    """Descriptor of the connection to the keeper: see `renew`."""
+    workdir: str
+    """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
+    private_processes: bool
+    """The slot is the first process of a pid namespace."""
+    may_age: bool
+    """Whether the slot may lower the priority of its programs: it cannot hit another process by mistake."""
+    children: int
+    """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
+    inside: Inside
+    shield: Shield
+    failed: tuple[str, ...] = ()
+    """Properties that this plan should give and could not."""
+    groups: tuple[str, ...] = ()
+    """What is counted for the slot and all its programs together: `memory`, `pids`."""
+
+    def renew(self) -> bool:
+        """Have the keeper give a fresh working directory; False where it could not, and the slot must exit."""
+        os.write(self.reset, RENEW)
+        return os.read(self.reset, 1) == RENEWED
+
+    def kill_all(self, pid: int) -> None:
+        """Kill the program whose first process is `pid`, and everything it started."""
+        if self.private_processes:
+            kill_quietly(-1)
+        else:
+            with suppress(ProcessLookupError):  # ended, or it has not made its group yet
+                os.killpg(pid, signal.SIGKILL)
+            kill_children(self.children)
+
+
+def kill_quietly(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended already
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_children(children: int, keep: Container[int] = ()) -> bool:
+    """Kill this process's children but for `keep`; whether there were any. Their orphans may follow.
+
+    `children`: a descriptor from `open_children`. All are stopped first: a stopped process cannot fork on."""
+    if children < 0:
+        return False
+    os.lseek(children, 0, os.SEEK_SET)
+    strangers = [pid for pid in map(int, os.read(children, 65536).split()) if pid not in keep]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in strangers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+    return bool(strangers)
+
+
+def open_children() -> int:
+    """A descriptor of the list of this process's children, to be opened while /proc can be read; -1 without."""
+    me = os.getpid()
+    try:
+        return os.open(f"/proc/{me}/task/{me}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def slot_user(number: int) -> int:
+    """A user id that no other slot on this machine runs under. To be asked for in the keeper, a child of its zygote."""
+    return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_ZYGOTE + number % SLOTS_PER_ZYGOTE
+
+
+def start(plan: Plan, number: int, workdir: str, membership: Membership) -> Walls:
+    """Called in a fresh fork of the zygote, which becomes the keeper of slot `number` and never returns. Returns in the
+    slot only, which stands in "/" with its descriptors as they were. `workdir`: path of a folder for plans without
+    namespaces.
+
+    Raises OSError where the walls cannot be built, in the keeper or, after its fork, in the slot."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    linux.die_with_parent(signal.SIGKILL)
+    return (
+        start_inside(plan, number, membership) if plan.namespaces else start_beside(plan, number, workdir, membership)
+    )
+
+
+def fork_slot(renew: Callable[[], None], remove: Callable[[], None]) -> tuple[socket.socket, int, int]:
+    """In the slot: the connection to the keeper, and process ids of slot and keeper. Never returns in the keeper."""
+    keeper = os.getpid()
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        keep(ours, pid, renew, remove)
+    ours.close()
+    (me,) = PID.unpack(theirs.recv(PID.size, socket.MSG_WAITALL) or PID.pack(0))
+    os.setpgid(0, 0)
+    return theirs, me, keeper
+
+
+def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: Callable[[], None]) -> NoReturn:
+    """The keeper. Consumes a byte per request to renew the working directory, answers each; waits for nothing else.
+    Ends with the slot, whose end closes the channel; where the keeper is killed, the kernel kills the slot."""
+    try:
+        os.closerange(3, channel.fileno())
+        os.closerange(channel.fileno() + 1, LAST_DESCRIPTOR)
+        channel.send(PID.pack(slot))
+        while channel.recv(1):
+            try:
+                renew()
+                answer = RENEWED
+            except OSError:
+                answer = FAILED
+            channel.send(answer)
+    except OSError:
+        pass  # the slot ended while it was being answered
+    try:
+        kill_quietly(slot)
+        os.waitpid(slot, 0)
+        remove()
+    finally:
+        os._exit(0)
+
+
+def settle(channel: socket.socket) -> None:
+    """In the slot, after its last change of user: end with the keeper, which may have ended just before."""
+    linux.die_with_parent(signal.SIGKILL)
+    with suppress(BlockingIOError):
+        if not channel.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
+            raise OSError("the keeper has ended")
+
+
+def nothing() -> None:
+    """What a keeper has to remove where the mount namespace ends with it."""
+
+
+def start_inside(plan: Plan, number: int, membership: Membership) -> Walls:
+    """Behind namespaces."""
+    user, outside = slot_user(number), (os.geteuid(), os.getegid())
+    covered = rootfs.covered_sources()
+    linux.unshare(plan.namespaces)
+    if plan.namespaces & linux.CLONE_NEWUSER:
+        linux.map_user(INSIDE_USER, *outside)
+        linux.die_with_parent(signal.SIGKILL)
+    channel, process, keeper = fork_slot(partial(rootfs.renew_workdir, covered), nothing)
+    shield, groups = Shield.open(), membership.join()
+    socket.sethostname("sandbox")
+    rootfs.build()
+    linux.drop_bounding_set()
+    if plan.needs_root:
+        become(user)
+    failed = confine(private_files=True, own_files=False, slot=os.getpid())
+    settle(channel)
+    os.chdir("/")
+    beside = processes_beside(plan, outside[0])
+    return Walls(
+        process=process,
+        keeper=keeper,
+        reset=channel.detach(),
+        workdir=rootfs.WORKDIR,
+        private_processes=True,
+        may_age=True,
+        children=-1,
+        inside=Inside(beside, True, int(Signals.CONTAINED), ""),
+        shield=shield,
+        failed=(*uncounted(groups, limited=beside is not None), *failed),
+        groups=groups,
+    )
+
+
+def start_beside(plan: Plan, number: int, workdir: str, membership: Membership) -> Walls:
+    """Without namespaces: beside the other processes of the machine."""
+    is_root = os.geteuid() == 0
+    is_apart = is_root and plan is not OPEN and rootfs.readable_by_all()
+    if is_root and not is_apart and plan is PROCESS:
+        raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
+    user = slot_user(number)
+    folder = WorkFolder(workdir, user if is_apart else None)
+    folder.make()
+    channel, process, keeper = fork_slot(folder.renew, folder.remove)
+    shield = Shield.open()
+    linux.become_subreaper()
+    children = open_children()
+    groups: tuple[str, ...] = ()
+    if is_apart or plan is CONFINED:  # else a program could change its group's limits
+        groups = membership.join()
+    if plan is OPEN:
+        failed, signals = ["no_walls"], Signals.FREE
+    else:
+        failed, signals = confine_beside(plan, user if is_apart else None, folder.path)
+        failed = [*uncounted(groups, limited=is_apart), *failed, *([] if is_apart else ["same_user"])]
+        failed += [] if children >= 0 else ["orphans_survive"]
+    settle(channel)
+    os.chdir("/")
+    return Walls(
+        process=process,
+        keeper=keeper,
+        reset=channel.detach(),
+        workdir=folder.run,
+        private_processes=False,
+        may_age=is_apart,
+        children=children,
+        inside=Inside(1 if is_apart else None, False, int(signals), folder.run),
+        shield=shield,
+        failed=tuple(failed),
+        groups=groups,
+    )
+
+
+def confine_beside(plan: Plan, user: int | None, folder: str) -> tuple[list[str], Signals]:
+    """user: the slot's own; None where it stays the one who started us. What could not be had, and how signals are
+    kept in."""
+    linux.drop_bounding_set()
+    if user is not None:
+        become(user)
+    is_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), folder)
+    failed = confine(private_files=False, own_files=user is None, slot=os.getpid() if user is not None else None)
+    if plan is CONFINED and failed:
+        raise OSError("the system-call filter could not be loaded")
+    signals = Signals.SCOPED if is_scoped else Signals.FREE if failed else Signals.DENIED
+    return ["no_disk_quota", *failed], signals
+
+
+def uncounted(groups: tuple[str, ...], *, limited: bool) -> list[str]:
+    """`limited`: RLIMIT_NPROC counts the processes of programs, and no others but those known."""
+    missing = [] if "memory" in groups else ["no_memory_cgroup"]
+    return missing + ([] if limited or "pids" in groups else ["no_process_limit"])
+
+
+def processes_beside(plan: Plan, outside: int) -> int | None:
+    """See Inside. `outside`: user who started the sandbox. In a user namespace the keeper counts as well, and root
+    outside is never limited."""
+    if plan.needs_root:
+        return 1
+    return 2 if outside != 0 and counts_processes_by_namespace() else None
+
+
+def counts_processes_by_namespace() -> bool:
+    """Before Linux 5.14, RLIMIT_NPROC counted all processes of the outside user, whatever the user namespace."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int(minor)) >= (5, 14)
+
+
+def become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def confine(*, private_files: bool, own_files: bool, slot: int | None) -> tuple[str, ...]:
+    """The parts that all plans share; what could not be had. Arguments are those of `seccomp.build`."""
+    linux.drop_capabilities()
+    for limit in NO_SHARED_COUNTS:
+        resource.setrlimit(limit, (0, 0))
+    try:
+        rules = seccomp.build(linux.machine(), private_files=private_files, own_files=own_files, slot=slot)
+        seccomp.install(rules)
+    except (OSError, KeyError):
+        return ("no_seccomp",)
+    return ()

@@ -1,0 +1,168 @@
+"""The file system that a slot with namespaces sees: the interpreter and system libraries read-only, and one small
+tmpfs to work in, which the keeper replaces by a fresh one between calls.
+
+Nothing in it carries state from one call to the next: the tmpfs numbers its files from the start again and ignores
+reading times, and what is shared with the machine (libraries, devices) is mounted read-only, so that no mode, owner or
+time can be set there. Not here: working folders of slots without namespaces (`folders`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from rocstar.sandbox.walls import linux
+
+STAGE = "/tmp"  # any folder that always exists: the new root is mounted on it and then moved away
+OLD = "/.old"
+KEPT = "/.kept"
+"""Where libraries that lie below WORKDIR are mounted, out of the way of its replacement."""
+WORKDIR = "/tmp"
+WORKDIR_NAMES = ("/dev/shm", "/mnt")
+"""Links to it: POSIX semaphores are made in the first, and programs written for other services use the second."""
+WORKDIR_FLAGS = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME
+WORKDIR_OPTIONS = "size=64m,nr_inodes=2048,mode=1777"
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+COPIED = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime")
+INHERITED_FLAGS = {1: 1, 2: 2, 4: 4, 8: 8, 1024: linux.MS_NOATIME, 2048: linux.MS_NODIRATIME, 4096: linux.MS_RELATIME}
+"""statvfs flag: mount flag. A user namespace may not take any of these off a mount that it inherited."""
+READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+
+
+def sources() -> list[str]:
+    """Folders that a program may read, none inside another."""
+    expected = {*SYSTEM}
+    for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix):
+        expected |= {prefix, os.path.realpath(prefix)}
+    kept: list[str] = []
+    for path in sorted(expected):
+        if path != "/" and os.path.lexists(path) and not any(path.startswith(f"{other}/") for other in kept):
+            kept.append(path)
+    return kept
+
+
+def readable_by_all() -> bool:
+    """Whether a user without rights of its own can reach the interpreter and its libraries where they lie."""
+    folders = [folder for path in sources() for folder in (Path(path), *Path(path).resolve().parents)]
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
+
+
+def build() -> None:
+    """Make the new root and move into it; the old one is gone afterwards. Needs a mount namespace of our own.
+
+    Raises OSError."""
+    shown, covered = sources(), covered_sources()
+    linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", STAGE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=8m,mode=755")
+    os.mkdir(STAGE + OLD)
+    os.chdir(STAGE)
+    linux.pivot_root(".", OLD[1:])
+    os.chdir("/")
+    for path in shown:
+        if path not in covered:
+            show(path)
+    make_devices()
+    make_etc()
+    for name in WORKDIR_NAMES:
+        os.symlink(WORKDIR, name)
+    for number, real in enumerate(covered.values()):
+        os.makedirs(f"{KEPT}/{number}")
+        bind_read_only(OLD + real, f"{KEPT}/{number}")
+    os.mkdir(WORKDIR)
+    hide_package(covered)
+    mount_workdir(covered)
+    linux.unmount(OLD)
+    os.rmdir(OLD)
+    linux.mount("none", "/", flags=READ_ONLY)
+
+
+def covered_sources() -> dict[str, str]:
+    """Sources that lie below the working directory, if the interpreter was installed there: path to real path.
+
+    To be called while the old root is there."""
+    return {path: os.path.realpath(path) for path in sources() if path.startswith(f"{WORKDIR}/")}
+
+
+def show(path: str) -> None:
+    """The same path in the new root, read-only."""
+    old = OLD + path
+    if os.path.islink(old):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink(os.readlink(old), path)
+        return
+    os.makedirs(path, exist_ok=True)
+    bind_read_only(old, path)
+
+
+def mount_workdir(covered: Mapping[str, str]) -> None:
+    """Mount a fresh working directory, and in it the covered sources where they lie.
+
+    The first folder on the way to one is a mount of its own, which a program can neither move nor write to."""
+    linux.mount("tmpfs", WORKDIR, "tmpfs", WORKDIR_FLAGS, WORKDIR_OPTIONS)
+    tops = {"/".join(path.split("/")[: WORKDIR.count("/") + 2]) for path in covered}
+    for top in tops:
+        os.mkdir(top)
+        linux.mount("tmpfs", top, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
+    for number, path in enumerate(covered):
+        os.makedirs(path, exist_ok=True)
+        linux.mount(f"{KEPT}/{number}", path, flags=linux.MS_BIND | linux.MS_REC)
+    for top in tops - covered.keys():
+        linux.mount("none", top, flags=READ_ONLY)
+
+
+def renew_workdir(covered: Mapping[str, str]) -> None:
+    """Replace the working directory, with whatever a program made of it. Raises OSError."""
+    linux.unmount(WORKDIR)
+    mount_workdir(covered)
+
+
+def bind_read_only(old: str, path: str) -> None:
+    linux.mount(old, path, flags=linux.MS_BIND | linux.MS_REC)
+    try:
+        linux.make_read_only(path)
+    except OSError:
+        remount_read_only(path)
+
+
+def remount_read_only(path: str) -> None:
+    """Before Linux 5.12: this mount alone; what is mounted below it keeps its own flags."""
+    now = os.statvfs(path).f_flag
+    inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if now & seen)
+    linux.mount("none", path, flags=READ_ONLY | inherited)
+
+
+def hide_package(covered: Mapping[str, str]) -> None:
+    """Cover our own source code, where it was installed among the libraries."""
+    package = str(Path(__file__).resolve().parents[2])
+    kept = [(real, f"{KEPT}/{number}") for number, real in enumerate(covered.values())]
+    for path in (package, *(place + package[len(real) :] for real, place in kept if package.startswith(f"{real}/"))):
+        if os.path.isdir(path):
+            flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY
+            linux.mount("tmpfs", path, "tmpfs", flags, "size=4k,mode=755")
+
+
+def make_devices() -> None:
+    """The harmless devices of the machine. A read-only mount does not keep a device from being written to, but keeps
+    its mode, owner and times from being set."""
+    os.mkdir("/dev")
+    for name in DEVICES:
+        path = f"/dev/{name}"
+        with suppress(OSError):  # a missing device is the operator's choice; urandom has a system call beside it
+            Path(path).touch()
+            linux.mount(f"{OLD}{path}", path, flags=linux.MS_BIND)
+            inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if os.statvfs(path).f_flag & seen)
+            linux.mount("none", path, flags=(READ_ONLY | inherited) & ~linux.MS_NODEV)
+
+
+def make_etc() -> None:
+    os.mkdir("/etc")
+    user = f"sandbox:x:{os.geteuid()}:{os.getegid()}::{WORKDIR}:/bin/false\n"
+    Path("/etc/passwd").write_text(user)
+    for path in COPIED:
+        with suppress(OSError):  # libraries are found in their default folders without it
+            Path(path).write_bytes(Path(OLD + path).read_bytes())

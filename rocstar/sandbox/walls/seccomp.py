@@ -1,0 +1,394 @@
+"""The system-call filter: an allow-list, built here as a program for the kernel and loaded through prctl.
+
+Covered, for x86-64 and aarch64: only calls that programs are known to need are made, and of those that could do harm
+only with harmless arguments: no namespaces, no sockets other than local ones, no limits, priorities or signals of
+others, nothing that another program could observe (locks, watches, owners and flags of shared files). A call that
+stands in no table is answered as by a kernel that does not have it (ENOSYS), so that libraries take their older way.
+A call through another architecture or the x32 numbers ends the process.
+Not covered: bugs in the calls that remain. What a path names is for the mount namespace or Landlock to decide.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+from collections.abc import Iterable, Mapping
+
+from rocstar.sandbox.walls import linux
+
+Numbers = dict[str, tuple[int | None, int | None]]
+"""Name of a system call: its number on x86-64 and on aarch64; None where the architecture has no such call."""
+
+COLUMN = {"x86_64": 0, "aarch64": 1}
+
+ALLOWED: Numbers = {
+    # files: open, read, write
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "pwrite64": (18, 68),
+    "preadv": (295, 69), "pwritev": (296, 70), "lseek": (8, 62), "creat": (85, None), "close": (3, 57),
+    "close_range": (436, 436), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None),
+    "sendfile": (40, 71), "copy_file_range": (326, 285), "fallocate": (285, 47), "ftruncate": (77, 46),
+    # files: names and what is known of them
+    "stat": (4, None), "fstat": (5, 80), "lstat": (6, None), "newfstatat": (262, 79), "access": (21, None),
+    "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None), "readlinkat": (267, 78),
+    "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50),
+    "umask": (95, 166), "link": (86, None), "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36),
+    "unlink": (87, None), "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+    "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "mknod": (133, None), "mknodat": (259, 33),
+    "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
+    "llistxattr": (195, 12), "flistxattr": (196, 13),
+    # waiting
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
+    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
+    "epoll_pwait2": (441, 441), "eventfd": (284, None), "eventfd2": (290, 19), "signalfd": (282, None),
+    "signalfd4": (289, 74), "timerfd_create": (283, 85), "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87),
+    # memory
+    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226),
+    "msync": (26, 227), "mlock": (149, 228), "mlock2": (325, 284), "munlock": (150, 229), "mlockall": (151, 230),
+    "munlockall": (152, 231), "get_mempolicy": (239, 236), "pkey_alloc": (330, 289), "pkey_free": (331, 290),
+    "pkey_mprotect": (329, 288),
+    # processes and threads
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "exit": (60, 93),
+    "exit_group": (231, 94), "wait4": (61, 260), "waitid": (247, 95), "getpid": (39, 172), "getppid": (110, 173),
+    "gettid": (186, 178), "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156), "setsid": (112, 157),
+    "set_tid_address": (218, 96), "set_robust_list": (273, 99), "get_robust_list": (274, 100), "rseq": (334, 293),
+    "membarrier": (324, 283), "futex": (202, 98), "arch_prctl": (158, None), "prctl": (157, 167),
+    # signals
+    "rt_sigprocmask": (14, 135), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137),
+    "rt_sigsuspend": (130, 133), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132), "restart_syscall": (219, 128),
+    "pause": (34, None), "alarm": (37, None),
+    # time
+    "time": (201, None), "gettimeofday": (96, 169), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115), "nanosleep": (35, 101), "times": (100, 153), "getitimer": (36, 102),
+    "setitimer": (38, 103), "timer_create": (222, 107), "timer_settime": (223, 110), "timer_gettime": (224, 108),
+    "timer_getoverrun": (225, 109), "timer_delete": (226, 111),
+    # who and how much
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
+    "getresgid": (120, 150), "getgroups": (115, 158), "setuid": (105, 146), "setgid": (106, 144),
+    "setreuid": (113, 145), "setregid": (114, 143), "setresuid": (117, 147), "setresgid": (119, 149),
+    "setgroups": (116, 159), "setfsuid": (122, 151), "setfsgid": (123, 152), "capget": (125, 90), "capset": (126, 91),
+    "getrlimit": (97, 163), "setrlimit": (160, 164), "getrusage": (98, 165), "getpriority": (140, 141),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sched_getscheduler": (145, 120),
+    "sched_getparam": (143, 121), "sched_getattr": (315, 275), "sched_get_priority_max": (146, 125),
+    "sched_get_priority_min": (147, 126), "sched_rr_get_interval": (148, 127), "ioprio_get": (252, 31),
+    "getcpu": (309, 168), "uname": (63, 160), "getrandom": (318, 278), "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
+    # sockets, which only local ones can be
+    "bind": (49, 200), "connect": (42, 203), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
+    "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209), "sendto": (44, 206),
+    "recvfrom": (45, 207), "sendmsg": (46, 211), "recvmsg": (47, 212), "sendmmsg": (307, 269), "recvmmsg": (299, 243),
+    "shutdown": (48, 210),
+}  # fmt: skip
+
+# These are known to be dangerous, and a program that makes one is told that it may not (EPERM).
+REFUSED: Numbers = {
+    # other processes
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "migrate_pages": (256, 238), "move_pages": (279, 239),
+    # namespaces, mounts, handles
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
+    "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "statmount": (457, 457), "listmount": (458, 458), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    # machinery of the kernel with a record of holes
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427), "io_setup": (206, 0), "io_submit": (209, 2), "userfaultfd": (323, 282),
+    "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "seccomp": (317, 277), "vmsplice": (278, 75),
+    "modify_ldt": (154, None), "lookup_dcookie": (212, 18),
+    # memory no limit counts, or that outlives a call
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
+    "shmctl": (31, 195), "shmdt": (67, 197), "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193),
+    "semtimedop": (220, 192), "msgget": (68, 186), "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188),
+    "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183),
+    "mq_notify": (244, 184), "mq_getsetattr": (245, 185), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "removexattrat": (466, 466),
+    # places of memory and input for the whole machine
+    "ioprio_set": (251, 30), "mbind": (237, 235), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
+    "syncfs": (306, 267),
+    # what the whole machine does
+    "mincore": (27, 232), "sysinfo": (99, 179),
+    # the machine itself
+    "personality": (135, 92), "iopl": (172, None), "ioperm": (173, None), "uselib": (134, None), "acct": (163, 89),
+    "quotactl": (179, 60), "quotactl_fd": (443, 443), "syslog": (103, 116), "swapon": (167, 224), "swapoff": (168, 225),
+    "reboot": (169, 142), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
+    "finit_module": (313, 273), "delete_module": (176, 106), "create_module": (174, None), "settimeofday": (164, 170),
+    "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171), "sethostname": (170, 161),
+    "setdomainname": (171, 162), "vhangup": (153, 58),
+}  # fmt: skip
+
+# These may be used on oneself (first argument 0) and on nobody else.
+ON_ONESELF: Numbers = {
+    "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+}  # fmt: skip
+
+# These are answered as done, and nothing is done: what they ask for (locks, disk writes, cache contents) is shared with
+# other programs, and no result of a program depends on it.
+DONE_FOR_NOBODY: Numbers = {
+    "flock": (73, 32), "fsync": (74, 82), "fdatasync": (75, 83), "sync_file_range": (277, 84), "sync": (162, 81),
+    "fadvise64": (221, 223), "readahead": (187, 213),
+}  # fmt: skip
+
+# A program that runs as the user who started us could change the modes of their files; Landlock does not cover that.
+CHANGING_MODES: Numbers = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88),
+}  # fmt: skip
+
+# Only for programs with a file system of their own: elsewhere the free space of the disk is shared with other programs,
+# and Landlock did not cover truncating by path before Linux 6.2.
+ON_PRIVATE_FILES: Numbers = {"statfs": (137, 43), "fstatfs": (138, 44), "truncate": (76, 45)}
+
+# Signals to the slot are refused; the first argument, or for `tgkill` also the second, names the process.
+SIGNALLING: Numbers = {
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
+}  # fmt: skip
+
+# Their arguments decide (`rules`).
+INSPECTED: Numbers = {
+    "fcntl": (72, 25), "ioctl": (16, 29), "setsockopt": (54, 208), "open": (2, None), "openat": (257, 56),
+    "pipe2": (293, 59), "statx": (332, 291), "madvise": (28, 233), "setpgid": (109, 154), "rt_sigaction": (13, 134),
+    "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "setpriority": (141, 140),
+}  # fmt: skip
+
+LOAD, AND, RETURN = 0x20, 0x54, 0x06
+JUMP, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST = 0x05, 0x15, 0x45, 0x35
+ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16
+ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+NO_NUMBER = 0xFFFFFFFF  # -1, which libraries and tracers use for "no call at all"
+FARTHEST = 255  # instructions that a conditional jump can pass over
+
+AF_UNIX, SOCK_DGRAM = 1, 2
+SOCK_TYPE_MASK = 0xF  # the rest are flags
+SOL_SOCKET = 1
+PRIO_USER = 2
+SIGCHLD = 17
+CLONE_PARENT = 0x8000  # the child would be the slot's own
+NOT_CLONED = (
+    linux.CLONE_NEWNS
+    | linux.CLONE_NEWCGROUP
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUSER
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNET
+    | CLONE_PARENT
+)
+O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
+O_TMPFILE = 0o20000000
+STATX_MNT_ID_UNIQUE = 0x4000  # counts the mounts of the whole machine
+FCNTL_ALLOWED = (0, 1, 2, 3, 1030, 9, 11, 1032, 1034, 5, 36)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETOWN, F_GETSIG, F_GETPIPE_SZ, F_GET_SEALS, F_GETLK,
+F_OFD_GETLK: no program can hold a lock, so the last two report none, which SQLite relies on."""
+FCNTL_LOCKS = (6, 7, 37, 38)
+"""F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW."""
+F_SETFL = 4
+IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5451, 0x5450, 0x540F, 0x5460)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TIOCGPGRP, FIOQSIZE."""
+SOCKET_OPTIONS_ALLOWED = (2, 6, 9, 13, 15, 16, 18, 20, 21, 66, 67)
+"""SO_REUSEADDR, SO_BROADCAST, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_PASSCRED, SO_RCVLOWAT and timeouts. Larger
+buffers are memory that no limit counts."""
+ADVICE_REFUSED = (12, 13, 20, 21, 25, 100, 101)
+"""MADV_MERGEABLE and UNMERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE: they reach pages of others."""
+
+Code = tuple[bytes, ...]
+"""Instructions, one after the other, that end in a return whichever way they are run."""
+
+
+def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def answer(error: int) -> bytes:
+    """An error of 0 is a success in which nothing was done."""
+    return instruction(RETURN, ERRNO | error)
+
+
+ALLOWING = instruction(RETURN, ALLOW)
+KILLING = instruction(RETURN, KILL)
+REFUSING = answer(errno.EPERM)
+MISSING = answer(errno.ENOSYS)
+DONE = answer(0)
+
+
+def load_argument(index: int) -> bytes:
+    """The low half: but for pointers, all arguments looked at here are 32 bits wide."""
+    return instruction(LOAD, AT_ARGUMENTS + 8 * index)
+
+
+def load_high_half(index: int) -> bytes:
+    return instruction(LOAD, AT_ARGUMENTS + 8 * index + 4)
+
+
+def switch(index: int, cases: Iterable[tuple[int, Code]], otherwise: Code) -> Code:
+    """What is done for each value of an argument."""
+    body = [load_argument(index)]
+    for value, code in cases:
+        body += [instruction(JUMP_EQUAL, value, 0, len(code)), *code]
+    return (*body, *otherwise)
+
+
+def one_of(index: int, values: Iterable[int], otherwise: bytes) -> Code:
+    """Allowed with one of these values of an argument."""
+    return switch(index, [(value, (ALLOWING,)) for value in values], (otherwise,))
+
+
+def none_of(index: int, values: Iterable[int], otherwise: bytes) -> Code:
+    return switch(index, [(value, (otherwise,)) for value in values], (ALLOWING,))
+
+
+def without_bits(index: int, bits: int, otherwise: bytes) -> Code:
+    return (load_argument(index), instruction(JUMP_SET, bits, 0, 1), otherwise, ALLOWING)
+
+
+def only_zero(*arguments: int) -> Code:
+    """Allowed when each of these arguments is 0."""
+    body: list[bytes] = []
+    for index in arguments:
+        body += [load_argument(index), instruction(JUMP_EQUAL, 0, 1, 0), REFUSING]
+    return (*body, ALLOWING)
+
+
+def fcntl_rule(machine: str) -> Code:
+    """Locks are answered as taken and are not: they would be seen by every program that can open the file. A pipe that
+    is made O_DIRECT would lose output when it is read in smaller pieces."""
+    cases: list[tuple[int, Code]] = [(value, (ALLOWING,)) for value in FCNTL_ALLOWED]
+    cases.append((F_SETFL, without_bits(2, O_DIRECT[machine], answer(errno.EINVAL))))
+    cases += [(value, (DONE,)) for value in FCNTL_LOCKS]
+    return switch(1, cases, (answer(errno.EINVAL),))
+
+
+def action_rule() -> Code:
+    """A handler for SIGCHLD is not installed, though it is said to be: the kernel would drop the CPU time and memory of
+    children that their parent ignores. Asking for it (a null pointer) is allowed."""
+    is_null = instruction(JUMP_EQUAL, 0, 1, 0)
+    body = (load_argument(1), is_null, DONE, load_high_half(1), is_null, DONE, ALLOWING)
+    return switch(0, [(SIGCHLD, body)], (ALLOWING,))
+
+
+def priority_rule(slot: int) -> Code:
+    """Processes and groups may be told to be nicer, but neither the slot nor, by naming none, a group it may be in."""
+    group = none_of(1, (slot, 0), REFUSING)
+    return switch(0, [(0, none_of(1, (slot,), REFUSING)), (1, group)], (REFUSING,))
+
+
+def signal_rule(slot: int) -> Code:
+    """The slot is told by SIGUSR1 to end a call; only the daemon may. A group is named by a negative number, except
+    that -1 is everybody but the first process of a pid namespace."""
+    return none_of(0, {slot, 2**32 - slot} - {2**32 - 1}, REFUSING)
+
+
+def socket_rule(private_files: bool) -> Code:
+    return one_of(0, (AF_UNIX,), REFUSING) if private_files else (REFUSING,)
+
+
+def pair_rule(private_files: bool) -> Code:
+    """A connected pair reaches nobody else, unless it is of datagrams: those may name any receiver in sight."""
+    kind = load_argument(1), instruction(AND, SOCK_TYPE_MASK), instruction(JUMP_EQUAL, SOCK_DGRAM, 0, 1), REFUSING
+    body = (ALLOWING,) if private_files else (*kind, ALLOWING)
+    return switch(0, [(AF_UNIX, body)], (REFUSING,))
+
+
+def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | None) -> dict[int, Code]:
+    """What is done about each call, by number. Arguments are those of `build`."""
+    tables: list[tuple[Numbers, Code]] = [
+        (ALLOWED, (ALLOWING,)),
+        (REFUSED, (REFUSING,)),
+        (DONE_FOR_NOBODY, (DONE,)),
+        (CHANGING_MODES, (REFUSING if own_files else ALLOWING,)),
+        (ON_PRIVATE_FILES, (ALLOWING if private_files else REFUSING,)),
+        (ON_ONESELF, only_zero(0)),
+        (SIGNALLING, (ALLOWING,) if slot is None else signal_rule(slot)),
+    ]
+    codes = {name: code for table, code in tables for name in table}
+    no_tmpfile = answer(errno.EOPNOTSUPP)  # a file that leaves no trace in its folder, but uses up an inode number
+    codes |= {
+        "fcntl": fcntl_rule(machine),
+        "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
+        "setsockopt": switch(1, [(SOL_SOCKET, one_of(2, SOCKET_OPTIONS_ALLOWED, REFUSING))], (REFUSING,)),
+        "open": without_bits(1, O_TMPFILE, no_tmpfile),
+        "openat": without_bits(2, O_TMPFILE, no_tmpfile),
+        "pipe2": without_bits(1, O_DIRECT[machine], answer(errno.EINVAL)),
+        "statx": without_bits(3, STATX_MNT_ID_UNIQUE, answer(errno.EINVAL)),
+        "madvise": none_of(2, ADVICE_REFUSED, answer(errno.EINVAL)),
+        "setpgid": (ALLOWING,) if slot is None else none_of(1, (slot,), REFUSING),
+        "rt_sigaction": action_rule(),
+        "clone": without_bits(0, NOT_CLONED, REFUSING),
+        "clone3": (MISSING,),  # its flags lie in memory; libc falls back to clone
+        "socket": socket_rule(private_files),
+        "socketpair": pair_rule(private_files),
+        "setpriority": only_zero(0, 1) if slot is None else priority_rule(slot),
+    }
+    if slot is not None:
+        codes["tgkill"] = codes["rt_tgsigqueueinfo"] = switch(0, [(slot, (REFUSING,))], none_of(1, (slot,), REFUSING))
+    numbers = {
+        name: row[COLUMN[machine]]
+        for table in (*(table for table, _ in tables), INSPECTED)
+        for name, row in table.items()
+    }
+    return {number: codes[name] for name, number in numbers.items() if number is not None}
+
+
+def build(machine: str, *, private_files: bool, own_files: bool, slot: int | None) -> bytes:
+    """The filter as an array of sock_filter. `private_files`: only the program's own files are in sight, so AF_UNIX may
+    be used; `own_files`: the program runs as the user who started us and may see their files, so modes and times may
+    not be changed; `slot`: process id of the slot, where every other process under its user is one of the program's,
+    else None.
+
+    Raises KeyError for a machine other than x86_64 and aarch64."""
+    found = rules(machine, private_files=private_files, own_files=own_files, slot=slot)
+    return assembled(machine, found, (MISSING,))
+
+
+def build_without_signals(machine: str) -> bytes:
+    """A second, small filter on top: no signal may be sent, not even to oneself. Raises KeyError like `build`."""
+    numbers = (row[COLUMN[machine]] for row in SIGNALLING.values())
+    return assembled(machine, {number: (REFUSING,) for number in numbers if number is not None}, (ALLOWING,))
+
+
+def assembled(machine: str, found: Mapping[int, Code], others: Code) -> bytes:
+    architecture = (
+        instruction(LOAD, AT_ARCHITECTURE),
+        instruction(JUMP_EQUAL, ARCHITECTURE[machine], 1, 0),
+        KILLING,
+        instruction(LOAD, AT_NUMBER),
+    )
+    foreign = KILLING if machine == "x86_64" else MISSING
+    ends = [(X32_BIT, (foreign,)), (NO_NUMBER, (MISSING,))]
+    return b"".join((*architecture, *tree([*spans(found, others), *ends])))
+
+
+def spans(found: Mapping[int, Code], others: Code) -> list[tuple[int, Code]]:
+    """The calls from 0 on, cut into runs that are treated alike: first number of each run, and how."""
+    runs: list[tuple[int, Code]] = []
+    for number in range(max(found) + 2):
+        body = found.get(number, others)
+        if not runs or runs[-1][1] != body:
+            runs.append((number, body))
+    return runs
+
+
+def tree(runs: list[tuple[int, Code]]) -> Code:
+    """A balanced search for the run that the loaded number is in: as many comparisons as the list's length has binary
+    digits, whichever call it is."""
+    if len(runs) == 1:
+        return runs[0][1]
+    middle = len(runs) // 2
+    first, below, above = runs[middle][0], tree(runs[:middle]), tree(runs[middle:])
+    if len(below) <= FARTHEST:
+        return (instruction(JUMP_AT_LEAST, first, len(below), 0), *below, *above)
+    return (instruction(JUMP_AT_LEAST, first, 0, 1), instruction(JUMP, len(below)), *below, *above)
+
+
+def install(code: bytes) -> None:
+    """Loads a filter for this process and all it starts. Needs no_new_privs. Raises OSError."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
+    linux.prctl(linux.PR_SET_SECCOMP, 2, ctypes.addressof(head), what="seccomp")
