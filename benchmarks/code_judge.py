@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 import psutil
+from cpu import cpu_seconds
 
 CALLS = {"W1": 60, "W2": 20, "W3": 4}
 CALLERS = 4
@@ -101,13 +102,7 @@ class CodeJudge:
         return str(answer["stdout"])
 
     def cpu_seconds(self) -> float:
-        """Of all processes alive and of those they have collected."""
-        total = 0.0
-        for process in self.processes:
-            root = psutil.Process(process.pid)
-            for each in [root, *root.children(recursive=True)]:
-                total += sum(each.cpu_times()[:4])
-        return total
+        return cpu_seconds(*(process.pid for process in self.processes))
 
 
 def free_port() -> int:

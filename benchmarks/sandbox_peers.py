@@ -1,11 +1,12 @@
-"""What a call costs in CPU: the sandbox against a fresh interpreter, its own path without walls, bare forks, and
-code-judge where a checkout of it is given. Prints tables and, last, one JSON line.
+"""What a call costs in CPU: this checkout's sandbox against another checkout of it, against itself without walls and
+without the compiled part, against a fresh interpreter, and against code-judge where a checkout of it is given. Prints
+tables and, last, one JSON line.
 
-CPU is that of the whole tree that serves the calls: for the sandbox its client, host, slots and programs, not what
-started them. Rounds are interleaved (each contestant in turn, then all again), figures are medians over rounds; on a
-busy machine ratios hold better than milliseconds.
+CPU is that of the whole tree of processes that serves the calls, their client included, as /proc tells it (10 ms
+steps); starting it is not counted. Rounds are interleaved (each contestant in turn, then all again, each time beginning
+with another), figures are medians over rounds; on a busy machine ratios hold better than milliseconds.
 
-    python benchmarks/sandbox_peers.py [--rounds 3] [--code-judge PATH] [--skip-loops]
+    python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT] [--code-judge PATH] [--skip-loops]
 """
 
 from __future__ import annotations
@@ -21,32 +22,77 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psutil
 from code_judge import CodeJudge
+from cpu import cpu_seconds, own_megabytes
+from sandbox_driver import EXPECTED, WORKLOADS
 
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.jail import PLANS
-from rocstar.sandbox.wire import Isolation, Limits, ProgramOutcome, Request
 
-WORKLOADS = {
-    "W1": "print(1+1)",
-    "W2": "import numpy as np; print(np.linalg.det(np.eye(4)))",
-    "W3": "import sympy as sp; x=sp.symbols('x'); print(sp.integrate(sp.sin(x)**2,(x,0,1)))",
-}
-EXPECTED = {"W1": "2\n", "W2": "1.0\n", "W3": "-sin(1)*cos(1)/2 + 1/2\n"}
-CALLS = {"W1": 200, "W2": 100, "W3": 20}
+HERE = Path(__file__).resolve().parent
+CALLS = {"W1": 400, "W2": 200, "W3": 30}
 FRESH_CALLS = {"W1": 20, "W2": 8, "W3": 4}
-LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0)  # a busy machine must not end a call
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-TARGETS = {"W1": 6.0, "W2": 25.0, "W3": 14.0}
+VARIANTS = {
+    "": {"walls": True, "compiled": True},
+    ", without walls": {"walls": False, "compiled": True},
+    ", without compiler": {"walls": True, "compiled": False},
+}
 LOOP_SHARE, LOOP_SECONDS, CALLERS = 0.05, 2.0, 16
 
 Contestant = Callable[[str], float]
 """Workload name in; CPU milliseconds per call out. Raises when an answer is wrong."""
+
+
+class Sandbox:
+    """A contestant: the sandbox of a checkout, behind `sandbox_driver.py`."""
+
+    def __init__(self, checkout: str, settings: dict[str, bool]) -> None:
+        self.command = [sys.executable, str(HERE / "sandbox_driver.py"), checkout, json.dumps(settings)]
+
+    def __enter__(self) -> Sandbox:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", env=environment
+        )
+        self.info: dict[str, str] = json.loads(self.line())
+        return self
+
+    def __call__(self, workload: str) -> float:
+        before = cpu_seconds(self.process.pid)
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{workload} {CALLS[workload]}\n")
+        self.process.stdin.flush()
+        self.line()
+        return 1000 * (cpu_seconds(self.process.pid) - before) / CALLS[workload]
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(f"this sandbox ended: {' '.join(self.command)}")
+        return line
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.communicate()
+
+    def idle_slot_megabytes(self) -> dict[str, float]:
+        """What an idle slot with its keeper holds for itself alone, by zygote."""
+        daemon = psutil.Process(self.process.pid).children()[0]
+        found = {}
+        for zygote in daemon.children():
+            sizes = [own_megabytes([keeper, *keeper.children(recursive=True)]) for keeper in zygote.children()]
+            name = f"zygote of {zygote.memory_full_info().rss / 1e6:.0f} MB"
+            found |= {name: round(statistics.mean(sizes), 2)} if sizes else {}
+        return found
 
 
 def fresh(workload: str) -> float:
@@ -56,7 +102,8 @@ def fresh(workload: str) -> float:
     for _ in range(FRESH_CALLS[workload]):
         command = [sys.executable, "-c", WORKLOADS[workload]]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        check(workload, done.stdout)
+        if done.stdout != EXPECTED[workload]:
+            raise AssertionError(f"{workload} printed {done.stdout!r}")
     return 1000 * (children_seconds() - before) / FRESH_CALLS[workload]
 
 
@@ -65,71 +112,36 @@ def children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def check(workload: str, output: str) -> None:
-    if output != EXPECTED[workload]:
-        raise AssertionError(f"{workload} printed {output!r}")
+def compete(contestants: dict[str, Contestant], rounds: int) -> dict[str, dict[str, float]]:
+    """Medians over rounds; the first round, which brings everything up, is not counted."""
+    seen: dict[str, dict[str, list[float]]] = {name: {work: [] for work in WORKLOADS} for name in contestants}
+    names = list(contestants)
+    for number in range(rounds + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:  # none always follows the same one
+            for work in WORKLOADS:
+                cost = contestants[name](work)
+                if number:
+                    seen[name][work].append(cost)
+    return {name: {work: statistics.median(costs) for work, costs in row.items()} for name, row in seen.items()}
 
 
-class Sandbox:
-    """A contestant made of a running sandbox."""
-
-    def __init__(self, client: SandboxClient) -> None:
-        self.client = client
-
-    def __call__(self, workload: str) -> float:
-        calls = CALLS[workload]
-        before = self.client.cpu_seconds() + time.process_time()
-        asyncio.run(self.run(workload, calls))
-        return 1000 * (self.client.cpu_seconds() + time.process_time() - before) / calls
-
-    async def run(self, workload: str, calls: int) -> None:
-        requests = [Request(id=str(n), code=WORKLOADS[workload], limits=LIMITS, seed=n) for n in range(calls)]
-        for response in await asyncio.gather(*map(self.client.run, requests)):
-            check(workload, response.stdout)
-
-
-@contextmanager
-def sandbox(**settings: Any) -> Iterator[Sandbox]:
-    client = SandboxClient(slots=2, preload=(), **settings)
-    client.launch()
-    client.await_hello()
-    with client:
-        yield Sandbox(client)
-
-
-FORKS = 300
-FORK_FLOOR = """
-import os, resource, sys
-def seconds():
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-before = seconds()
-for _ in range({forks}):
-    if not (pid := os.fork()):
-        {work}
-        os._exit(0)
-    os.waitpid(pid, 0)
-print(1000 * (seconds() - before) / {forks})
-"""
-
-
-def fork_floor(work: str) -> float:
-    """CPU ms of a fork of a bare interpreter that does `work` and leaves, measured inside that interpreter."""
-    code = FORK_FLOOR.format(forks=FORKS, work=work)
-    command = [sys.executable, "-I", "-S", "-c", code]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def idle_memory(client: SandboxClient) -> dict[str, float]:
-    """MB that one idle slot, with its guardian, holds for itself alone; over the slots of all tiers that are up."""
-    found: dict[str, list[float]] = {}
-    host = psutil.Process(client.process.pid)
-    for nursery in host.children():
-        memory = nursery.memory_full_info()
-        for guardian in nursery.children():
-            family = [guardian, *guardian.children(recursive=True)]
-            own = sum(process.memory_full_info().uss for process in family) / 1e6
-            found.setdefault(f"nursery of {memory.rss / 1e6:.0f} MB", []).append(own)
-    return {name: round(statistics.mean(sizes), 2) for name, sizes in found.items()}
+def print_tables(medians: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The ratios that are looked for, after the milliseconds."""
+    print(f"{'CPU ms per call':<36}" + "".join(f"{work:>10}" for work in WORKLOADS))
+    for name, row in medians.items():
+        print(f"{name:<36}" + "".join(f"{row[work]:>10.2f}" for work in WORKLOADS))
+    pairs = {
+        "fresh python / here": ("fresh python", "here"),
+        "code-judge / here": ("code-judge", "here"),
+        "here / without walls": ("here", "here, without walls"),
+        **{f"here{kind} / against": (f"here{kind}", f"against{kind}") for kind in VARIANTS},
+    }
+    ratios = {}
+    for name, (above, below) in pairs.items():
+        if above in medians and below in medians:
+            ratios[name] = {work: round(medians[above][work] / medians[below][work], 3) for work in WORKLOADS}
+            print(f"{name:<36}" + "".join(f"{ratio:>9.2f}x" for ratio in ratios[name].values()))
+    return ratios
 
 
 async def closed_loop(client: SandboxClient, loop_share: float, seconds: float) -> dict[str, float]:
@@ -146,19 +158,18 @@ async def closed_loop(client: SandboxClient, loop_share: float, seconds: float) 
             endless = draw.random() < loop_share
             code = "while True: pass" if endless else WORKLOADS["W1"]
             started = time.monotonic()
-            response = await client.run(Request(id="loop", code=code, limits=limits))
-            wanted = ProgramOutcome.WALL_TIMEOUT if endless else ProgramOutcome.OK
-            wrong += response.outcome is not wanted
+            response = await client.run(Call(id="loop", code=code, limits=limits))
+            expected = ProgramOutcome.WALL_TIMEOUT if endless else ProgramOutcome.OK
+            wrong += response.outcome is not expected
             if not endless:
                 latencies.append(1000 * (time.monotonic() - started))
 
     await asyncio.gather(*map(caller, range(CALLERS)))
-    ranks = statistics.quantiles(latencies, n=100)
-    return {"p50": round(ranks[49], 1), "p95": round(ranks[94], 1), "good": len(latencies), "wrong": wrong}
+    return {"p50": round(statistics.median(latencies), 1), "good": len(latencies), "wrong": wrong}
 
 
 def loops(rounds: int, seconds: float) -> dict[str, Any]:
-    """W5, with and without its endless loops, interleaved."""
+    """W5: what endless loops among the calls do to the others, where slots are plenty."""
     seen: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     with SandboxClient.start(slots=64, preload=()) as client:
         asyncio.run(closed_loop(client, 0.0, 1.0))
@@ -170,85 +181,44 @@ def loops(rounds: int, seconds: float) -> dict[str, Any]:
     return {"p50_ms": middle, "ratio": round(middle["with"] / middle["without"], 2), "wrong": wrong}
 
 
-def compete(contestants: dict[str, Contestant], rounds: int) -> dict[str, dict[str, list[float]]]:
-    seen: dict[str, dict[str, list[float]]] = {name: {work: [] for work in WORKLOADS} for name in contestants}
-    names = list(contestants)
-    for number in range(rounds + 1):
-        for name in names[number % len(names) :] + names[: number % len(names)]:  # nobody always follows the same one
-            for work in WORKLOADS:
-                cost = contestants[name](work)
-                if number:  # the first round brings everything up
-                    seen[name][work].append(cost)
-    return seen
-
-
-def print_table(medians: dict[str, dict[str, float]]) -> None:
-    print(f"{'CPU ms per call':<28}" + "".join(f"{work:>10}" for work in WORKLOADS))
-    for name, row in medians.items():
-        print(f"{name:<28}" + "".join(f"{row[work]:>10.2f}" for work in WORKLOADS))
-    ours = medians["sandbox"]
-    for name in medians.keys() - {"sandbox"}:
-        print(f"{name + ' / sandbox':<28}" + "".join(f"{medians[name][w] / ours[w]:>9.2f}x" for w in WORKLOADS))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--code-judge", help="a checkout of code-judge; needs redis-server")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--against", metavar="CHECKOUT", help="another checkout, its compiled part built")
+    parser.add_argument("--code-judge", metavar="PATH", help="a checkout of code-judge; needs redis-server")
     parser.add_argument("--code-judge-python", default=sys.executable, help="an interpreter that has its requirements")
     parser.add_argument("--skip-loops", action="store_true", help="leave out W5, which takes half a minute")
     parser.add_argument("--loop-seconds", type=float, default=6.0)
-    arguments = parser.parse_args()
+    options = parser.parse_args()
+    checkouts = {"here": str(HERE.parent)} | ({"against": os.path.abspath(options.against)} if options.against else {})
     with ExitStack() as stack:
-        ours = stack.enter_context(sandbox())
-        bare = {"min_isolation": Isolation.L0, "skip_plans": len(PLANS) - 1}
-        contestants: dict[str, Contestant] = {
-            "sandbox": ours,
-            "without walls": stack.enter_context(sandbox(**bare)),
-            "python fork path": stack.enter_context(sandbox(compiled=False)),
-            "fresh python": fresh,
+        sandboxes = {
+            f"{where}{kind}": stack.enter_context(Sandbox(checkout, settings))
+            for kind, settings in VARIANTS.items()
+            for where, checkout in checkouts.items()
         }
-        if arguments.code_judge:
-            judge = CodeJudge(arguments.code_judge, WORKLOADS, EXPECTED, arguments.code_judge_python)
+        contestants: dict[str, Contestant] = {**sandboxes, "fresh python": fresh}
+        if options.code_judge:
+            judge = CodeJudge(options.code_judge, WORKLOADS, EXPECTED, options.code_judge_python)
             contestants["code-judge"] = stack.enter_context(judge)
-        else:
-            print("code-judge: left out, no --code-judge PATH given")
-        seen = compete(contestants, arguments.rounds)
-        info = ours.client.info()
-        memory = idle_memory(ours.client)
-        floors = {"fork": "pass", "fork and W1": f"exec({WORKLOADS['W1']!r}, {{}})"}
-        floor = {name: statistics.median(fork_floor(work) for _ in range(3)) for name, work in floors.items()}
-    medians = {name: {work: statistics.median(costs) for work, costs in row.items()} for name, row in seen.items()}
-    print_table(medians)
-    report(medians, floor, memory, info.fork_path)
-    extra = {} if arguments.skip_loops else {"w5": loops(arguments.rounds, arguments.loop_seconds)}
+        medians = compete(contestants, options.rounds)
+        about = {name: each.info for name, each in sandboxes.items()}
+        memory = sandboxes["here"].idle_slot_megabytes()
+    ratios = print_tables(medians)
+    print(f"memory of an idle slot alone, MB: {memory}")
+    print("\n".join(f"{name}: {info}" for name, info in about.items()))
+    extra = {} if options.skip_loops else {"w5": loops(options.rounds, options.loop_seconds)}
     if extra:
         print("W5, p50 of good calls with and without endless loops:", extra["w5"])
     summary = {
-        "benchmark": "sandbox_peers",
         "python": platform.python_version(),
-        "isolation": info.isolation,
-        "fork_path": info.fork_path,
+        "about": about,
         "cpu_ms": {name: {work: round(cost, 3) for work, cost in row.items()} for name, row in medians.items()},
-        "floor_ms": {name: round(cost, 3) for name, cost in floor.items()},
+        "ratios": ratios,
         "idle_slot_mb": memory,
         **extra,
     }
-    print(json.dumps(summary))
-
-
-def report(
-    medians: dict[str, dict[str, float]], floor: dict[str, float], memory: dict[str, float], fork_path: str
-) -> None:
-    print(f"fork path: {fork_path}; bare fork floor, ms: " + ", ".join(f"{n} {c:.2f}" for n, c in floor.items()))
-    for work, target in TARGETS.items():
-        ratio = medians["fresh python"][work] / medians["sandbox"][work]
-        walls = 100 * (medians["sandbox"][work] / medians["without walls"][work] - 1)
-        verdict = "reached" if ratio >= target else "MISSED"
-        print(
-            f"{work}: {ratio:.1f}x fresh python, target {target:.0f}x {verdict}; walls cost {walls:+.0f}%, target 15%"
-        )
-    print(f"memory of an idle slot alone, MB: {memory}")
+    print(json.dumps({"benchmark": "sandbox_peers", **summary}))
 
 
 if __name__ == "__main__":

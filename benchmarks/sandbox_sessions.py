@@ -1,10 +1,9 @@
 """What a cell of a session costs in CPU, against running its whole history again. Prints a table and one JSON line.
 
-Every cell is the same small one (`cell`). A turn forks the paused process, which then runs one cell; a replay is one
-fresh program that runs all cells so far, as services without sessions do. CPU is that of this process plus all of the
-sandbox's; medians over rounds in which the two take turns.
+Every cell is the same small one. A replay is one fresh program that runs all cells so far, as services without sessions
+do. CPU is that of this process and of all below it; medians over rounds in which the kinds take turns.
 
-    python benchmarks/sandbox_sessions.py [--turns 40] [--rounds 3]
+    python benchmarks/sandbox_sessions.py [--cells 300] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -12,13 +11,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
 import statistics
-import time
 from collections.abc import Awaitable, Callable
 
+from cpu import cpu_seconds
+
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits, ProgramOutcome, Request
 
 CELLS = {
     "arithmetic": "n = globals().get('n', 0) + 1\nprint(sum(i * i for i in range(1000)))",
@@ -27,16 +28,17 @@ CELLS = {
 }
 LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0)
 HISTORIES = (1, 5, 20)
+PROGRAMS = 10  # of a round: processes count in steps of 10 ms
 
 
-async def cpu_ms(client: SandboxClient, work: Callable[[], Awaitable[None]]) -> float:
-    sandbox, mine = client.cpu_seconds(), time.process_time()
+async def cpu_ms(work: Callable[[], Awaitable[None]]) -> float:
+    before = cpu_seconds(os.getpid())
     await work()
-    return 1000 * (client.cpu_seconds() - sandbox + time.process_time() - mine)
+    return 1000 * (cpu_seconds(os.getpid()) - before)
 
 
-async def turn_ms(client: SandboxClient, cell: str, turns: int) -> float:
-    """Of one turn, the first two of a session left out."""
+async def cell_ms(client: SandboxClient, cell: str, count: int) -> float:
+    """Of one cell, the first two of a session left out."""
     async with client.open_session(limits=LIMITS, seed=1) as session:
 
         async def run(count: int) -> None:
@@ -45,59 +47,61 @@ async def turn_ms(client: SandboxClient, cell: str, turns: int) -> float:
                 assert response.outcome is ProgramOutcome.OK and response.replayed_cells == 0, response
 
         await run(2)
-        return await cpu_ms(client, lambda: run(turns)) / turns
+        return await cpu_ms(lambda: run(count)) / count
 
 
 async def replay_ms(client: SandboxClient, cell: str, history: int) -> float:
     """Of one program that holds so many cells."""
-    request = Request(id="replay", code="\n".join([cell] * history), limits=LIMITS, seed=1)
+    call = Call(id="replay", code="\n".join([cell] * history), limits=LIMITS, seed=1)
 
     async def run() -> None:
-        for _ in range(4):
-            assert (await client.run(request)).outcome is ProgramOutcome.OK
+        for _ in range(PROGRAMS):
+            assert (await client.run(call)).outcome is ProgramOutcome.OK
 
-    return await cpu_ms(client, run) / 4
+    return await cpu_ms(run) / PROGRAMS
 
 
 async def first_ms(client: SandboxClient, cell: str) -> float:
     """Of the first cell of a session, its slot's start and end included."""
-    seen = time.process_time(), client.cpu_seconds()
-    for _ in range(4):
-        async with client.open_session(limits=LIMITS, seed=1) as session:
-            assert (await session.run(cell)).outcome is ProgramOutcome.OK
-    await client.run(Request(id="settle", code=""))
-    return 1000 * (time.process_time() - seen[0] + client.cpu_seconds() - seen[1]) / 4
+
+    async def run() -> None:
+        for _ in range(PROGRAMS):
+            async with client.open_session(limits=LIMITS, seed=1) as session:
+                assert (await session.run(cell)).outcome is ProgramOutcome.OK
+        await asyncio.sleep(0.2)  # the last slot ends
+
+    return await cpu_ms(run) / PROGRAMS
 
 
-async def measure(client: SandboxClient, name: str, arguments: argparse.Namespace) -> dict[str, float | str]:
+async def measure(client: SandboxClient, name: str, options: argparse.Namespace) -> dict[str, float | str]:
     cell = CELLS[name]
-    await turn_ms(client, cell, 2)
+    await cell_ms(client, cell, 2)
     await replay_ms(client, cell, 1)
     rounds: dict[str, list[float]] = {}
-    for _ in range(arguments.rounds):
-        rounds.setdefault("turn", []).append(await turn_ms(client, cell, arguments.turns))
+    for _ in range(options.rounds):
+        rounds.setdefault("cell", []).append(await cell_ms(client, cell, options.cells))
         rounds.setdefault("first", []).append(await first_ms(client, cell))
         for history in HISTORIES:
             rounds.setdefault(f"replay_{history}", []).append(await replay_ms(client, cell, history))
-    return {"cell": name} | {key: round(statistics.median(seen), 2) for key, seen in rounds.items()}
+    return {"kind": name} | {key: round(statistics.median(seen), 2) for key, seen in rounds.items()}
 
 
-async def measure_all(client: SandboxClient, arguments: argparse.Namespace) -> list[dict[str, float | str]]:
-    return [await measure(client, name, arguments) for name in CELLS]
+async def measure_all(client: SandboxClient, options: argparse.Namespace) -> list[dict[str, float | str]]:
+    return [await measure(client, name, options) for name in CELLS]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=40, help="turns of a session in a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    parser.add_argument("--cells", type=int, default=300, help="cells of a session in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
     with SandboxClient.start(slots=2) as client:
-        rows = asyncio.run(measure_all(client, arguments))
+        rows = asyncio.run(measure_all(client, options))
         level = client.info().isolation
-    columns = ("turn", "first", *(f"replay_{history}" for history in HISTORIES))
+    columns = ("cell", "first", *(f"replay_{history}" for history in HISTORIES))
     print(f"CPU ms, {level}".ljust(14) + "".join(f"{column:>12}" for column in columns))
     for row in rows:
-        print(f"{row['cell']:<14}" + "".join(f"{row[column]:>12}" for column in columns))
+        print(f"{row['kind']:<14}" + "".join(f"{row[column]:>12}" for column in columns))
     print(json.dumps({"benchmark": "sandbox_sessions", "python": platform.python_version(), "rows": rows}))
 
 

@@ -1,4 +1,4 @@
-"""Many mixed calls, a tenth of them hostile, while slots, nurseries, hosts and nodes are killed at random (SIGKILL). Is
+"""Many mixed calls, a tenth of them hostile, while slots, keepers, zygotes and daemons are killed (SIGKILL). Is
 every call answered once and truthfully, and is nothing left behind? Prints tables and, last, one JSON line; the exit
 code is 1 when a call was lost or answered wrongly, or something is left.
 
@@ -6,7 +6,7 @@ Callers send one call after another. What was killed under a call is the service
 says so (`internal`, or SandboxDown) when that fails too; such answers are counted apart, they are no lost calls. This
 process adopts what loses its parent, so a process that leaks is seen for certain.
 
-    nice -n 5 python benchmarks/sandbox_soak.py [--calls 200000] [--minutes 60] [--nodes 2] [--slots 2] [--calm]
+    nice -n 5 python benchmarks/sandbox_soak.py [--calls 200000] [--minutes 60] [--daemons 2] [--slots 2] [--calm]
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ import psutil
 from soak_programs import Task, task
 from soak_watch import Sample, left, look, ours, quarters, reap, sample
 
+from rocstar.sandbox.call import Response, SandboxDown, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.router.local import LocalCluster
-from rocstar.sandbox.wire import Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.client.node import ChildConnection
 
 PRELOAD = ("numpy", "sympy")
 CALLERS = 32
 LOST_SECONDS = 300.0  # a call that takes so long will not come back
 CANCELLED_SHARE = 0.005  # of calls whose caller goes away soon after sending them
-KILL_SECONDS = {"slot": 0.7, "guardian": 3.0, "nursery": 20.0, "host": 40.0, "node": 60.0}  # mean time between two
+KILL_SECONDS = {"slot": 0.7, "keeper": 3.0, "zygote": 20.0, "daemon": 40.0}  # mean time between two
 SAMPLE_SECONDS = 2.0
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
-Service = SandboxClient | LocalCluster
 
 
 @dataclass(slots=True)
@@ -66,13 +65,13 @@ class Tally:
     """Messages of internal and down."""
     killed: Counter[str] = field(default_factory=Counter)
 
-    def told(self) -> int:
+    def answered(self) -> int:
         return self.right + self.cancelled + self.internal + self.down + len(self.wrong)
 
 
-async def caller(service: Service, numbers: Iterator[int], tally: Tally, options: argparse.Namespace) -> None:
+async def caller(client: SandboxClient, numbers: Iterator[int], tally: Tally, options: argparse.Namespace) -> None:
     """One call after another, until there are no more numbers."""
-    level = service.info().isolation
+    level = client.info().isolation
     for number in numbers:
         if time.monotonic() > options.deadline:
             return
@@ -80,7 +79,7 @@ async def caller(service: Service, numbers: Iterator[int], tally: Tally, options
         tally.sent += 1
         tally.hostile += each.hostile
         try:
-            with_end = asyncio.wait_for(answer(service, each), LOST_SECONDS)
+            with_end = asyncio.wait_for(answer(client, each), LOST_SECONDS)
             judge(await with_end, each, level, tally)
         except TimeoutError:
             tally.lost += 1
@@ -89,10 +88,10 @@ async def caller(service: Service, numbers: Iterator[int], tally: Tally, options
             tally.faults[f"SandboxDown: {error}"] += 1
 
 
-async def answer(service: Service, each: Task) -> Response | None:
+async def answer(client: SandboxClient, each: Task) -> Response | None:
     """None for a call that its caller gave up."""
-    call = asyncio.ensure_future(service.run(each.request))
-    rng = random.Random(each.request.id)
+    call = asyncio.ensure_future(client.run(each.call))
+    rng = random.Random(each.call.id)
     if rng.random() >= CANCELLED_SHARE:
         return await call
     await asyncio.sleep(rng.random() * 0.05)
@@ -108,12 +107,12 @@ def judge(response: Response | None, each: Task, level: str, tally: Tally) -> No
     elif isinstance(response.outcome, ServiceOutcome):
         tally.internal += 1
         tally.faults[f"{response.outcome}: {response.message}"] += 1
-    elif response.id == each.request.id and each.passes(response, level):
+    elif response.id == each.call.id and each.passes(response, level):
         tally.right += 1
         tally.retried += response.attempt > 1
     else:
-        told = f"{response.outcome} {response.signal or ''} attempt {response.attempt} {response.stdout[-80:]!r}"
-        tally.wrong.append(f"call {each.request.id} ({each.kind}): {told} {response.stderr[-80:]!r}")
+        seen = f"{response.outcome} {response.signal or ''} attempt {response.attempt} {response.stdout[-80:]!r}"
+        tally.wrong.append(f"call {each.call.id} ({each.kind}): {seen} {response.stderr[-80:]!r}")
 
 
 async def killer(tally: Tally, rng: random.Random) -> None:
@@ -129,40 +128,33 @@ async def killer(tally: Tally, rng: random.Random) -> None:
                 tally.killed[kind] += 1
 
 
-async def sampler(samples: list[Sample], service: Service) -> None:
+async def sampler(samples: list[Sample], client: SandboxClient) -> None:
     """Looks at memory and descriptors for ever, and reaps what we adopted."""
     while True:
         await asyncio.sleep(SAMPLE_SECONDS)
         found = ours()
-        reap(found["dead"], started(service))
+        reap(found["dead"], started(client))
         with suppress(psutil.Error):
             samples.append(sample(found))
 
 
-def started(service: Service) -> list[int]:
-    """Process ids that the service itself waits for."""
-    if isinstance(service, LocalCluster):
-        return [child.process.pid for child in service.children]
-    return [service.process.pid]
+def started(client: SandboxClient) -> list[int]:
+    """Process ids that the client itself waits for."""
+    connections = [node.connection for node in client.nodes]
+    return [each.process.pid for each in connections if isinstance(each, ChildConnection)]
 
 
-async def soak(service: Service, tally: Tally, options: argparse.Namespace) -> list[Sample]:
+async def soak(client: SandboxClient, tally: Tally, options: argparse.Namespace) -> list[Sample]:
     samples: list[Sample] = []
-    around = [asyncio.create_task(sampler(samples, service))]
+    around = [asyncio.create_task(sampler(samples, client))]
     if not options.calm:
         around.append(asyncio.create_task(killer(tally, random.Random(options.seed))))
     numbers = iter(range(1, options.calls + 1))
-    await asyncio.gather(*(caller(service, numbers, tally, options) for _ in range(CALLERS)))
+    await asyncio.gather(*(caller(client, numbers, tally, options) for _ in range(CALLERS)))
     for job in around:
         job.cancel()
     await asyncio.gather(*around, return_exceptions=True)
     return samples
-
-
-def start(options: argparse.Namespace) -> Service:
-    if options.nodes:
-        return LocalCluster.start(nodes=options.nodes, slots=options.slots, preload=PRELOAD)
-    return SandboxClient.start(slots=options.slots, preload=PRELOAD)
 
 
 def report(
@@ -196,11 +188,11 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--minutes", type=float, default=600.0, help="send no more calls after so long")
-    parser.add_argument("--nodes", type=int, default=2, help="0: one sandbox below this process")
-    parser.add_argument("--slots", type=int, default=2, help="of each node")
+    parser.add_argument("--daemons", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=2, help="of each daemon")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--calm", action="store_true", help="kill nothing: one host lives throughout, to see its memory"
+        "--calm", action="store_true", help="kill nothing: daemons live throughout, to see their memory"
     )
     return parser.parse_args()
 
@@ -213,21 +205,21 @@ def main() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         asyncio.run(asyncio.sleep(0))  # what asyncio opens once is not ours
         before, tally = look(folder), Tally()
-        with start(arguments) as service:
-            level, began = service.info().isolation, time.monotonic()
+        with SandboxClient.start(slots=arguments.slots, daemons=arguments.daemons, preload=PRELOAD) as client:
+            level, began = client.info().isolation, time.monotonic()
             arguments.deadline = began + 60 * arguments.minutes
-            samples = asyncio.run(soak(service, tally, arguments))
+            samples = asyncio.run(soak(client, tally, arguments))
             seconds = time.monotonic() - began
         remains = left(before, folder)
     figures = report(tally, samples, remains, seconds)
     about = {
         "python": platform.python_version(),
         "isolation": level,
-        "nodes": arguments.nodes,
+        "daemons": arguments.daemons,
         "slots": arguments.slots,
     }
     print(json.dumps({"benchmark": "sandbox_soak", **about, **figures}))
-    unanswered = tally.sent - tally.told()
+    unanswered = tally.sent - tally.answered()
     sys.exit(1 if unanswered or tally.wrong or any(remains.values()) else 0)
 
 

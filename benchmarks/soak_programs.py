@@ -1,15 +1,17 @@
-"""The programs of `sandbox_soak`: ordinary ones whose right answer follows from their number, and the hostile rows of
-`rocstar sandbox probe`. Pure: numbers in, requests and verdicts out."""
+"""The programs of `sandbox_soak`: ordinary ones whose right answer follows from their number, and the rows of
+`hostile_programs`. Pure: numbers in, calls and verdicts out."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rocstar.sandbox.service import hostile
-from rocstar.sandbox.wire import Limits, Request, Response
+import hostile_programs as hostile
+
+from rocstar.sandbox.call import Call, Limits, Response
 
 HOSTILE_SHARE = 0.1
 PATIENT = 60.0  # seconds; a busy machine must not end a program that would end by itself
@@ -21,12 +23,11 @@ LOOPS = (
     "deep recursion ends",
     "fork bomb ends at its limit",
 )
-ROWS = {row.name: row for row in hostile.ROWS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    request: Request
+    call: Call
     kind: str
     """Name of the ordinary program, or of the hostile row."""
     hostile: bool
@@ -105,29 +106,23 @@ def ordinary_task(number: int, name: str) -> Task:
         told = (str(response.outcome), response.stdout) == (kind.outcome, kind.stdout(number))
         return told and kind.more(response, number)
 
-    request = Request(
+    call = Call(
         id=str(number),
         code=kind.code.replace("{n}", str(number)),
         stdin=f"{number}\n" if kind.stdin else "",
         limits=Limits(wall_seconds=PATIENT, cpu_seconds=PATIENT),
         seed=number,
     )
-    return Task(request=request, kind=name, hostile=False, passes=passes)
+    return Task(call=call, kind=name, hostile=False, passes=passes)
 
 
 def hostile_task(number: int, row: hostile.Row) -> Task:
     """The row with time limits that suit a soak."""
     seconds = LOOP_SECONDS if row.name in LOOPS else PATIENT
     limits: dict[str, Any] = {**(row.limits or {}), "wall_seconds": seconds, "cpu_seconds": PATIENT}
-    request = Request(id=str(number), code=row.code, limits=Limits(**limits), seed=number)
-    return Task(request=request, kind=row.name, hostile=True, passes=row_passes(row))
+    call = Call(id=str(number), code=row.code, limits=Limits(**limits), seed=number)
+    return Task(call=call, kind=row.name, hostile=True, passes=partial(is_held, row))
 
 
-def row_passes(row: hostile.Row) -> Callable[[Response, str], bool]:
-    """Rows look at responses as the native API tells them."""
-    return lambda response, level: hostile.judge(row, as_told(response), level) != "fail"
-
-
-def as_told(response: Response) -> dict[str, Any]:
-    message = {name: getattr(response, name) for name in Response.__slots__}
-    return message | {"exception": asdict(response.exception) if response.exception else None}
+def is_held(row: hostile.Row, response: Response, level: str) -> bool:
+    return hostile.judge(row, response, level) != "fail"

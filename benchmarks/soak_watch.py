@@ -12,19 +12,19 @@ from pathlib import Path
 
 import psutil
 
-KINDS = ("node", "host", "nursery", "guardian", "slot", "program", "dead", "other")
+KINDS = ("daemon", "zygote", "keeper", "slot", "program", "dead", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     own_bytes: int
-    """Resident set of this process: caller, client, router."""
-    host_bytes: int
-    """Of nodes and hosts, all together."""
-    nursery_bytes: int
+    """Resident set of this process: callers and client."""
+    daemon_bytes: int
+    """Of the daemons, all together."""
+    zygote_bytes: int
     own_fds: int
-    host_fds: int
-    """Of nodes and hosts, most of one."""
+    daemon_fds: int
+    """Of the daemons, most of one."""
     processes: int
     """All of ours."""
 
@@ -32,7 +32,7 @@ class Sample:
 def ours() -> dict[str, list[psutil.Process]]:
     """All processes below this one, by what they are."""
     found: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
-    depth: dict[int, int] = {}  # below the nursery, by process id
+    depth: dict[int, int] = {}  # below the zygote, by process id
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             parent, command = process.ppid(), " ".join(process.cmdline())
@@ -41,14 +41,12 @@ def ours() -> dict[str, list[psutil.Process]]:
             if process.status() == psutil.STATUS_ZOMBIE:
                 kind = "dead"
             elif below is not None:
-                kind = ("guardian", "slot", "program")[min(below, 2)]
+                kind = ("keeper", "slot", "program")[min(below, 2)]
                 depth[process.pid] = below + 1
-            elif "router.node_main" in command:
-                kind = "node"
-            elif "sandbox.host_main" in command:
-                kind = "host"
-            elif "sandbox.nursery" in command and parent != os.getpid():
-                kind, depth[process.pid] = "nursery", 0
+            elif "sandbox.daemon.main" in command:
+                kind = "daemon"
+            elif "sandbox.slot.zygote" in command and parent != os.getpid():
+                kind, depth[process.pid] = "zygote", 0
             found[kind].append(process)
     return found
 
@@ -62,13 +60,13 @@ def reap(dead: Sequence[psutil.Process], awaited: Sequence[int]) -> None:
 
 
 def sample(found: Mapping[str, Sequence[psutil.Process]]) -> Sample:
-    me, hosts = psutil.Process(), [*found["host"], *found["node"]]
+    me, daemons = psutil.Process(), found["daemon"]
     return Sample(
         own_bytes=me.memory_info().rss,
-        host_bytes=sum(host.memory_info().rss for host in hosts),
-        nursery_bytes=sum(nursery.memory_info().rss for nursery in found["nursery"]),
+        daemon_bytes=sum(daemon.memory_info().rss for daemon in daemons),
+        zygote_bytes=sum(zygote.memory_info().rss for zygote in found["zygote"]),
         own_fds=me.num_fds(),
-        host_fds=max((host.num_fds() for host in hosts), default=0),
+        daemon_fds=max((daemon.num_fds() for daemon in daemons), default=0),
         processes=sum(map(len, found.values())),
     )
 

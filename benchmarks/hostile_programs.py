@@ -1,0 +1,210 @@
+"""Hostile programs and what must be seen of each: part of what `sandbox_soak.py` sends, and a quick check of a machine.
+The suite that also looks from outside is `tests/attacks`. Exit code 1 when one does not hold.
+
+    python benchmarks/hostile_programs.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rocstar.sandbox.call import Call, Limits, Response
+from rocstar.sandbox.client import SandboxClient
+
+SHORT = {"wall_seconds": 2.0, "cpu_seconds": 2.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    name: str
+    """What must hold, in words."""
+    code: str
+    """The program; many print `safe` or what they got."""
+    passes: Callable[[Response], bool]
+    """Whether the response shows that it holds."""
+    limits: Mapping[str, Any] | None = None
+    """Limits of the call; the default ones when None."""
+    level: str = "L1"
+    """The weakest level that promises it."""
+
+
+def says(text: str) -> Callable[[Response], bool]:
+    return lambda response: response.outcome == "ok" and response.stdout.strip() == text
+
+
+def ends(*outcomes: str) -> Callable[[Response], bool]:
+    return lambda response: response.outcome in outcomes
+
+
+def denied(action: str, imports: str = "os") -> str:
+    """A program that prints `safe` when an OSError stops the action."""
+    return f"import {imports}\ntry:\n    {action}\n    print('did it')\nexcept OSError:\n    print('safe')"
+
+
+OTHER_PLACES = "['/etc/rocstar-probe', '/usr/rocstar-probe', os.path.dirname(os.__file__) + '/rocstar_probe.py']"
+WRITES = f"""
+import os
+got = []
+for path in {OTHER_PLACES}:
+    try:
+        open(path, 'w').close()
+        os.unlink(path)
+        got.append(path)
+    except OSError:
+        pass
+print(got or 'safe')
+"""
+CALLS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+names = ('ptrace mount unshare bpf keyctl perf_event_open userfaultfd io_uring_setup '
+         'setns kexec_load init_module').split()
+numbers = {'x86_64': (101, 165, 272, 321, 250, 298, 323, 425, 308, 246, 175),
+           'aarch64': (117, 40, 97, 280, 219, 241, 282, 425, 268, 104, 105)}[os.uname().machine]
+arguments = {'ptrace': (16, 1), 'unshare': (0x10000000,), 'userfaultfd': (0,), 'keyctl': (0, -3, 1)}
+got = [name for name, number in zip(names, numbers)
+       if libc.syscall(number, *arguments.get(name, (0, 0, 0, 0, 0))) >= 0]
+print(got or 'safe')
+"""
+BURST = """
+import os
+children = 0
+try:
+    for _ in range(500):
+        if os.fork() == 0:
+            import time; time.sleep(60)
+        children += 1
+except OSError:
+    print('safe')
+"""
+BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
+ENVIRONMENT = """
+import os
+names = [n for n in os.environ if any(w in n.upper() for w in ('TOKEN', 'SECRET', 'KEY', 'PASSWORD', 'CREDENTIAL'))]
+print(names or 'safe')
+"""
+LOOPBACK = """
+import socket
+got = []
+for address in (('127.0.0.1', 22), ('127.0.0.1', 8700), ('169.254.169.254', 80), ('1.1.1.1', 53)):
+    try:
+        socket.create_connection(address, 0.3)
+        got.append(address)
+    except ConnectionRefusedError:
+        got.append(address)  # somebody's network said no: it was reached
+    except OSError:
+        pass
+print(got or 'safe')
+"""
+STAY = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for fd in range(3):
+        os.close(fd)
+    time.sleep(60)
+print('safe')
+"""
+DEAF = """
+import signal, time
+for number in range(1, 32):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    time.sleep(1)
+"""
+
+ROWS: Sequence[Row] = (
+    Row(name="an ordinary program runs", code="print('safe')", passes=says("safe")),
+    Row(name="no secret in the environment", code=ENVIRONMENT, passes=says("safe")),
+    Row(
+        name="password file not readable",
+        code=denied("open('/etc/shadow').read()"),
+        passes=says("safe"),
+    ),
+    Row(name="system and libraries not writable", code=WRITES, passes=says("safe"), level="L2"),
+    Row(name="no network", code=LOOPBACK, passes=says("safe")),
+    Row(name="dangerous system calls denied", code=CALLS, passes=says("safe")),
+    Row(name="own root may not change", code=denied("os.chroot('/')"), passes=says("safe")),
+    Row(name="may not become root", code=denied("os.setresuid(0, 0, 0) or os.getuid() or 1/0"), passes=ends("ok")),
+    Row(
+        name="sees no process but its own",
+        code="import os\nprint('safe' if not os.path.exists('/proc/1/cmdline') else os.listdir('/proc')[:5])",
+        passes=says("safe"),
+        level="L3",
+    ),
+    Row(name="may not signal its parent", code=denied("os.kill(os.getppid(), 9)"), passes=ends("ok", "exception")),
+    Row(name="no descriptor but 0, 1, 2", code="import os\ngot = []\nfor fd in range(3, 1024):\n    try:\n        "
+        "os.fstat(fd)\n        got.append(fd)\n    except OSError:\n        pass\nprint(got or 'safe')",
+        passes=says("safe")),
+    Row(name="endless loop ends at its limit", code="while True: pass", limits={"wall_seconds": 0.5},
+        passes=ends("wall_timeout", "cpu_timeout")),
+    Row(name="deaf sleeper ends at its limit", code=DEAF, limits={"wall_seconds": 0.5}, passes=ends("wall_timeout")),
+    Row(name="memory bomb ends", code="x = []\nwhile True: x.append(bytearray(2**24))",
+        limits={**SHORT, "memory_bytes": 2**28}, passes=ends("memory", "exception", "signal")),
+    Row(name="deep recursion ends", code="import sys\nsys.setrecursionlimit(10**6)\ndef f(): f()\nf()",
+        limits=SHORT, passes=ends("exception", "memory", "signal", "wall_timeout", "cpu_timeout")),
+    Row(name="flood of output is cut", code="while True: print('x' * 4096)", limits=SHORT,
+        passes=ends("output_limit")),
+    Row(name="burst of forks is stopped", code=BURST, limits=SHORT, passes=lambda r: "safe" in r.stdout),
+    Row(name="fork bomb ends at its limit", code=BOMB, limits={"wall_seconds": 1.0},
+        passes=ends("wall_timeout", "cpu_timeout", "signal")),
+    Row(name="daemon dies with its call", code=STAY, passes=says("safe")),
+    Row(name="disk cannot be filled", code=denied("open('big', 'wb').write(bytes(200 * 2**20))"),
+        limits={"memory_bytes": 2**30, "wall_seconds": 10.0}, passes=lambda r: "did it" not in r.stdout),
+    Row(name="crash is told as a crash", code="import ctypes\nctypes.string_at(0)",
+        passes=lambda r: r.outcome == "signal" and r.signal == "SIGSEGV"),
+    Row(name="exit code is told", code="import os\nos._exit(3)",
+        passes=lambda r: r.outcome == "exit_nonzero" and r.exit_code == 3),
+    Row(name="invalid output is replaced", code="import sys\nsys.stdout.buffer.write(b'a\\xffb')",
+        passes=lambda r: r.outcome == "ok" and r.stdout == "a\ufffdb"),
+    Row(name="hooks run at exit", code="import atexit\natexit.register(print, 'safe')", passes=says("safe")),
+    Row(name="missing stdin is an end of file", code="input()", passes=lambda r: r.exception.type == "EOFError"),
+    Row(name="patched builtins", code="import builtins, json\nbuiltins.print = None\njson.dumps = None",
+        passes=ends("ok")),
+    Row(name="... are whole again in the next call", code="import json\nprint(json.loads(json.dumps('safe')))",
+        passes=says("safe")),
+    Row(name="a file left behind", code="import os\nopen('left', 'w').write('x')\nos.makedirs('d/e', 0o000)",
+        passes=ends("ok")),
+    Row(name="... is gone in the next call",
+        code="import os\nprint([name for name in os.listdir('.') if not os.path.ismount(name)] or 'safe')",
+        passes=says("safe")),
+)  # fmt: skip
+
+
+def judge(row: Row, response: Response, level: str) -> str:
+    """pass, fail, or `not promised` where the level in force does not promise it."""
+    try:
+        passed = row.passes(response)
+    except AttributeError:  # there is no exception, say
+        passed = False
+    if passed:
+        return "pass"
+    return "fail" if level >= row.level else "not promised"
+
+
+async def run_all(client: SandboxClient, level: str) -> int:
+    failed = 0
+    for row in ROWS:
+        response = await client.run(Call(id=row.name, code=row.code, limits=Limits(**row.limits or {})))
+        verdict = judge(row, response, level)
+        failed += verdict == "fail"
+        print(f"{verdict:<14}{row.name} ({response.outcome})")
+    return failed
+
+
+def main() -> int:
+    with SandboxClient.start() as client:
+        level = client.info().isolation
+        print(f"isolation {level}")
+        return min(1, asyncio.run(run_all(client, level)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
