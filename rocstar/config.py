@@ -36,6 +36,15 @@ Word = Annotated[str, AfterValidator(_word)]
 """A name that becomes a part of file names, or that a model writes."""
 
 
+def _sandbox_url(url: str) -> str:
+    if not re.fullmatch(r"http://[^\s/?#@]+/?|unix:/\S+", url):
+        raise ValueError(f"{url!r} is no address of a sandbox; write http://host:port")
+    return url
+
+
+SandboxUrl = Annotated[str, AfterValidator(_sandbox_url)]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -207,6 +216,9 @@ class SandboxSection(Section):
     tools: list[str] = ["python"]
     """python: each call is a program of its own (§2.1); notebook: the calls of an attempt are cells that share their
     names and files; or a Tool of your own as `package.module:name`."""
+    urls: list[SandboxUrl] = []
+    """Services (`rocstar sandbox serve`) that run the programs, as http://host:port; left empty, a sandbox of this
+    process. They settle `slots` and `preload` themselves. Their token: the environment's ROCSTAR_SANDBOX_TOKEN."""
     preload: list[str] = ["numpy", "sympy"]
     """Modules imported once before forking."""
     slots: int = Field(default=2, ge=1, le=4096)

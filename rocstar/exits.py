@@ -24,9 +24,10 @@ INTERRUPTED = 130
 """Ctrl-C, after a clean save."""
 
 EXTRA_OF = {
-    **dict.fromkeys(("typer", "rich", "pydantic", "math_verify"), ""),
+    **dict.fromkeys(("typer", "rich", "pydantic", "math_verify", "msgspec"), ""),
     **dict.fromkeys(("torch", "transformers", "safetensors", "jinja2"), "train"),
-    **dict.fromkeys(("numpy", "sympy", "msgspec", "starlette", "uvicorn", "uvloop", "httptools"), "sandbox"),
+    **dict.fromkeys(("numpy", "sympy", "starlette", "uvicorn", "uvloop", "httptools", "websockets"), "sandbox"),
+    "prometheus_client": "sandbox",
     **dict.fromkeys(("pyarrow", "tokenizers", "httpx", "datasets"), "data"),
     "mcp": "mcp",
     "ray": "cluster",
@@ -101,5 +102,5 @@ def _remedy(module: str) -> str:
 
 def _is_sandbox_down(error: Exception) -> bool:
     # sandbox/ stands alone, so its error is no RocstarError; where it was never loaded it was never raised.
-    wire = sys.modules.get("rocstar.sandbox.wire")
-    return wire is not None and isinstance(error, wire.SandboxDown)
+    call = sys.modules.get("rocstar.sandbox.call")
+    return call is not None and isinstance(error, call.SandboxDown)

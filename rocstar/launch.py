@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rocstar.exits import need
+from rocstar.sandbox.call import SandboxDown
 from rocstar.sandbox.client import SandboxClient
 
 if TYPE_CHECKING:
@@ -56,11 +58,25 @@ def quiet_torch(threads: int) -> None:
 
 @contextmanager
 def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
-    """A sandbox child that lives as long as the context. Raises ConfigError below `min_isolation`."""
-    client = SandboxClient.start(
-        slots=settings.slots, preload=tuple(settings.preload), min_isolation=settings.min_isolation
-    )
-    try:
+    """A sandbox for as long as the context: a child of this process, or those at `urls`. Raises SandboxDown where one
+    cannot be started or reached, and below `min_isolation`."""
+    with _remote(settings) if settings.urls else _child(settings) as client:
         yield client
-    finally:
-        client.close()
+
+
+def _child(settings: SandboxSection) -> SandboxClient:
+    return SandboxClient.start(slots=settings.slots, preload=settings.preload, min_isolation=settings.min_isolation)
+
+
+def _remote(settings: SandboxSection) -> SandboxClient:
+    need("sandbox")
+    client = SandboxClient.connect(settings.urls, token=os.environ.get("ROCSTAR_SANDBOX_TOKEN", ""))
+    for node in client.nodes:
+        level = node.info.isolation if node.info else ""
+        if level < settings.min_isolation:
+            client.close()
+            raise SandboxDown(
+                f"the sandbox at {node.label} offers isolation {level}, and sandbox.min_isolation is "
+                f"{settings.min_isolation}; lower it, or take that sandbox out of sandbox.urls"
+            )
+    return client

@@ -17,8 +17,8 @@ from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.sandbox.call import Limits as ProgramLimits
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits as ProgramLimits
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
 from rocstar.types import ToolResult
 
@@ -52,7 +52,7 @@ def environment_of(recipe: Recipe) -> EnvironmentFactory:
 
 def template_of(recipe: Recipe, model: Path | None) -> Template:
     """How conversations are written; `model`: the folder whose own chat template may be meant. Raises ConfigError."""
-    nothing_runs = SandboxClient(slots=1, preload=())  # never started: only what the tools say of themselves is asked
+    nothing_runs = SandboxClient(daemons=0)  # only what the tools say of themselves is asked
     used = any(rollout.max_turns > 1 for rollout in (recipe.rollout, *rollouts_of(recipe)))
     specs = tools_of(recipe, nothing_runs).specs if used else ()
     return template_for(recipe.rollout.template, model, specs, preamble=recipe.rollout.preamble)

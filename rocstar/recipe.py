@@ -57,7 +57,9 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
     asked = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
     for change in (*given, *asked):
         table = put(table, change.keys, change.value)
-    return validated(Recipe, table, (), (*given, *asked))
+    made = validated(Recipe, table, (), (*given, *asked))
+    refuse_unread(made, (), (*given, *asked))
+    return made
 
 
 def dump_resolved(recipe: Recipe) -> dict[str, Any]:

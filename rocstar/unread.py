@@ -47,6 +47,7 @@ RULES = (
         by=("model", "path"),
         useless=lambda it: it is not None,
     ),
+    Rule(section="sandbox", keys=("slots", "preload"), by=("sandbox", "urls"), useless=bool),
     Rule(
         section="resample",
         keys=("min_positive", "min_negative"),

@@ -49,7 +49,7 @@ def setup_of(
         "environment": recipe.rollout.environment,
         "feedback": recipe.rollout.model_dump(include={"feedback_max_chars", "feedback_truncate", "feedback_errors"}),
         "verifier": recipe.evaluate.verifier,
-        "sandbox": recipe.sandbox.model_dump(),
+        "sandbox": recipe.sandbox.model_dump(exclude={"urls"}),  # where programs ran is a circumstance
         "engine": dict(engine),
         "versions": versions(),
         "git": git_state(),

@@ -97,7 +97,7 @@ def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) 
             recipe,
             codec,
             template_of(recipe, subject.model),
-            SandboxClient(slots=1, preload=()),
+            SandboxClient(daemons=0),
             with_tools=recipe.rollout.max_turns > 1,
         ),
         response_tokens=recipe.rollout.max_response_tokens,

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Segment, ours
 from rocstar.dialogue.template import Template
-from rocstar.errors import EngineUnavailable, Unavailable
+from rocstar.errors import EngineUnavailable
 from rocstar.protocols import AttemptTool, Environment, Reply, Tool
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, ToolResult, seed_for
-
-TRIES = 3  # a call is run at most so often when we are at fault
-RETRY_SECONDS = 0.2  # first pause between tries; doubles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +61,8 @@ class Conversation:
 class ToolEnvironment:
     """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs.
 
-    The attempt's own tools are made here and closed by `close`. Their calls run in the order they were written, a call
-    that is tried again before the next one; those of shared tools run at once."""
+    The attempt's own tools are made here and closed by `close`. Their calls run in the order they were written; those
+    of shared tools run at once. No call is tried again here: a tool does that itself, if it is of use."""
 
     def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
         self._problem = problem
@@ -88,8 +85,8 @@ class ToolEnvironment:
         return self._limits.max_response_tokens - self._used_tokens
 
     async def reply(self, completion: Completion) -> Reply:
-        """Raises Unavailable when a tool could not be run after several tries, EngineUnavailable when the completion
-        was aborted: that says nothing about the model."""
+        """Raises Unavailable when a tool could not be run, EngineUnavailable when the completion was aborted: that says
+        nothing about the model."""
         if completion.finish is Finish.ABORTED:
             raise EngineUnavailable("the completion was aborted before the model had ended it")
         self._turns += 1
@@ -128,17 +125,7 @@ class ToolEnvironment:
             names = ", ".join(tool.spec.name for tool in self._tools)
             return _refuse(call, f"there is no tool named {call.tool!r}; the tools are: {names}")
         async with self._turn_of_own if tool in self._own else nullcontext():
-            return await self._tried(tool, call)
-
-    async def _tried(self, tool: Tool, call: ToolCall) -> ToolResult:
-        for attempt in range(TRIES):
-            try:
-                return await tool.run(call, seed=seed_for(self._seed, call.id))
-            except Unavailable:
-                if attempt + 1 == TRIES:
-                    raise
-                await asyncio.sleep(RETRY_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+            return await tool.run(call, seed=seed_for(self._seed, call.id))
 
 
 EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]

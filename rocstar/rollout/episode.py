@@ -1,6 +1,6 @@
 """The turn loop: engine, environment, engine, environment, until the attempt ends.
 
-A failed service never becomes a wrong answer: after its retries the trajectory ends as ENVIRONMENT_FAILED, carries
+A failed service never becomes a wrong answer: the trajectory ends as ENVIRONMENT_FAILED, carries
 the fault in words, and is left out of its group by whoever collects."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rocstar.errors import ConfigError
 from rocstar.plugins import check_call, is_reference, load
 from rocstar.protocols import AttemptTool, Tool, ToolSpec
-from rocstar.sandbox.wire import Limits
+from rocstar.sandbox.call import Limits
 from rocstar.tools.function import FunctionTool
 from rocstar.tools.notebook import NotebookTool, Opener
 from rocstar.tools.python import PythonTool, Runner

@@ -1,7 +1,7 @@
 """The stateful Python tool: cells of one attempt's notebook. Runs nothing itself; a session of `rocstar.sandbox` does.
 
 The release imitates it by running all earlier cells again with their output muted (`jupyter_code`); here the notebook
-is a stopped process, and its history is run again only when that is lost.
+is one live process, and its earlier cells are run again only when the service has lost it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Protocol, Self
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
-from rocstar.sandbox.wire import Limits, Response, SandboxDown
+from rocstar.sandbox.call import Limits, Response, SandboxDown
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.tools.python import result_of, spec_of, with_last_line
-from rocstar.types import Status, ToolCall, ToolResult
+from rocstar.types import ToolCall, ToolResult
 
 DESCRIPTION = (
     "Runs a cell of a Python notebook and returns what it printed and the value of its last expression. Names and "
@@ -26,11 +26,11 @@ PARAMETERS = {
     "properties": {"code": {"type": "string", "description": "The cell."}},
     "required": ["code"],
 }
-UNDONE = "the cell was undone: later cells do not see what it did\n"
+ENDED = "the notebook was ended: names and files of earlier cells are gone\n"
 
 
 class Cells(Protocol):
-    """The part of `rocstar.sandbox.session.Session` used here."""
+    """The part of `rocstar.sandbox.client.Session` used here."""
 
     async def run(self, code: str) -> Response: ...
 
@@ -38,9 +38,9 @@ class Cells(Protocol):
 
 
 class Opener(Protocol):
-    """The part of `SandboxClient`, and of routers with its face, used here."""
+    """The part of `SandboxClient` used here."""
 
-    def open_session(self, *, limits: Limits, seed: int) -> Cells: ...
+    def open_session(self, *, limits: Limits, seed: int, replay: bool) -> Cells: ...
 
 
 class NotebookTool:
@@ -62,19 +62,22 @@ class NotebookTool:
         return self._spec
 
     async def run(self, call: ToolCall, *, seed: int = 0) -> ToolResult:
-        """Raises SandboxUnavailable when the sandbox failed, which says nothing about the cell: it may be run again."""
+        """Raises SandboxUnavailable when the sandbox failed, which says nothing about the cell."""
         complaint = text_arguments(call, PARAMETERS)
         if complaint is not None:
             return bad_call(call, complaint)
         if self._closed:
             raise SandboxUnavailable("this notebook is closed; each attempt opens its own")
         if self._session is None:
-            self._session = self._opener.open_session(limits=self._limits, seed=seed)
+            self._session = self._opener.open_session(limits=self._limits, seed=seed, replay=True)
         try:
             response = await self._session.run(call.arguments["code"])
         except SandboxDown as error:
             raise SandboxUnavailable(str(error)) from error
-        return told(result_of(call, response), response)
+        result = result_of(call, response)
+        if not response.state_lost:
+            return result
+        return replace(result, stderr=with_last_line(result.stderr, ENDED))
 
     async def close(self) -> None:
         """End the session. May be called twice."""
@@ -89,10 +92,3 @@ class NotebookTool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def told(result: ToolResult, response: Response) -> ToolResult:
-    """With a last line that tells the model when its cell changed nothing."""
-    if response.committed or result.status is Status.BAD_CALL:
-        return result
-    return replace(result, stderr=with_last_line(result.stderr, UNDONE))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import ToolSpec
-from rocstar.sandbox.wire import Limits, ProgramOutcome, Request, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.types import Status, ToolCall, ToolResult
 
@@ -45,7 +45,7 @@ STATUS = {
 class Runner(Protocol):
     """The part of `SandboxClient` used here."""
 
-    async def run(self, request: Request) -> Response: ...
+    async def run(self, call: Call) -> Response: ...
 
 
 class PythonTool:
@@ -68,7 +68,7 @@ class PythonTool:
         complaint = text_arguments(call, PARAMETERS)
         if complaint is not None:
             return bad_call(call, complaint)
-        request = Request(
+        program = Call(
             id=f"{call.id}-{next(self._ids)}",
             code=call.arguments["code"],
             stdin=call.arguments.get("input") or "",
@@ -76,7 +76,7 @@ class PythonTool:
             seed=seed,
         )
         try:
-            response = await self._client.run(request)
+            response = await self._client.run(program)
         except SandboxDown as error:
             raise SandboxUnavailable(str(error)) from error
         return result_of(call, response)

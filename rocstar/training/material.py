@@ -65,10 +65,11 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError
     for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not there."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
-    tools_of(recipe, SandboxClient(slots=1, preload=()))  # never started: what is named must be there and fit
+    tools_of(recipe, SandboxClient(daemons=0))  # nothing is run: what is named must be there and fit
     environment_of(recipe)
     check_verifier(recipe.evaluate.verifier, recipe.run.modules)
-    _refuse_absent_modules(recipe.sandbox.preload)
+    if not recipe.sandbox.urls:
+        _refuse_absent_modules(recipe.sandbox.preload)
     _refuse_idle_learners(recipe)
     _refuse_lone_ray(recipe)
     _refuse_other_ranks(recipe)
@@ -139,7 +140,7 @@ def atoms_of(recipe: Recipe, task: Task, template: ChatMl) -> tuple[str, ...]:
 
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
-    nothing_runs = SandboxClient(slots=1, preload=())
+    nothing_runs = SandboxClient(daemons=0)
     several = any(rollout.max_turns > 1 for rollout in rollouts_of(material.recipe))
     conversation = make_conversation(material.recipe, codec, material.template, nothing_runs, with_tools=several)
     problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}

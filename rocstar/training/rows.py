@@ -29,7 +29,7 @@ def layouts_of(
 ) -> list[Layout]:
     """What an SFT stage imitates: the conversations of its file, else its task's own demonstrations."""
     feedback = make_feedback(recipe.rollout)
-    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs  # never started: nothing is run
+    specs = tools_of(recipe, SandboxClient(daemons=0)).specs  # nothing is run
     if conversations is None:
         made = require_demonstrations(task, stage.name).demonstrations(stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]

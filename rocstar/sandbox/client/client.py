@@ -171,11 +171,13 @@ class SandboxClient:
         """Run one program or cell. Cancelling the awaiting task ends the program.
 
         Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died under it
-        twice; SessionLost for a cell whose session is gone; UnicodeEncodeError for text that is no Unicode."""
-        body = wire.encode(call)
+        twice; SessionLost for a cell whose session is gone."""
+        try:
+            body = wire.encode(call)
+        except (UnicodeEncodeError, OverflowError) as error:
+            return _rejected(call, f"the call cannot be sent ({error})")
         if len(body) > wire.MAX_FRAME_BYTES:
-            why = f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken; send less"
-            return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=why)
+            return _rejected(call, f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken")
         pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call, body=body)
         response: Response = await self._answer(pending)
         if pending.attempt > 1:
@@ -360,6 +362,10 @@ class SandboxClient:
         for pending in found:
             self._dispatch.cancel(pending)
         return found
+
+
+def _rejected(call: Call, why: str) -> Response:
+    return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=why)
 
 
 def _resolve(pending: Pending, answer: Any) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome, SessionLost
 
+DEFAULT_PATIENCE = Call(id="", code="").patience_seconds
 NOT_RUN = (ProgramOutcome.REJECTED, *ServiceOutcome)
 
 
@@ -52,10 +53,11 @@ class Session:
         files: Mapping[str, bytes] | None = None,
         fetch: Sequence[str] = (),
         wall_seconds: float | None = None,
+        patience_seconds: float | None = None,
     ) -> Response:
         """Run one cell; calls made together run in their order. A cell that fails keeps what it did. `files` are
         written before it, `fetch` is read after it, relative to the working directory. wall_seconds: this cell's own
-        limit. Cancelling the awaiting task ends the cell.
+        limit; patience_seconds: see Call. Cancelling the awaiting task ends the cell.
 
         Raises SandboxDown when the session is closed or no daemon can be had, and SessionLost when the service lost
         the session and it is not to be replayed; the next cell then starts afresh."""
@@ -68,6 +70,7 @@ class Session:
             files=dict(files or {}),
             fetch=tuple(fetch),
             session=self.name,
+            patience_seconds=DEFAULT_PATIENCE if patience_seconds is None else patience_seconds,
         )
         async with self._turn:
             if self.closed:
