@@ -13,13 +13,19 @@ the next call's process is forked from.
 
 from __future__ import annotations
 
+import json
 import marshal
+import os
 import struct
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 RUN = b"R"
 RUN_AND_KEEP = b"K"
 """Leave the working directory as it is afterwards: a Fetch follows."""
+
+CONTROL = 3
+"""Descriptor of control in a program's process."""
 
 LENGTH = struct.Struct("=I")
 
@@ -68,7 +74,7 @@ class Program(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Files to read back, relative to the working directory. The report is what `files.packed` makes of them."""
+    """Files to read back, relative to the working directory."""
 
     paths: list[str]
 
@@ -106,3 +112,30 @@ def parse(body: bytes) -> Any:
     """The payload, without its length. Only ever applied to what the daemon sent."""
     name, values = marshal.loads(body)
     return PAYLOADS[name](*values)
+
+
+def receive(control: int) -> Any:
+    """The next payload, in the program's process. Raises EOFError where the daemon has gone."""
+    (size,) = LENGTH.unpack(read(control, LENGTH.size))
+    return parse(read(control, size))
+
+
+def read(control: int, size: int) -> bytes:
+    data = os.read(control, size)
+    while len(data) < size:
+        more = os.read(control, min(size - len(data), 2**20))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def send_report(control: int, head: Mapping[str, object], tail: Iterable[bytes] = ()) -> None:
+    """`head` as JSON, a newline, `tail`. Fields of a head, all optional: `exception` (type, message, line or null),
+    `value` (bytes of it that are in the tail), `dropped` (bytes of it that are not), `status` (a cell's exit status),
+    `files` (path and bytes of each), `images` (bytes of each), `refused` (why nothing was run). The tail is the value,
+    the files and the images, in the order of the head. Raises OSError where nobody reads any more."""
+    body = b"".join((json.dumps(head, ensure_ascii=False).encode("utf-8", "replace"), b"\n", *tail))
+    data = memoryview(LENGTH.pack(len(body)) + body)
+    while data:
+        data = data[os.write(control, data) :]

@@ -43,6 +43,19 @@ class Shield:
         except OSError:
             return cls()
 
+    def lower(self) -> None:
+        """Before the fork of a program, which inherits it."""
+        self._write(FIRST_TO_KILL)
+
+    def lift(self) -> None:
+        """After it."""
+        self._write(self.ordinary)
+
+    def _write(self, score: int) -> None:
+        if self.fd >= 0:
+            with suppress(OSError):  # nothing is lost but the order
+                os.pwrite(self.fd, b"%d" % score, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Membership:

@@ -1,0 +1,250 @@
+/* `serve` of serve.py, compiled, for slots that are the first process of a pid namespace. It makes the same promises
+   (tests/sandbox/test_slot_serve.py runs over both) and costs less: between two calls no Python runs in the slot, so
+   next to none of the memory that its programs share with it is written to, and copied.
+
+   Not covered: slots without a pid namespace, walls, everything that happens in the program's process. */
+
+#define _GNU_SOURCE
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#if !(defined(__GLIBC__) && __GLIBC_PREREQ(2, 34))
+#define _Fork fork
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436 /* the same on every architecture */
+#endif
+
+#define CONTROL 3                 /* descriptor of control in the program's process */
+#define OLD_DESCRIPTORS 256       /* a slot holds fewer, where the kernel has no close_range */
+#define AGE_NANOSECONDS 100000000 /* a program that runs longer makes way for those that may be short */
+#define AGED_NICE 10              /* a tenth of a young program's share; at 19 it would starve */
+#define FIRST_TO_KILL 1000        /* oom_score_adj of programs: the highest there is */
+
+enum { STDOUT, STDERR, REPORTS, DESCRIPTORS }; /* of one call */
+
+struct __attribute__((packed)) ended { /* channel.ENDED */
+    int32_t wait_status;
+    uint8_t stopped, stale;
+    double run_seconds, cpu_seconds, own_cpu_seconds, slot_cpu_seconds;
+    uint64_t peak_memory_bytes;
+    uint8_t reusable;
+};
+
+struct slot { /* descriptors and settings as `walls` has them; and */
+    int channel, reset, may_age, oom, ordinary;
+    const char *workdir;
+    struct stat fresh;      /* the working directory before any program */
+    struct timespec opened; /* when the first program came into it, by the clock of files */
+    bool kept;              /* the last call left the directory to this one, which is ours and not a program's */
+    bool counted;           /* the only processes so far were forks of ours: no number tells of anything else */
+    pid_t last;             /* number of the last fork */
+    double children_seconds;
+};
+
+static int64_t nanoseconds(struct timespec time) { return time.tv_sec * INT64_C(1000000000) + time.tv_nsec; }
+
+static double seconds_of(clockid_t clock)
+{
+    struct timespec time = {0};
+    clock_gettime(clock, &time); /* zero where the process is gone */
+    return (double)nanoseconds(time) * 1e-9;
+}
+
+static void set_oom_score(const struct slot *slot, int score)
+{
+    char text[16];
+    int size = snprintf(text, sizeof text, "%d", score);
+    if (slot->oom >= 0 && pwrite(slot->oom, text, (size_t)size, 0) < 0)
+        return; /* nothing is lost but the order */
+}
+
+/* One byte and its descriptors; ends the process when the daemon has gone. */
+static char receive(const struct slot *slot, int fds[DESCRIPTORS])
+{
+    char kind, room[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
+    struct iovec part = {&kind, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+    ssize_t got = recvmsg(slot->channel, &message, MSG_CMSG_CLOEXEC);
+    struct cmsghdr *extra = got == 1 ? CMSG_FIRSTHDR(&message) : NULL;
+    if (!extra || extra->cmsg_type != SCM_RIGHTS || extra->cmsg_len != CMSG_LEN(DESCRIPTORS * sizeof(int)))
+        _exit(0);
+    memcpy(fds, CMSG_DATA(extra), DESCRIPTORS * sizeof(int));
+    return kind;
+}
+
+/* In a fresh fork: nothing of the slot, and Python as it was. Control's descriptor. */
+static PyObject *become_child(const struct slot *slot, const int fds[DESCRIPTORS])
+{
+    sigset_t none;
+    sigemptyset(&none);
+    close(0);
+    if (open("/dev/null", O_RDONLY) != 0 || dup2(fds[STDOUT], 1) < 0 || dup2(fds[STDERR], 2) < 0 ||
+        dup3(fds[REPORTS], CONTROL, O_CLOEXEC) < 0 || chdir(slot->workdir) < 0 || setpgid(0, 0) < 0)
+        _exit(1);
+    if (syscall(SYS_close_range, CONTROL + 1, ~0U, 0) < 0)
+        for (int fd = CONTROL + 1; fd < OLD_DESCRIPTORS; fd++)
+            close(fd);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    PyOS_AfterFork_Child();
+    return PyLong_FromLong(CONTROL);
+}
+
+static double seconds(struct timeval time) { return (double)time.tv_sec + (double)time.tv_usec * 1e-6; }
+
+/* Reap a dead process and count what it has used. Its wait status. */
+static int reap(struct ended *ended, pid_t pid)
+{
+    int status = 0;
+    struct rusage usage = {0};
+    wait4(pid, &status, 0, &usage);
+    uint64_t peak = (uint64_t)usage.ru_maxrss * 1024;
+    ended->cpu_seconds += seconds(usage.ru_utime) + seconds(usage.ru_stime);
+    ended->peak_memory_bytes = peak > ended->peak_memory_bytes ? peak : ended->peak_memory_bytes;
+    return status;
+}
+
+/* Until the first process is dead; then kill and reap the rest. Orphans come to us when their parents die: no child
+   means that nothing of the call is left. */
+static void await_end(const struct slot *slot, struct ended *ended, pid_t pid, double started)
+{
+    sigset_t expected;
+    sigemptyset(&expected);
+    sigaddset(&expected, SIGCHLD);
+    sigaddset(&expected, SIGUSR1);
+    struct timespec patience = {0, AGE_NANOSECONDS};
+    bool over = false;
+    siginfo_t dead = {0};
+    while (waitid(P_ALL, 0, &dead, WEXITED | WNOHANG | WNOWAIT) == 0) {
+        if (dead.si_pid == pid) {
+            over = true;
+            ended->run_seconds = seconds_of(CLOCK_MONOTONIC) - started;
+            ended->own_cpu_seconds = seconds_of((clockid_t)((~(unsigned)pid << 3) | 2)); /* clock of that process */
+            ended->wait_status = reap(ended, pid);
+        } else if (dead.si_pid) {
+            reap(ended, dead.si_pid);
+        } else if (over) {
+            kill(-1, SIGKILL);
+            waitid(P_ALL, 0, &dead, WEXITED | WNOWAIT);
+        } else {
+            int number = sigtimedwait(&expected, NULL, slot->may_age ? &patience : NULL);
+            if (number == SIGUSR1) {
+                ended->stopped = true;
+                kill(-1, SIGKILL);
+            } else if (number < 0 && errno == EAGAIN) {
+                setpriority(PRIO_PGRP, (id_t)pid, AGED_NICE);
+            }
+        }
+        dead.si_pid = 0;
+    }
+}
+
+/* Whether a program may have left a trace in the working directory. Every change of a folder sets its ctime, which
+   nobody can forge, but no finer than the clock of files ticks; reading it sets its atime. */
+static bool is_touched(const struct slot *slot)
+{
+    struct stat now;
+    int64_t changed = nanoseconds(slot->fresh.st_ctim), read = nanoseconds(slot->fresh.st_atim);
+    return stat(slot->workdir, &now) < 0 || nanoseconds(now.st_ctim) != changed || nanoseconds(now.st_atim) != read ||
+           changed >= nanoseconds(slot->opened);
+}
+
+/* Have the keeper give us a fresh working directory. */
+static bool renew(struct slot *slot)
+{
+    char answer = 0;
+    bool heard = write(slot->reset, "r", 1) == 1 && read(slot->reset, &answer, 1) == 1;
+    return heard && answer == 1 && stat(slot->workdir, &slot->fresh) == 0;
+}
+
+/* Answer the call whose first process has just been forked; false: the slot can serve no other. */
+static bool end_call(struct slot *slot, pid_t pid, double started, bool stale, bool keep)
+{
+    struct ended ended = {.stale = stale};
+    const struct timespec now = {0};
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGUSR1);
+    await_end(slot, &ended, pid, started);
+    if (sigtimedwait(&stop, NULL, &now) == SIGUSR1) /* too late: it must not end the next call */
+        ended.stopped = true;
+    slot->kept = keep;
+    slot->children_seconds += ended.cpu_seconds;
+    ended.slot_cpu_seconds = slot->children_seconds + seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+    ended.reusable = !stale && (keep || (slot->counted && (!is_touched(slot) || renew(slot))));
+    return send(slot->channel, &ended, sizeof ended, MSG_NOSIGNAL) == sizeof ended && ended.reusable;
+}
+
+static PyObject *answer_calls(struct slot *slot)
+{
+    for (;;) {
+        int fds[DESCRIPTORS];
+        bool keep = receive(slot, fds) == 'K';
+        double started = seconds_of(CLOCK_MONOTONIC);
+        if (!slot->kept)
+            clock_gettime(CLOCK_REALTIME_COARSE, &slot->opened);
+        set_oom_score(slot, FIRST_TO_KILL); /* forks inherit it: they are killed first where memory runs out */
+        pid_t pid = _Fork(), number = pid ? pid : getpid();
+        slot->counted = slot->counted && (slot->last == 0 || slot->last + 1 == number);
+        slot->last = number;
+        bool stale = !slot->counted && !slot->kept;
+        if (pid < 0 || (pid == 0 && stale))
+            _exit(1);
+        if (pid == 0)
+            return become_child(slot, fds);
+        set_oom_score(slot, slot->ordinary);
+        for (int n = 0; n < DESCRIPTORS; n++)
+            close(fds[n]);
+        if (!end_call(slot, pid, started, stale, keep))
+            _exit(0);
+    }
+}
+
+PyDoc_STRVAR(serve_doc, "serve(channel, walls) -> int\n\n"
+"As `serve.serve`, in the first process of a pid namespace. Raises ValueError in any other.");
+
+static PyObject *serve(PyObject *module, PyObject *args)
+{
+    (void)module;
+    struct slot slot = {.counted = true};
+    PyObject *channel, *walls, *shield;
+    if (!PyArg_ParseTuple(args, "OO", &channel, &walls) || (slot.channel = PyObject_AsFileDescriptor(channel)) < 0)
+        return NULL;
+    if (getpid() != 1) {
+        PyErr_SetString(PyExc_ValueError, "only the first process of a pid namespace may serve: it kills all others");
+        return NULL;
+    }
+    if (!(shield = PyObject_GetAttrString(walls, "shield")))
+        return NULL;
+    args = Py_BuildValue("(NNNNN)", PyObject_GetAttrString(walls, "reset"), PyObject_GetAttrString(walls, "workdir"),
+                         PyObject_GetAttrString(walls, "may_age"), PyObject_GetAttrString(shield, "fd"),
+                         PyObject_GetAttrString(shield, "ordinary"));
+    if (!args || !PyArg_ParseTuple(args, "ispii", &slot.reset, &slot.workdir, &slot.may_age, &slot.oom, &slot.ordinary))
+        return NULL;
+    if (stat(slot.workdir, &slot.fresh) < 0)
+        return PyErr_SetFromErrnoWithFilename(PyExc_OSError, slot.workdir);
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    PyOS_BeforeFork(); /* its counterpart runs in every child */
+    return answer_calls(&slot);
+}
+
+static PyMethodDef methods[] = {{"serve", serve, METH_VARARGS, serve_doc}, {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_fork", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__fork(void) { return PyModule_Create(&definition); }

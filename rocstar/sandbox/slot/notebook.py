@@ -1,0 +1,184 @@
+"""The process of a session: one live Python that runs cell after cell, as a notebook's kernel does.
+
+Consumes cells from control, answers each with a report, and waits for nothing else between them; ends with control. A
+failed cell keeps what it did. SIGINT ends a cell and not the process, wherever Python looks for signals. Not here: the
+wall limit, other processes of the session, output. Those are the daemon's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from contextlib import suppress
+from types import CodeType, FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rocstar.sandbox.slot import channel, files, program
+from rocstar.sandbox.slot.program import Base, Execution
+
+if TYPE_CHECKING:
+    from asyncio import Runner
+
+MAX_IMAGES = 16
+MAX_IMAGES_BYTES = 8_000_000  # together
+MAX_REPORT_BYTES = 23 * 2**20  # without its head
+IDLE_CPU_SECONDS = 1.0  # what a thread may use between two cells; beyond it the session ends
+
+
+class CPUTimeout(BaseException):
+    """A cell has used the CPU it may use; not an Exception, which programs catch lightly."""
+
+
+CPUTimeout.__module__ = "builtins"  # that is how it is shown
+
+
+class Cell(Execution):
+    """One cell. It may await at its top level."""
+
+    flags = PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+    def __init__(self, cell: channel.Cell, notebook: Notebook) -> None:
+        super().__init__(cell.code, program.CELL_NAME.format(cell.number), notebook.module, cell.output_bytes)
+        self.notebook = notebook
+
+    def execute(self, code: CodeType) -> Any:
+        result = super().execute(code)
+        return self.notebook.runner().run(result) if code.co_flags & inspect.CO_COROUTINE else result
+
+
+class Notebook:
+    def __init__(self, control: int, memory: int) -> None:
+        """memory: address space the process may use, bytes."""
+        self.control = control
+        self.memory = memory
+        self.module = ModuleType("__main__")
+        self.pid = os.getpid()
+        self.is_running = False
+        self.cpu_seconds = IDLE_CPU_SECONDS
+        self.loop: Runner | None = None
+
+    def serve(self) -> NoReturn:
+        """Until control closes."""
+        while True:
+            cell = channel.receive(self.control)
+            head, tail = self.answer(cell)
+            if os.getpid() != self.pid:
+                os._exit(0)  # a fork of the cell that came back here
+            channel.send_report(self.control, head, tail)
+
+    def answer(self, cell: channel.Cell) -> tuple[dict[str, object], list[bytes]]:
+        """Run it; the report. While it runs signals raise exceptions; what gets past its execution is its failure."""
+        execution = Cell(cell, self)
+        refused = ""
+        images: list[bytes] = []
+        self.catch_signals()
+        try:
+            self.is_running = True
+            self.allow_cpu(cell.cpu_seconds)
+            refused = files.write(cell.files)
+            if not refused:
+                execution.run()
+                images = figures()
+            self.is_running = False
+        except BaseException as error:
+            self.is_running = False
+            execution.fail(error)
+        self.settle(execution)
+        if refused:
+            return {"refused": refused, "status": 1}, []
+        return self.report(execution, files.read(cell.fetch), images)
+
+    def settle(self, execution: Execution) -> None:
+        """After a cell: as before it, but for what the cell did."""
+        program.flush_all()
+        self.allow_cpu(IDLE_CPU_SECONDS)
+        execution.reserve.close()
+        if execution.is_slack:
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (self.memory, hard))
+
+    def report(
+        self, execution: Execution, found: dict[str, bytes], images: list[bytes]
+    ) -> tuple[dict[str, object], list[bytes]]:
+        tail = [execution.value or b"", *found.values()]
+        while images and sum(map(len, (*tail, *images))) > MAX_REPORT_BYTES:
+            images.pop()
+        head = execution.head() | {"status": execution.status}
+        if found:
+            head["files"] = files.sizes(found)
+        if images:
+            head["images"] = [len(image) for image in images]
+        return head, [*tail, *images]
+
+    def catch_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGXCPU):
+            if signal.getsignal(number) != self.interrupt:  # at first, and where a cell has set its own
+                signal.signal(number, self.interrupt)
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.is_running and number == signal.SIGXCPU:
+            raise CPUTimeout(f"the cell has used its {self.cpu_seconds:g} s of CPU")
+        if self.is_running:
+            raise KeyboardInterrupt
+        if number == signal.SIGXCPU:
+            os._exit(1)
+
+    def allow_cpu(self, seconds: float) -> None:
+        """From now on; rounded up to a whole second of the process's clock."""
+        self.cpu_seconds = seconds
+        whole = math.ceil(time.process_time() + seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
+
+    def runner(self) -> Runner:
+        """One event loop for all cells, made for the first that needs it."""
+        import asyncio
+
+        self.loop = self.loop or asyncio.Runner()
+        return self.loop
+
+
+def main(task: channel.Notebook, control: int, base: Base) -> NoReturn:
+    """Serve, and end the process. Descriptors are as for `program.main`."""
+    try:
+        os.environ["MPLBACKEND"] = "Agg"
+        program.enter(base, task.seed)
+        program.limit(base, task.memory_bytes, task.processes)
+        Notebook(control, base.memory + task.memory_bytes).serve()
+    except (EOFError, OSError):
+        pass  # the session is over
+    finally:
+        os._exit(0)
+
+
+def figures() -> list[bytes]:
+    """Those that matplotlib holds open, as PNG; they are closed."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    images: list[bytes] = []
+    if pyplot is None:
+        return images
+    room = MAX_IMAGES_BYTES
+    with suppress(Exception):  # the cell may have made anything of the module
+        for number in pyplot.get_fignums()[:MAX_IMAGES]:
+            image = drawn(pyplot.figure(number))
+            if image and len(image) <= room:
+                images.append(image)
+                room -= len(image)
+    with suppress(Exception):
+        pyplot.close("all")
+    return images
+
+
+def drawn(figure: Any) -> bytes:
+    """Empty where it cannot be drawn."""
+    buffer = io.BytesIO()
+    with suppress(Exception):
+        figure.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
+    return b""

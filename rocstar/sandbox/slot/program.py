@@ -1,0 +1,349 @@
+"""The forked process of a call: runs one program as `__main__` and ends. Everything here happens behind the walls.
+
+What it reports (value, exception) can be forged by the program; whether it ran, failed or was killed comes from the
+kernel and cannot.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import gc
+import io
+import linecache
+import mmap
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple, NoReturn
+
+from rocstar.sandbox.slot import channel, files, seeds
+from rocstar.sandbox.slot.seeds import Hooks
+from rocstar.sandbox.walls.plans import Inside
+
+FILENAME = "<program>"
+CELL_NAME = "<cell {}>"
+FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
+MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are kept apart from the traceback
+MAX_VALUE_BYTES = 192 * 1024  # leaves room for the exception in a report of 256 KiB
+MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without one there may be a million
+MEMORY_ERROR_FRAMES = 20
+RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
+MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
+FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
+MOST_FILES, FEWEST_FILES = 256, 32  # open at once
+PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # the kernel's memory behind a descriptor; free of charge for a call
+
+
+class Base(NamedTuple):
+    """What a program's process inherits."""
+
+    memory: int
+    """Address space in use before any program, bytes."""
+    inside: Inside
+    hooks: Hooks
+    """To be done when the program forks."""
+
+
+def main(task: channel.Program, control: int, base: Base) -> NoReturn:
+    """Run the program and end the process. Standard streams are in place, stdin is empty, other descriptors closed."""
+    status = 1
+    try:
+        enter(base, task.seed)
+        refused = prepare(task)
+        if refused:
+            channel.send_report(control, {"refused": refused})
+        else:
+            limit(base, task.memory_bytes, task.processes)
+            limit_cpu(task.cpu_seconds)
+            status = run(Execution(task.code, FILENAME, ModuleType("__main__"), task.output_bytes), control)
+            finish()
+    finally:
+        os._exit(status)
+
+
+def enter(base: Base, seed: int) -> None:
+    """What programs and notebooks do first."""
+    gc.enable()
+    base.inside.enter_call()
+    seeds.reseed(seed)
+    seeds.register_hooks(base.hooks)
+
+
+def prepare(task: channel.Program) -> str:
+    """Files and standard input; why they could not be had, or ""."""
+    refused = files.write(task.files) if task.files else ""
+    if task.stdin and not refused:
+        try:
+            attach_stdin(task.stdin)
+        except OSError as error:
+            refused = f"standard input could not be stored: {error}"
+    return refused
+
+
+def attach_stdin(stdin: str) -> None:
+    """A file without a name: seekable, and a program need not read it."""
+    source = os.open(".stdin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(".stdin")
+    data = memoryview(stdin.encode())
+    while data:
+        data = data[os.write(source, data) :]
+    os.lseek(source, 0, os.SEEK_SET)
+    os.dup2(source, 0)
+    os.close(source)
+
+
+def limit(base: Base, memory_bytes: int, processes: int) -> None:
+    """Of the process and all it starts: memory beyond the base, files, processes."""
+    memory = base.memory + memory_bytes
+    open_files = max(FEWEST_FILES, min(MOST_FILES, (memory_bytes + PIPES_BYTES) // (processes * PIPE_BYTES)))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_SLACK))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+    if base.inside.processes_beside is not None:
+        processes += base.inside.processes_beside
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+
+
+def limit_cpu(seconds: float) -> None:
+    """Rounded up to a whole second: then SIGXCPU, and a second later SIGKILL."""
+    whole = max(1, -int(-seconds // 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
+
+
+class Execution:
+    """One text that is run in one module, and what became of it."""
+
+    flags = 0
+    """Of the compiler."""
+
+    def __init__(self, code: str, filename: str, module: ModuleType, value_bytes: int) -> None:
+        """value_bytes: how much of the value is kept."""
+        self.code = code
+        self.filename = filename
+        self.module = module
+        self.value_bytes = min(value_bytes, MAX_VALUE_BYTES)
+        self.value: bytes | None = None
+        self.dropped = 0
+        self.failure: list[Any] | None = None
+        self.status = 0
+        self.is_slack = False  # it was given memory beyond its limit, to report that it had none
+        self.reserve = mmap.mmap(-1, RESERVE_BYTES)
+
+    def run(self) -> None:
+        try:
+            value = self.evaluate()
+            if value is not None:
+                shown = value.encode("utf-8", "surrogatepass")
+                self.value = shown[: self.value_bytes]
+                self.dropped = len(shown) - len(self.value)
+        except SystemExit as error:
+            self.status = exit_status(error)
+        except BaseException as error:  # whatever the program raised is its result
+            self.fail(error)
+
+    def evaluate(self) -> str | None:
+        """Run it; repr of its last expression, as IPython shows it."""
+        name, module = self.filename, self.module
+        linecache.cache[name] = (len(self.code), None, self.code.splitlines(True), name)
+        body, last = compiled(self.code, name, self.flags)
+        module.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = module
+        self.execute(body)
+        value = self.execute(last) if last else None
+        return None if value is None else repr(value)
+
+    def execute(self, code: CodeType) -> Any:
+        return eval(code, self.module.__dict__)
+
+    def fail(self, error: BaseException) -> None:
+        """Print the traceback; note type, message and line of the error."""
+        self.reserve.close()
+        self.status = 1
+        out_of_memory = isinstance(error, MemoryError)
+        with suppress(MemoryError):
+            if out_of_memory:
+                self.allow_slack()
+            self.failure = explained(error, MEMORY_ERROR_FRAMES if out_of_memory else MAX_FRAMES)
+            return
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # lets go of all the program had on its stack
+        self.allow_slack()
+        write_stderr("MemoryError\n")
+        self.failure = ["MemoryError", "", None]
+
+    def allow_slack(self) -> None:
+        self.is_slack = True
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+    def head(self) -> dict[str, object]:
+        """Of a report."""
+        head: dict[str, object] = {}
+        if self.failure is not None:
+            head["exception"] = self.failure
+        if self.value is not None:
+            head |= {"value": len(self.value), "dropped": self.dropped}
+        return head
+
+
+def run(execution: Execution, control: int) -> int:
+    """Run it and report, where there is anything to say; the exit status."""
+    pid = os.getpid()
+    execution.run()
+    if os.getpid() == pid and (head := execution.head()):  # a fork of the program that comes back here does not report
+        with suppress(OSError):  # the program has closed it
+            channel.send_report(control, head, [execution.value or b""])
+    return execution.status
+
+
+def rehearse(code: str, control: int) -> None:
+    """Run a text as a program would be run, in this process, which lives on."""
+    execution = Execution(code, FILENAME, ModuleType("__main__"), 1000)
+    run(execution, control)
+    execution.reserve.close()
+    linecache.cache.pop(FILENAME, None)
+
+
+def compiled(code: str, name: str, flags: int = 0) -> tuple[CodeType, CodeType | None]:
+    """The program, and its last expression apart when it ends in one that no semicolon hides."""
+    return compiled_by_lines(code, name, flags) or compiled_by_tree(code, name, flags)
+
+
+def compiled_by_lines(code: str, name: str, flags: int) -> tuple[CodeType, CodeType] | None:
+    """Without a syntax tree, which costs 0.2 ms: when all lines but the last are a whole program and the last is a
+    whole expression, then together they are that program followed by that expression."""
+    head, _, last = code.rstrip().rpartition("\n")
+    if not last or last[0] in " \t#)]}":
+        return None
+    try:
+        body = compile(head + "\n", name, "exec", flags, dont_inherit=True)
+        lead = "\n" * (head.count("\n") + 1) if head else ""
+        return body, compile(lead + last, name, "eval", flags | body.co_flags & FUTURE_FLAGS, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def compiled_by_tree(code: str, name: str, flags: int) -> tuple[CodeType, CodeType | None]:
+    tree = compile(code, name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not hidden_by_semicolon(code, tree.body[-1]):
+        last = ast.Expression(tree.body.pop().value)
+    body = compile(tree, name, "exec", flags, dont_inherit=True)
+    flags |= body.co_flags & FUTURE_FLAGS
+    return body, compile(last, name, "eval", flags, dont_inherit=True) if last else None
+
+
+def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
+    line = code.encode("utf-8", "surrogatepass").split(b"\n")[(last.end_lineno or 1) - 1]
+    return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
+
+
+def explained(error: BaseException, frames: int) -> list[Any]:
+    """Print the traceback; type, message and line."""
+    told = traceback.TracebackException(
+        type(error), error, error.__traceback__, limit=-frames, lookup_lines=False, compact=True
+    )
+    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else last_line(told)
+    keep_own_frames(told)
+    write_stderr("".join(told.format()))
+    module, name = type(error).__module__, type(error).__qualname__
+    shown = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    return [shown[:MAX_TYPE], str(told)[:MAX_MESSAGE], line]
+
+
+def exit_status(error: SystemExit) -> int:
+    """As the interpreter does: None is 0, a number is itself, anything else is printed and is 1."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    write_stderr(f"{error.code}\n")
+    return 1
+
+
+def is_own(filename: str) -> bool:
+    """Whether a line is the program's, or of a cell."""
+    return filename == FILENAME or filename.startswith("<cell ")
+
+
+def last_line(told: traceback.TracebackException) -> int | None:
+    lines = [frame.lineno for frame in told.stack if is_own(frame.filename)]
+    return lines[-1] if lines else None
+
+
+def keep_own_frames(told: traceback.TracebackException) -> None:
+    """Leave only lines of the program in this traceback and in those it is chained to."""
+    chain = [told]
+    while chain:
+        part = chain.pop()
+        part.stack[:] = [frame for frame in part.stack if is_own(frame.filename)]
+        chain += [other for other in (part.__cause__, part.__context__) if other is not None]
+        chain += part.exceptions or []
+
+
+def write_stderr(text: str) -> None:
+    """Past whatever the program put into sys.stderr."""
+    flush(sys.__stdout__, sys.__stderr__)
+    data = text.encode("utf-8", "surrogatepass")
+    try:
+        while data:
+            data = data[os.write(2, data) :]
+    except OSError:
+        pass  # the program closed it
+
+
+def finish() -> None:
+    """What the interpreter does at its end, without taking itself apart (which costs 50 ms with sympy)."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+    finally:
+        flush_all()
+
+
+def flush_all() -> None:
+    flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+
+
+def flush(*streams: Any) -> None:
+    for stream in streams:
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # closed or replaced by the program
+
+
+@contextmanager
+def own_streams() -> Iterator[None]:
+    """In the zygote: give Python the standard streams that all programs will use. Within the context descriptors 0 to 2
+    lead to a pipe nobody reads; afterwards to where they led before.
+
+    The streams work on whatever the descriptors are by then. They are made on a pipe, so that they do not take
+    themselves for seekable."""
+    before = [os.dup(standard) for standard in range(3)]
+    source, sink = os.pipe()
+    for standard, end in enumerate((source, sink, sink)):
+        os.dup2(end, standard)
+    sys.stdin = text_stream(io.BufferedReader(io.FileIO(0, closefd=False)))
+    sys.stdout = text_stream(io.BufferedWriter(io.FileIO(1, "w", closefd=False)))
+    sys.stderr = text_stream(io.BufferedWriter(io.FileIO(2, "w", closefd=False)))
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    sys.path.insert(0, "")  # files put beside a program can be imported by it
+    try:
+        yield
+    finally:
+        for standard, fd in enumerate(before):
+            os.dup2(fd, standard)
+        for fd in (*before, source, sink):
+            os.close(fd)
+
+
+def text_stream(buffer: io.BufferedReader | io.BufferedWriter) -> Any:
+    """Line buffered, so that a killed program's last full line is not lost."""
+    return io.TextIOWrapper(buffer, encoding="utf-8", errors="surrogatepass", line_buffering=True)

@@ -1,0 +1,144 @@
+"""Tiers: which preloaded modules a program should be started from, and how a tier's zygote warms them up. Pure
+decisions: text in, tier out.
+
+A fork of a process that has numpy loaded costs more than one of a bare process, and importing numpy costs a hundred
+times more than that. A wrong guess is never wrong for the program: it imports what it misses, or has more than it
+needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+OFFERED = {"numpy": ("numpy",), "sympy": ("numpy", "sympy")}
+EVERYTHING = ("numpy", "sympy", "scipy", "pandas", "networkx", "sklearn", "statsmodels")
+PARTS = {"scipy": ("scipy.integrate", "scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats")}
+COMES_WITH = {"mpmath": "sympy"}
+# The imports of such a program cannot be read off its text.
+HIDDEN = re.compile(r"\b(?:__import__|importlib|exec|eval|b64decode)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    name: str
+    modules: tuple[str, ...]
+    """What its zygote imports, in this order."""
+
+    @property
+    def packages(self) -> frozenset[str]:
+        return frozenset(module.partition(".")[0] for module in self.modules)
+
+
+BARE = Tier("bare", ())
+
+
+def offered(preload: Sequence[str]) -> tuple[Tier, ...]:
+    """All tiers of this machine, cheapest first; one without all its modules installed is left out. `preload`: the
+    operator's own list, a tier of its own unless it is one of ours."""
+    everything = tuple(name for name in EVERYTHING if installed(name))
+    modules = tuple(part for name in everything for part in (name, *PARTS.get(name, ())))
+    lists = {"bare": (), **{name: wanted for name, wanted in OFFERED.items() if all(map(installed, wanted))}}
+    lists["everything"] = modules
+    own = tuple(preload)
+    if own:
+        lists = {name: wanted for name, wanted in lists.items() if set(wanted) != set(own)} | {"preload": own}
+    tiers = {wanted: Tier(name, wanted) if wanted else BARE for name, wanted in reversed(lists.items())}
+    return tuple(sorted(tiers.values(), key=lambda tier: len(tier.modules)))
+
+
+def installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+class Chooser:
+    """Picks the tier by the names of packages in a program's text."""
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        self.tiers = tiers
+        names = {name for tier in tiers for name in tier.packages}
+        self.covered = {tier: tier.packages for tier in tiers}
+        aliases = {alias for alias, package in COMES_WITH.items() if package in names}
+        words = sorted(map(re.escape, names | aliases))
+        self.words = re.compile(rf"\b(?:{'|'.join(words)})\b") if words else None
+        self.hidden = next((tier for tier in tiers if tier.name == "preload"), BARE)
+
+    def choose(self, code: str) -> Tier:
+        """The cheapest tier that has every package named, else the one that has most of them."""
+        found = set(self.words.findall(code)) if self.words else set()
+        if not found:
+            return self.hidden if self.hidden is not BARE and HIDDEN.search(code) else self.tiers[0]
+        wanted = {COMES_WITH.get(name, name) for name in found}
+        return max(self.tiers, key=lambda tier: (len(wanted & self.covered[tier]), -len(tier.modules)))
+
+
+# What a zygote does once so that no program pays for it: run the code paths that programs take, fill the caches of
+# libraries. Results are thrown away; a library that has changed so much that a line fails costs time, nothing else.
+
+ROUNDS = 12  # Python rewrites the instructions of a function that was run about eight times; every write costs a page
+EVERYDAY = (
+    "print(1)",
+    "import math\nprint(math.gcd(12, 18))",
+    "def f(x):\n    return x * 2\nprint(f(2), [f(n) for n in range(3)])\nf(3)",
+    "x = {'a': 1.5}\nfor k, v in x.items():\n    print(f'{k}={v:.2f}', sorted(x))\nx",
+    "import sys\nprint(sys.version_info[0], file=sys.stderr)\nif 1: pass",
+)
+FAILING = (
+    "def f():\n    return 1 / 0\nf()",
+    "x = = 1",
+    "raise ValueError('no')",
+    "import no_such_module",
+    "raise SystemExit(1)",
+)
+# module: a program that touches what programs use of it most.
+LIBRARIES = {
+    "numpy": """
+import numpy as np
+a = np.eye(3) + np.arange(9.0).reshape(3, 3)
+np.linalg.det(a), np.linalg.inv(a), np.linalg.solve(a, np.ones(3)), np.linalg.eigvals(a), np.linalg.norm(a)
+repr(a), str(np.float64(1.5)), a @ a.T, a.sum(axis=0).mean(), np.random.rand(2), np.array([1, 2]).tolist()
+np.polyfit([0, 1, 2], [1, 2, 5], 1), np.roots([1, -3, 2]), np.where(a > 1, a, 0)
+""",
+    "sympy": """
+import sympy as sp
+x, y, n = sp.symbols("x y n")
+sp.integrate(sp.sin(x) ** 2, (x, 0, 1)), sp.integrate(x * sp.exp(x), x), sp.diff(sp.log(x) * x, x)
+sp.solve(x**2 - 3 * x + 2, x), sp.solve([x + y - 3, x - y - 1], [x, y]), sp.solve(x**3 - 2 * x - 4)
+sp.simplify((x**2 - 1) / (x - 1)), sp.factor(x**3 - 1), sp.expand((x + y) ** 3), sp.limit(sp.sin(x) / x, x, 0)
+sp.Matrix([[1, 2], [3, 4]]).inv(), sp.Rational(3, 4) + sp.sqrt(2), sp.N(sp.pi, 20), sp.factorint(360)
+sp.summation(n, (n, 1, 10)), sp.series(sp.cos(x), x, 0, 4), sp.gcd(12, 18), sp.nsimplify(0.25), sp.isprime(97)
+str(sp.sqrt(8) / 2), repr(x**2 + 1), sp.latex(x / y), sp.sympify("2*x + 1"), (x > 1), sp.trigsimp(sp.sin(x) ** 2)
+""",
+    "scipy": """
+import scipy.integrate, scipy.linalg, scipy.optimize, scipy.special, scipy.stats
+scipy.integrate.quad(lambda t: t * t, 0, 1), scipy.optimize.brentq(lambda t: t - 0.5, 0, 1)
+scipy.optimize.minimize(lambda t: (t[0] - 1) ** 2, [0.0]), scipy.special.comb(5, 2, exact=True)
+scipy.stats.norm.cdf(1.0), scipy.stats.binom.pmf(1, 3, 0.5)
+""",
+    "pandas": """
+import pandas as pd
+frame = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "x"]})
+frame.groupby("b").a.sum(), repr(frame), frame.describe(), frame.sort_values("a").iloc[0]
+""",
+    "networkx": """
+import networkx as nx
+graph = nx.path_graph(4)
+nx.shortest_path(graph, 0, 3), list(nx.connected_components(graph)), nx.is_connected(graph)
+""",
+}
+
+
+def warm_up(rehearse: Callable[[str], None]) -> None:
+    """For the modules that are loaded. `rehearse` runs a text as programs are run; standard streams lead nowhere."""
+    for name, code in LIBRARIES.items():
+        if name in sys.modules:
+            rehearse(code)
+    for _ in range(ROUNDS):
+        for code in EVERYDAY + FAILING:
+            rehearse(code)

@@ -1,0 +1,244 @@
+"""The zygote: a process with one tier's modules loaded and warm, which every slot of the tier is a fork of.
+
+An interpreter of its own, with a clean environment (`launch`) and one thread; it never sees a program. Consumes
+commands from the daemon on one socket, and waits for nothing else; ends with it, and takes all slots along.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
+
+from rocstar.sandbox.slot import channel, files, notebook, program, seeds, serve, tiers
+from rocstar.sandbox.slot.program import Base
+from rocstar.sandbox.walls import linux, plans
+from rocstar.sandbox.walls.cgroups import Membership
+from rocstar.sandbox.walls.plans import Walls
+
+CHANNEL = 3  # descriptor of a slot's connection to the daemon
+LAST_DESCRIPTOR = 256  # a zygote holds far fewer
+MAX_COMMAND_BYTES = 4096
+MAX_SWEEPS = 100  # each takes what it sees; the next takes the orphans that made
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
+HOME = "/tmp"
+# What programs import most, beside what Python loads anyway.
+COMMON = (
+    "bisect cmath collections.abc copy datetime decimal fractions functools heapq itertools json math operator random re "
+    "statistics string textwrap time typing"
+).split()
+
+
+class Started(NamedTuple):
+    """A slot that has just been started; only it sees one."""
+
+    channel: socket.socket
+    walls: Walls
+
+
+def main() -> None:
+    """Preload, say so, then obey until the daemon goes away; in slots and in programs' processes, be that.
+
+    Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. First message to the daemon:
+    {"problem": sentence or "", "fork_path": "c" or "python"}. Commands: {"spawn": number, "plan": index, "groups":
+    [files], "controllers": [names]} with the slot's channel attached, and "session": true for one whose programs are
+    not niced; {"lost": number} after a slot has died. Never returns."""
+    settings = json.loads(sys.argv[1])
+    try:
+        run(socket.socket(fileno=settings["fd"]), settings)
+    except Exception:
+        traceback.print_exc()  # a bug of ours; the daemon sees the connection close
+    finally:
+        os._exit(0)
+
+
+def run(commands: socket.socket, settings: dict[str, Any]) -> None:
+    linux.die_with_parent(signal.SIGKILL)
+    os.setsid()  # slots share this session: the scheduler weighs processes by niceness within one only
+    for name in ("LD_BIND_NOW", "PYTHONHASHSEED"):
+        os.environ.pop(name, None)  # ours, and not for what programs start
+    os.environ["HOME"] = HOME
+    del sys.argv[1:]
+    with seeds.postponed_hooks() as hooks, program.own_streams():
+        problem = load(settings["preload"])
+        tiers.warm_up(rehearse)
+    if problem:
+        commands.send(json.dumps({"problem": problem}).encode())
+        return
+    compiled = compiled_part() if settings["compiled"] else None
+    gc.collect()
+    gc.freeze()
+    memory = base_memory()
+    commands.send(json.dumps({"problem": "", "fork_path": "c" if compiled else "python"}).encode())
+    started = Zygote(commands, settings["workdirs"]).obey()
+    if started is not None:
+        walls = started.walls
+        answer = compiled.serve if compiled and walls.private_processes else serve.serve
+        control = answer(started.channel, walls)
+        be_program(control, Base(memory, walls.inside, hooks))
+
+
+def be_program(control: int, base: Base) -> NoReturn:
+    """In a process that a slot has forked: what the daemon sends for it says what it is for."""
+    status = 1
+    try:
+        if not base.inside.private_processes:
+            linux.die_with_parent(signal.SIGKILL)
+        task = channel.receive(control)
+        if isinstance(task, channel.Program):
+            program.main(task, control, base)
+        elif isinstance(task, channel.Notebook):
+            notebook.main(task, control, base)
+        else:
+            found = files.read(task.paths)
+            channel.send_report(control, {"files": files.sizes(found)}, found.values())
+            status = 0
+    finally:
+        os._exit(status)
+
+
+def load(preload: Sequence[str]) -> str:
+    """Import the modules; a sentence about the first that fails, else ""."""
+    for name in COMMON:
+        importlib.import_module(name)
+    for name in preload:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            return f"sandbox.preload names {name!r}, which cannot be imported ({error}); install it or take it out"
+    return ""
+
+
+def rehearse(code: str) -> None:
+    """Run a text as a program would be run, in this process."""
+    sink = os.open("/dev/null", os.O_WRONLY)
+    seeds.seed_loaded(0)
+    program.rehearse(code, sink)
+    os.close(sink)
+
+
+def compiled_part() -> ModuleType | None:
+    """None where it was not built, or where a preloaded module has started threads."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        return None
+    try:
+        return importlib.import_module("rocstar.sandbox.slot._fork")
+    except ImportError:
+        return None
+
+
+def base_memory() -> int:
+    """Address space in use before any program, bytes; limits come on top of it."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Zygote:
+    """Starts slots. `keepers` holds the process id of each slot's keeper, by number."""
+
+    def __init__(self, commands: socket.socket, workdirs: str) -> None:
+        self.commands = commands
+        self.workdirs = workdirs
+        self.keepers: dict[int, int] = {}
+
+    def obey(self) -> Started | None:
+        """Until the daemon goes away: None. In a slot: that slot."""
+        linux.become_subreaper()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer to act on
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no reaping; the daemon sees their slots' channels
+        children = plans.open_children()
+        while True:
+            data, fds, _, _ = socket.recv_fds(self.commands, MAX_COMMAND_BYTES, 1)
+            if not data:
+                return None
+            command = json.loads(data)
+            number = command["lost"] if "lost" in command else command["spawn"]
+            self.keepers.pop(number, None)
+            self.sweep(children)
+            if "lost" in command:
+                continue
+            started = self.spawn(command, fds[0])
+            if started is not None:
+                return started
+
+    def sweep(self, children: int) -> None:
+        """Without a pid namespace, what a dead slot's programs have started comes here."""
+        for _ in range(MAX_SWEEPS):
+            if not plans.kill_children(children, self.keepers.values()):
+                return
+            time.sleep(0.001)
+
+    def spawn(self, command: dict[str, Any], fd: int) -> Started | None:
+        """Fork; the slot, in the slot."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            refuse(fd, error)
+            return None
+        if pid:
+            os.close(fd)
+            self.keepers[command["spawn"]] = pid
+            return None
+        try:
+            return become_slot(command, f"{self.workdirs}-{command['spawn']}", fd)
+        except BaseException:
+            os._exit(1)
+
+
+def refuse(fd: int, error: OSError) -> None:
+    """Tell the daemon that the machine has no room for another process now; it asks again later."""
+    with socket.socket(fileno=fd) as connection, suppress(OSError):
+        send_hello(connection, {"problem": f"the sandbox zygote could not fork ({error})", "busy": True})
+
+
+def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Started:
+    """In a fresh fork: the keeper, which never returns, or the slot."""
+    plan = plans.PLANS[command["plan"]]
+    keep_descriptors(fd)
+    connection = socket.socket(fileno=CHANNEL)
+    try:
+        walls = plans.start(plan, command["spawn"], workdir, membership(command))
+    except OSError as error:
+        send_hello(connection, {"problem": f"{plan.name}: {error}", "busy": error.errno in NO_ROOM})
+        raise
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    walls.may_age = walls.may_age and not command.get("session")
+    process = {"slot": walls.process, "keeper": walls.keeper}
+    send_hello(connection, {"problem": "", "failed": walls.failed, "groups": walls.groups, **process})
+    return Started(connection, walls)
+
+
+def membership(command: dict[str, Any]) -> Membership:
+    """Of no group where a file of them cannot be opened: then the slot reports that it is not counted."""
+    try:
+        opened = tuple(os.open(path, os.O_WRONLY) for path in command["groups"])
+    except OSError:
+        return Membership()
+    return Membership(opened, tuple(command["controllers"]))
+
+
+def keep_descriptors(connection: int) -> None:
+    """The standard three lead nowhere, then comes the channel; nothing else stays open."""
+    if connection != CHANNEL:
+        os.dup2(connection, CHANNEL)
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    os.closerange(CHANNEL + 1, LAST_DESCRIPTOR)
+
+
+def send_hello(connection: socket.socket, message: dict[str, object]) -> None:
+    connection.send(json.dumps({"busy": False, **message}).encode())
