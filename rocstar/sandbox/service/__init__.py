@@ -1,1 +1,27 @@
 """The sandbox over HTTP: our own API, three dialects, and the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.service.core import Settings
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> int:
+    """Serve until SIGTERM or Ctrl-C; the exit code. `say` is told where we listen. Raises SandboxDown when a daemon
+    cannot be started or a node cannot be reached, OSError when the address cannot be had."""
+    if settings.is_gateway:
+        client = SandboxClient.connect(settings.nodes, token=settings.token)
+    else:
+        client = SandboxClient(settings.daemon(), daemons=settings.daemons)
+    with client:
+        client.launch()  # the daemons preload while the web server is imported
+        from rocstar.sandbox.service.server import Server, address_of, listen
+
+        listener = listen(settings)
+        if not settings.is_gateway:
+            client.await_hello()
+        say(f"serving on {address_of(listener)}  (pages: /docs /v1/status /metrics)")
+        Server(settings, client, listener).serve_until_told()
+    return 0

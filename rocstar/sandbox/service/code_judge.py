@@ -1,0 +1,144 @@
+"""The dialect of code-judge (github.com/0xWJ/code-judge), which rStar2-Agent's tools and rewards speak.
+
+Status is 200 whatever became of the programs, 422 for a body of another shape. Departures: `cpp` and `math` are
+`invalid_input` (only Python runs here); `cost` is measured outside the program; a call may wait 14 s where code-judge
+forgets it after 4 s.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from msgspec import Raw, Struct
+
+from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.service.core import (
+    BATCH_PATIENCE_SECONDS,
+    Asked,
+    BadRequest,
+    Endpoint,
+    Reply,
+    Service,
+    decode,
+    encode,
+    failed,
+    refuse_long_batch,
+    says,
+)
+
+SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait so long; 5 s of it are for running
+MAX_OUTPUT_CHARACTERS = 1000  # per stream: what models that learned with code-judge were shown
+TIMEOUT_LINE = "Suicide from timeout.\n"  # code-judge's wrapper prints it into the program's output
+REASONS: dict[Outcome, str] = {
+    ProgramOutcome.WALL_TIMEOUT: "worker_timeout",
+    ProgramOutcome.CPU_TIMEOUT: "worker_timeout",
+    ProgramOutcome.REJECTED: "invalid_input",
+    ServiceOutcome.OVERLOADED: "queue_timeout",
+    ServiceOutcome.CANCELLED: "internal_error",
+    ServiceOutcome.INTERNAL: "internal_error",
+}
+
+
+class Submission(Struct, frozen=True):
+    type: Annotated[Literal["python", "cpp", "math"], says("Only python is run.")]
+    solution: Annotated[str, says("The program.")]
+    sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None
+    options: Annotated[Raw, says("Not read.", extra_json_schema={"type": "object"})] = Raw(b"null")
+    input: Annotated[str | None, says("Standard input.")] = None
+    expected_output: Annotated[str | None, says("Compared with stdout, white space at both ends left out.")] = None
+
+
+class BatchSubmission(Struct, frozen=True):
+    submissions: Annotated[list[Submission], says("Answered in this order.", min_length=1)]
+    sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None
+    type: Literal["batch"] = "batch"
+
+
+async def single(keep_output: bool, asked: Asked) -> Reply:
+    submission = decode(asked.body, Submission, 422)
+    (result,) = await judged(asked.service, [submission], SHORT_PATIENCE_SECONDS, keep_output)
+    return Reply(encode(result))
+
+
+async def batch(keep_output: bool, patience_seconds: float, asked: Asked) -> Reply:
+    refuse_long_batch(asked.body, b"solution")
+    submitted = decode(asked.body, BatchSubmission, 422)
+    results = await judged(asked.service, submitted.submissions, patience_seconds, keep_output)
+    return Reply(encode({"sub_id": submitted.sub_id or fresh_id(), "results": results}))
+
+
+async def judged(
+    service: Service, submissions: Sequence[Submission], patience_seconds: float, keep_output: bool
+) -> list[dict[str, Any]]:
+    def call_of(submission: Submission) -> Call | Response:
+        if submission.type != "python":
+            return failed("", ProgramOutcome.REJECTED, f"type {submission.type} is not run here; only python is")
+        stdin, limits = submission.input or "", service.settings.limits
+        return Call(id="", code=submission.solution, stdin=stdin, limits=limits, patience_seconds=patience_seconds)
+
+    results: list[dict[str, Any]] = [{}] * len(submissions)
+    async with aclosing(service.run_all(submissions, call_of)) as finished:
+        async for index, response in finished:
+            results[index] = result_of(submissions[index], response, keep_output)
+    return results
+
+
+def result_of(submission: Submission, response: Response, keep_output: bool) -> dict[str, Any]:
+    """code-judge's SubmissionResult, or its JudgeResult, which holds no output."""
+    run_success = response.outcome is ProgramOutcome.OK
+    expected = submission.expected_output
+    ran = isinstance(response.outcome, ProgramOutcome)
+    reason = REASONS.get(response.outcome, "")
+    result: dict[str, Any] = {
+        "sub_id": submission.sub_id or fresh_id(),
+        "success": run_success and (expected is None or response.stdout.strip() == expected.strip()),
+        "run_success": run_success,
+        "cost": response.run_seconds if ran else response.queue_seconds,
+        "reason": reason,
+    }
+    if keep_output:
+        stdout = response.stdout + (TIMEOUT_LINE if reason == "worker_timeout" else "")
+        result["stdout"] = stdout[:MAX_OUTPUT_CHARACTERS] if ran else None
+        result["stderr"] = (response.stderr or response.message)[:MAX_OUTPUT_CHARACTERS] if ran else None
+    return result
+
+
+def fresh_id() -> str:
+    return str(uuid.uuid4())
+
+
+async def status(asked: Asked) -> Reply:
+    client = asked.service.client
+    try:
+        return Reply(encode({"queue": client.usage().waiting, "num_workers": client.info().slots}))
+    except SandboxDown as error:
+        raise BadRequest(str(error), 503, 1) from None
+
+
+async def ping(asked: Asked) -> Reply:
+    return Reply(b'"pong"')
+
+
+def endpoints(prefix: str) -> list[Endpoint]:
+    found = [
+        Endpoint("GET", f"{prefix}/status", status, "As code-judge: waiting calls and slots."),
+        Endpoint("GET", f"{prefix}/ping", ping, '"pong"; needs no token.'),
+    ]
+    for verb, keep_output, what in (("run", True, ""), ("judge", False, ", without the output")):
+        short = partial(batch, keep_output, SHORT_PATIENCE_SECONDS)
+        long = partial(batch, keep_output, BATCH_PATIENCE_SECONDS)
+        found += [
+            Endpoint("POST", f"{prefix}/{verb}", partial(single, keep_output), f"As code-judge{what}.", Submission),
+            Endpoint("POST", f"{prefix}/{verb}/batch", short, f"As code-judge{what}.", BatchSubmission),
+            Endpoint(
+                "POST", f"{prefix}/{verb}/long-batch", long, f"The same; may wait an hour{what}.", BatchSubmission
+            ),
+        ]
+    return found
+
+
+ENDPOINTS = [*endpoints(""), *endpoints("/code-judge")]

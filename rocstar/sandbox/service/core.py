@@ -1,0 +1,320 @@
+"""What all parts of the service share: its settings, running calls for callers who may wait too long or leave, and
+decoding what callers send within bounds.
+
+Not here: HTTP (`app`, `server`), and what the dialects look like (`native`, `code_judge`, `sandbox_fusion`, `mcp`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+from rocstar.sandbox.call import (
+    Call,
+    DaemonSettings,
+    Isolation,
+    Limits,
+    Outcome,
+    ProgramOutcome,
+    Response,
+    SandboxDown,
+    ServiceOutcome,
+    SessionLost,
+)
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.client import SandboxClient
+
+LOG = logging.getLogger("uvicorn.error")
+MAX_BODY_BYTES = 16 * 2**20  # decoding it takes at most 0.1 s, during which nobody else is served
+BIG_BODY_BYTES = 2**20
+MAX_BRACKETS = 1_000_000  # in a big body: the decoder takes up to 0.1 us for each, 0.1 s together
+SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
+WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
+RATE_SAMPLES = 256  # finished calls from which the pace is estimated
+MAX_RETRY_SECONDS = 60
+MAX_BATCH = 50_000  # calls in one
+BATCH_PATIENCE_SECONDS = 3600.0  # of each of its calls
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What an operator decides about the service."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8700
+    """TCP port; 0 takes a free one."""
+    daemons: int = 1
+    """Sandbox daemons below the service; several only on machines with many cores."""
+    slots: int = 0
+    """Programs that run at once, all daemons together; 0 is four per core."""
+    session_slots: int = 32
+    """Sessions alive at once in each daemon."""
+    preload: tuple[str, ...] = ("numpy", "sympy")
+    """Modules imported before programs are forked."""
+    min_isolation: str = "L1"
+    """The service does not start below this level."""
+    token: str = ""
+    """Asked of every caller, in a header or in the path; empty asks nothing."""
+    open_to_network: bool = False
+    """The operator said that an address other machines reach needs no token."""
+    nodes: tuple[str, ...] = ()
+    """Addresses of other services: this one passes calls on to them and runs none itself."""
+    accept_nodes: bool = False
+    """Same, and nodes may join: whoever has the token may receive programs."""
+    join: str = ""
+    """Address of a gateway to join."""
+    advertise: str = ""
+    """Address under which the gateway reaches us; made of `host` and `port` if empty."""
+    limits: Limits = Limits()
+    """Limits of a call that names none."""
+    max_wall_seconds: float = 600.0
+    """Longest `wall_seconds` and `cpu_seconds` a caller may ask for."""
+    max_memory_bytes: int = 4 * 2**30
+    """Most `memory_bytes` a caller may ask for."""
+    patience_seconds: float = 60.0
+    """How long a single call waits for its turn, when it does not say; then it is `overloaded`."""
+    max_queue: int = 100_000
+    """Calls waiting at once in each daemon; beyond it a call is `overloaded` at once."""
+    request_seconds: float = 30.0
+    """Time to send a whole request, from its first byte."""
+    max_sessions: int = 1000
+    """Sessions that callers hold over HTTP at once."""
+    session_idle_seconds: float = 600.0
+    """How long a session may be without a cell; then it is forgotten."""
+    drain_seconds: float = 120.0
+    """How long calls may still take after SIGTERM."""
+
+    @property
+    def is_gateway(self) -> bool:
+        return bool(self.nodes) or self.accept_nodes
+
+    @property
+    def all_slots(self) -> int:
+        return self.slots or SLOTS_PER_CORE * len(os.sched_getaffinity(0))
+
+    def daemon(self) -> DaemonSettings:
+        """What each daemon gets: its share of the slots, rounded up."""
+        return DaemonSettings(
+            slots=-(-self.all_slots // self.daemons),
+            preload=self.preload,
+            min_isolation=Isolation(self.min_isolation),
+            session_slots=self.session_slots,
+            session_idle_seconds=self.session_idle_seconds,
+            max_queue=self.max_queue,
+        )
+
+
+def complaint(settings: Settings) -> str:
+    """Why the service cannot be started so; empty when it can."""
+    for name in ("daemons", "session_slots", "max_sessions", "max_queue"):
+        if getattr(settings, name) < 1:
+            return f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}"
+    for name in ("patience_seconds", "request_seconds", "session_idle_seconds", "drain_seconds"):
+        if not 0 < getattr(settings, name) < math.inf:
+            return f"--{name.replace('_', '-')} must be above 0, got {getattr(settings, name):g}"
+    if settings.slots < 0 or 0 < settings.slots < settings.daemons:
+        return f"--slots {settings.slots} must be at least --daemons {settings.daemons}, or 0 for four per core"
+    if not 0 <= settings.port < 2**16:
+        return f"--port must be from 0 to 65535, got {settings.port}"
+    if settings.join and settings.is_gateway:
+        return "a gateway does not --join another one; give either --join or --nodes and --accept-nodes"
+    if not settings.token.isascii() or not settings.token.isprintable() or " " in settings.token:
+        return "the token must be printable ASCII without blanks: it is sent in a header; choose another one"
+    if not is_loopback(settings.host) and not settings.token and not settings.open_to_network:
+        return (
+            f"other machines reach {settings.host}, so anybody there could run programs: set ROCSTAR_SANDBOX_TOKEN or "
+            "give --token-file FILE, or say --open-to-network if only friends can reach it"
+        )
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. A name that is not `localhost` may lead anywhere."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class BadRequest(Exception):
+    """What a caller sent cannot be served; one sentence for a person, and the HTTP status that goes with it."""
+
+    def __init__(self, sentence: str, status: int = 400, retry_after: int | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.retry_after = retry_after
+        """Seconds after which to come again."""
+
+
+Item = TypeVar("Item")
+Shape = TypeVar("Shape")
+
+
+class Service:
+    """Runs calls over a client. Every call has exactly one Response, whatever fails; only a caller that has left has
+    none. Cancelling the task that awaits it ends the program."""
+
+    def __init__(self, settings: Settings, client: SandboxClient, ended: Callable[[Response], None]) -> None:
+        """ended: told each response, for the metrics."""
+        self.settings = settings
+        self.client = client
+        self.started = time.time()
+        """Seconds since the epoch."""
+        self.draining = False
+        """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
+        self.forwarding = 0
+        """Calls under way that came as frames."""
+        self._ended = ended
+        self._finished: deque[float] = deque(maxlen=RATE_SAMPLES)
+
+    async def run(self, call: Call) -> Response:
+        return await self.outcome_of(call.id, self.client.run(call))
+
+    async def outcome_of(self, name: str, running: Awaitable[Response]) -> Response:
+        """Its response, or one that says how we failed; `name` is the call's id. Raises SessionLost."""
+        try:
+            response = await running
+        except SessionLost:
+            raise
+        except SandboxDown as error:
+            response = failed(name, ServiceOutcome.INTERNAL, str(error))
+        except (
+            Exception
+        ) as error:  # a bug of ours: its traceback goes to the log, and the caller does not wait for ever
+            LOG.exception("a call failed")
+            response = failed(name, ServiceOutcome.INTERNAL, f"the service failed: {type(error).__name__}")
+        self.count(response)
+        return response
+
+    def count(self, response: Response) -> None:
+        self._ended(response)
+        if isinstance(response.outcome, ProgramOutcome):
+            self._finished.append(time.monotonic())
+
+    async def run_all(
+        self, items: Sequence[Item], call_of: Callable[[Item], Call | Response]
+    ) -> AsyncGenerator[tuple[int, Response], None]:
+        """(index, response) of every item, as they finish. A window of them is under way at a time; a slow reader
+        slows down only itself. Patience counts from now on. Closing the generator ends what runs."""
+        arrived = time.monotonic()
+        rest = iter(enumerate(items))
+        window = min(len(items), WINDOW_PER_SLOT * self.client.info().slots)
+        done: asyncio.Queue[tuple[int, Response]] = asyncio.Queue(window)
+
+        async def work() -> None:
+            for index, item in rest:
+                call = call_of(item)
+                await done.put((index, call if isinstance(call, Response) else await self._run_in_time(call, arrived)))
+
+        workers = [asyncio.create_task(work()) for _ in range(window)]
+        try:
+            for _ in items:
+                yield await done.get()
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _run_in_time(self, call: Call, arrived: float) -> Response:
+        waited = time.monotonic() - arrived
+        if waited < call.patience_seconds:
+            return await self.run(structs.replace(call, patience_seconds=call.patience_seconds - waited))
+        message = f"it waited {waited:.1f} s for its turn, which is all the patience it came with"
+        response = failed(call.id, ServiceOutcome.OVERLOADED, message, waited)
+        self.count(response)
+        return response
+
+    def retry_after_seconds(self) -> int:
+        """When it is worth coming again, whole seconds: the time the queue needs at its recent pace."""
+        if len(self._finished) < 2:
+            return 1
+        pace = len(self._finished) / max(time.monotonic() - self._finished[0], 1e-3)
+        return min(max(math.ceil(self.client.usage().waiting / pace), 1), MAX_RETRY_SECONDS)
+
+
+def failed(name: str, outcome: Outcome, message: str, waited: float = 0.0) -> Response:
+    """The response to a call whose program was not run."""
+    return Response(id=name, outcome=outcome, message=message, queue_seconds=waited)
+
+
+class Asked(NamedTuple):
+    """One HTTP request, read whole."""
+
+    service: Service
+    body: bytes
+    name: str
+    """What stands in the path for `{id}`."""
+
+
+class Reply(NamedTuple):
+    """What goes back."""
+
+    body: bytes | AsyncIterator[bytes]
+    status: int = 200
+    headers: Mapping[str, str] = {}
+    media_type: str = "application/json"
+
+
+class Endpoint(NamedTuple):
+    """What is served at a path."""
+
+    method: str
+    path: str
+    serve: Callable[[Asked], Awaitable[Reply]]
+    """Raises BadRequest."""
+    says: str
+    """One sentence for the description of the API."""
+    shape: Any = None
+    """Struct that the body must be; None where there is none."""
+
+
+def decode(body: bytes | msgspec.Raw, shape: type[Shape], wrong_field: int = 400) -> Shape:
+    """Raises BadRequest; `wrong_field` is the status for JSON that is not of this shape."""
+    data = bytes(body)
+    if len(data) > BIG_BODY_BYTES and data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+        raise BadRequest(f"the request has more than {MAX_BRACKETS} brackets; send it in parts", 413)
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the request has a wrong field: {error}", wrong_field) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the request is not valid JSON: {error}") from error
+    except RecursionError:
+        raise BadRequest("the request is nested too deeply") from None
+
+
+def decode_part(raw: msgspec.Raw, shape: type[Shape], most: int, name: str, wrong_field: int = 400) -> Shape:
+    """A field of at most `most` strings (for an object: names and values), which are counted before any is built: each
+    has two quotes that no backslash precedes, or at least one if it ends with a backslash. Raises BadRequest."""
+    data = bytes(raw)
+    if data.count(b'"') - data.count(b'\\"') > 2 * most:
+        raise BadRequest(f"{name} holds more than is taken here ({most} strings); send less at once", wrong_field)
+    return decode(data, shape, wrong_field)
+
+
+def refuse_long_batch(body: bytes, key: bytes) -> None:
+    """Raises BadRequest for too many objects with the field `key`, which are counted before any is built. No encoder
+    escapes ASCII letters; who does so to hide the field is counted as well."""
+    count = body.count(b'"%b"' % key) + body.count(b"\\u006") + body.count(b"\\u007")
+    if count > MAX_BATCH:
+        raise BadRequest(f"the batch has {count} calls and at most {MAX_BATCH} are taken; send several batches", 413)
+
+
+def says(sentence: str, **bounds: Any) -> Meta:
+    """What a field of a body is, for people and for the description of the API, and its bounds."""
+    return Meta(description=sentence, **bounds)
+
+
+encode = msgspec.json.encode
+"""JSON; bytes become base64."""

@@ -1,0 +1,614 @@
+"""The native API: one call, a batch, a stream, notebooks and sessions, and the frames that clients and gateways speak.
+
+A program that was run is 200, whatever it did; `rejected` is 400, `internal` (safe to send again) 500, `overloaded` 503
+with a Retry-After. A batch is always 200: its calls have outcomes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta, Raw, Struct, structs
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import (
+    MAX_OUTPUT_BYTES,
+    Call,
+    Limits,
+    Outcome,
+    ProgramOutcome,
+    Response,
+    SandboxDown,
+    ServiceOutcome,
+    SessionLost,
+)
+from rocstar.sandbox.service.core import (
+    BATCH_PATIENCE_SECONDS,
+    LOG,
+    MAX_BODY_BYTES,
+    Asked,
+    BadRequest,
+    Endpoint,
+    Reply,
+    Service,
+    Settings,
+    decode,
+    decode_part,
+    encode,
+    failed,
+    refuse_long_batch,
+    says,
+)
+from rocstar.sandbox.wire import Kind
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.client import Session
+
+MAX_NAMES = 1000  # files, paths to fetch, and cells of a notebook
+MAX_REPLY_BYTES = 128 * 2**20  # results of a batch or a notebook are held until the last one
+MAX_CELLS_WAITING = 32  # in one session
+MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
+MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
+MAX_CALL_BYTES = 2 * MAX_BODY_BYTES  # of a call that comes as a frame
+MAX_UNSENT_BYTES = 256 * 2**20
+USAGE_SECONDS = 0.25  # between reports of our load, while there are answers
+
+STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
+
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(gt=0, lt=2**40)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+NO_FILES, NO_NAMES = Raw(b"{}"), Raw(b"[]")
+Code = Annotated[str, says("Python source; what it leaves as last expression is the `value`.")]
+Id = Annotated[str, says("Comes back in the response.")]
+Files = Annotated[
+    Raw,
+    says(
+        'Put into the working directory: relative path to text, or to `{"base64": text}`.',
+        extra_json_schema={"type": "object"},
+    ),
+]
+Fetch = Annotated[
+    Raw,
+    says(
+        "Files to send back, relative to the working directory.",
+        extra_json_schema={"type": "array", "items": {"type": "string"}},
+    ),
+]
+RandomSeed = Annotated[Seed | None, says("Seeds the random numbers; null draws a fresh seed.")]
+Patience = Annotated[Seconds | None, says("How long it may wait for its turn before it is `overloaded`, seconds.")]
+Replay = Annotated[bool, says("When the service lost the session, run its cells again (`replayed_cells`).")]
+
+
+class CallLimits(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
+    """Fields left out take the service's defaults."""
+
+    wall_seconds: Annotated[Seconds | None, says("Time from start to end, seconds; waiting excluded.")] = None
+    cpu_seconds: Annotated[Seconds | None, says("CPU of any one process, seconds; else as `wall_seconds`.")] = None
+    memory_bytes: Annotated[Count | None, says("Memory on top of what is preloaded, bytes.")] = None
+    output_bytes: Annotated[Count | None, says("stdout and stderr together, bytes.")] = None
+    processes: Annotated[Count | None, says("Processes and threads alive at once.")] = None
+
+
+NO_LIMITS = CallLimits()
+
+
+class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """One cell of a session."""
+
+    code: Code
+    id: Id = ""
+    files: Files = NO_FILES
+    fetch: Fetch = NO_NAMES
+    patience_seconds: Patience = None
+
+
+class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """One program."""
+
+    stdin: Annotated[str, says("Standard input.")] = ""
+    seed: RandomSeed = None
+    limits: CallLimits = NO_LIMITS
+
+
+class Batch(Struct, forbid_unknown_fields=True, frozen=True):
+    calls: Annotated[list[CallShape], says("Answered in this order, or by index if streamed.", min_length=1)]
+
+
+class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A session; the limits are those of each cell."""
+
+    limits: CallLimits = NO_LIMITS
+    seed: RandomSeed = None
+    replay: Replay = False
+    idle_seconds: Annotated[Seconds | None, says("Forgotten after so long without a cell, seconds.")] = None
+
+
+class Notebook(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Cells of a session that ends with the last; an error does not stop those after it."""
+
+    cells: Annotated[Raw, says("Python sources.", extra_json_schema={"type": "array", "items": {"type": "string"}})]
+    id: Id = ""
+    files: Files = NO_FILES
+    fetch: Fetch = NO_NAMES
+    limits: CallLimits = NO_LIMITS
+    seed: RandomSeed = None
+    patience_seconds: Patience = None
+
+
+class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
+    base64: str
+
+
+async def run(asked: Asked) -> Reply:
+    service = asked.service
+    call = call_of(decode(asked.body, CallShape), service.settings, service.settings.patience_seconds)
+    return answer(service, await service.run(call))
+
+
+def answer(service: Service, response: Response) -> Reply:
+    """The response to one program or cell, with the HTTP status that goes with its outcome."""
+    return Reply(full(response), STATUS.get(response.outcome, 200), retry_headers(service, response.outcome))
+
+
+def full(response: Response) -> bytes:
+    """All its fields as JSON, also those that have their default."""
+    return encode({name: getattr(response, name) for name in response.__struct_fields__})
+
+
+def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
+    overloaded = outcome is ServiceOutcome.OVERLOADED
+    return {"retry-after": str(service.retry_after_seconds())} if overloaded else {}
+
+
+async def batch(asked: Asked) -> Reply:
+    calls = decode_batch(asked.body)
+    results, size = [b""] * len(calls), 0
+    async with aclosing(results_of(asked.service, calls)) as finished:
+        async for index, result in finished:
+            results[index] = result
+            size += len(result)
+            if size > MAX_REPLY_BYTES:
+                raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; ask for them by POST /v1/stream", 413)
+    return Reply(b'{"results":[' + b",".join(results) + b"]}")
+
+
+async def stream(asked: Asked) -> Reply:
+    calls = decode_batch(asked.body)
+
+    async def lines() -> AsyncIterator[bytes]:
+        async with aclosing(results_of(asked.service, calls)) as finished:
+            async for index, result in finished:
+                yield b'{"index":%d,"result":%b}\n' % (index, result)
+
+    return Reply(lines(), media_type="application/x-ndjson")
+
+
+def decode_batch(body: bytes) -> list[CallShape]:
+    refuse_long_batch(body, b"code")
+    return decode(body, Batch).calls
+
+
+async def results_of(service: Service, calls: Sequence[CallShape]) -> AsyncGenerator[tuple[int, bytes], None]:
+    async with aclosing(service.run_all(calls, partial(call_or_rejected, service.settings))) as finished:
+        async for index, response in finished:
+            yield index, full(response)
+
+
+def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
+    """One bad call does not spoil its batch."""
+    try:
+        return call_of(shape, settings, BATCH_PATIENCE_SECONDS)
+    except BadRequest as error:
+        return failed(shape.id, ProgramOutcome.REJECTED, str(error))
+
+
+def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Call:
+    """Raises BadRequest for a limit over the operator's, and for a file that is not base64."""
+    return Call(
+        id=shape.id,
+        code=shape.code,
+        stdin=shape.stdin,
+        files=files_of(shape.files),
+        fetch=fetch_of(shape.fetch),
+        seed=shape.seed,
+        limits=limits_of(shape.limits, settings),
+        patience_seconds=shape.patience_seconds or patience_seconds,
+    )
+
+
+def files_of(raw: Raw) -> dict[str, bytes]:
+    """Raises BadRequest, as do the next three."""
+    if raw is NO_FILES:
+        return {}
+    files = decode_part(raw, dict[str, str | Base64], 3 * MAX_NAMES, "files")
+    return {name: text.encode() if isinstance(text, str) else unpacked(name, text) for name, text in files.items()}
+
+
+def unpacked(name: str, packed: Base64) -> bytes:
+    try:
+        return base64.b64decode(packed.base64, validate=True)
+    except (binascii.Error, ValueError):  # the latter: characters beyond ASCII
+        raise BadRequest(f"file {name!r} is not base64; send text as a string of its own") from None
+
+
+def fetch_of(raw: Raw) -> tuple[str, ...]:
+    return () if raw is NO_NAMES else decode_part(raw, tuple[str, ...], MAX_NAMES, "fetch")
+
+
+def limits_of(asked: CallLimits, settings: Settings) -> Limits:
+    if asked is NO_LIMITS:
+        return settings.limits
+    given = {name: value for name in CallLimits.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    if "wall_seconds" in given and "cpu_seconds" not in given:
+        given["cpu_seconds"] = given["wall_seconds"]  # more CPU than time is of use to threads only
+    limits = structs.replace(settings.limits, **given)
+    if problem := over_limits(limits, settings):
+        raise BadRequest(problem)
+    return limits
+
+
+def over_limits(limits: Limits, settings: Settings) -> str:
+    """Which limit is above what the operator allows; empty if none is."""
+    for name, most, why in (
+        ("wall_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
+        ("cpu_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
+        ("memory_bytes", settings.max_memory_bytes, "; the operator's --max-memory-mb says so"),
+        ("output_bytes", MAX_OUTPUT_BYTES, ""),
+    ):
+        if not getattr(limits, name) <= most:
+            return f"limit {name} is at most {most:g} here, got {getattr(limits, name):g}{why}"
+    return ""
+
+
+async def notebook(asked: Asked) -> Reply:
+    service, shape = asked.service, decode(asked.body, Notebook)
+    cells = decode_part(shape.cells, list[str], MAX_NAMES, "cells")
+    responses = await play(
+        service,
+        cells,
+        limits_of(shape.limits, service.settings),
+        files=files_of(shape.files),
+        fetch=fetch_of(shape.fetch),
+        seed=shape.seed,
+        patience_seconds=shape.patience_seconds or service.settings.patience_seconds,
+    )
+    if responses and isinstance(responses[-1].outcome, ServiceOutcome):
+        return answer(service, structs.replace(responses[-1], id=shape.id))
+    return Reply(b'{"results":[' + b",".join(full(structs.replace(each, id=shape.id)) for each in responses) + b"]}")
+
+
+async def play(
+    service: Service,
+    cells: Sequence[str],
+    limits: Limits,
+    *,
+    files: Mapping[str, bytes],
+    fetch: Sequence[str],
+    patience_seconds: float,
+    seed: int | None = None,
+    total_seconds: float = float("inf"),
+) -> list[Response]:
+    """The cells of a notebook, one response for each that was run: the last may say that we failed, and those after
+    `total_seconds` of run time are not run. `files` are there from the first, `fetch` is read after the last.
+    Raises BadRequest."""
+    responses: list[Response] = []
+    left, size = total_seconds, 0
+    async with service.client.open_session(limits=limits, seed=seed) as session:
+        for number, code in enumerate(cells, 1):
+            running = session.run(
+                code,
+                files=files if number == 1 else {},
+                fetch=fetch if number == len(cells) else (),
+                wall_seconds=min(left, limits.wall_seconds),
+                patience_seconds=patience_seconds,
+            )
+            try:
+                responses.append(await service.outcome_of("", running))
+            except SessionLost as error:
+                responses.append(failed("", ServiceOutcome.INTERNAL, str(error)))
+            left -= responses[-1].run_seconds
+            size += size_of(responses[-1])
+            if size > MAX_REPLY_BYTES:
+                raise BadRequest(f"the cells gave more than {MAX_REPLY_BYTES} bytes; send fewer at once", 413)
+            if left <= 0 or isinstance(responses[-1].outcome, ServiceOutcome):
+                break
+    return responses
+
+
+def size_of(response: Response) -> int:
+    texts = len(response.stdout) + len(response.stderr) + len(response.value or "")
+    return texts + sum(map(len, response.images)) + sum(map(len, response.files.values()))
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A session that a caller holds over HTTP."""
+
+    name: str
+    """Its id: 128 random bits. Who knows it owns the session; nothing lists ids."""
+    session: Session
+    idle_seconds: float
+    replay: bool
+    cells: int = 0
+    """Run so far."""
+    history_bytes: int = 0
+    """What the client remembers, to run it again."""
+    tasks: set[asyncio.Task[Response]] = field(default_factory=set)
+    """One for each cell that waits or runs."""
+    timer: asyncio.TimerHandle | None = None
+    """Forgets it; none while a cell waits or runs."""
+
+
+class Sessions:
+    """Those that callers hold over HTTP. A session ends by `close`, or when it had no cell for its `idle_seconds`."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.held: dict[str, Held] = {}
+
+    def find(self, name: str) -> Held:
+        """Raises BadRequest."""
+        if name not in self.held:
+            raise gone(name, "it was closed, or was without a cell for too long")
+        return self.held[name]
+
+    def open(self, shape: OpenSession) -> Held:
+        """Raises BadRequest, also when there are too many."""
+        settings = self.service.settings
+        most = settings.session_idle_seconds
+        idle = shape.idle_seconds or most
+        if idle > most:
+            why = "the operator's --session-idle-seconds says so"
+            raise BadRequest(f"idle_seconds is at most {most:g} here, got {idle:g}; {why}")
+        if len(self.held) >= settings.max_sessions:
+            raise BadRequest(f"{len(self.held)} sessions are open, which is all that is held; close one", 503, 5)
+        limits = limits_of(shape.limits, settings)
+        session = self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay)
+        held = Held(secrets.token_hex(16), session, idle, shape.replay)
+        self.held[held.name] = held
+        self._await_next_cell(held)
+        return held
+
+    async def run(self, held: Held, shape: CellShape) -> Response:
+        """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends the cell.
+        Raises BadRequest."""
+        if len(held.tasks) > MAX_CELLS_WAITING:
+            raise BadRequest(f"{MAX_CELLS_WAITING} cells of this session wait already; come again in 1 s", 503, 1)
+        files, fetch = files_of(shape.files), fetch_of(shape.fetch)
+        self._remember(held, len(shape.code) + sum(map(len, files.values())))
+        patience = shape.patience_seconds or self.service.settings.patience_seconds
+        running = held.session.run(shape.code, files=files, fetch=fetch, patience_seconds=patience)
+        task = asyncio.ensure_future(self.service.outcome_of(shape.id, running))
+        held.tasks.add(task)
+        if held.timer is not None:
+            held.timer.cancel()
+        try:
+            response = await task
+        except SessionLost as error:
+            await self.close(held)
+            raise gone(held.name, str(error)) from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if held.name not in self.held and caller is not None and not caller.cancelling():
+                raise gone(held.name, "it was closed") from None
+            raise
+        finally:
+            held.tasks.discard(task)
+            if held.name in self.held and not held.tasks:
+                self._await_next_cell(held)
+        held.cells += response.outcome in ProgramOutcome and response.outcome is not ProgramOutcome.REJECTED
+        return structs.replace(response, id=shape.id)
+
+    async def close(self, held: Held) -> None:
+        """End its cells, its processes and its files, and forget it."""
+        self.held.pop(held.name, None)
+        if held.timer is not None:
+            held.timer.cancel()
+        tasks = list(held.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await held.session.close()
+
+    def _await_next_cell(self, held: Held) -> None:
+        loop = asyncio.get_running_loop()
+        held.timer = loop.call_later(held.idle_seconds, lambda: loop.create_task(self.close(held)))
+
+    def _remember(self, held: Held, size: int) -> None:
+        if held.replay and sum(each.history_bytes for each in self.held.values()) + size > MAX_HISTORY_BYTES:
+            why = (
+                f"sessions with replay remember {MAX_HISTORY_BYTES} bytes of cells and files, which is all that is kept"
+            )
+            raise BadRequest(f"{why}; close one, or come again later", 503, 5)
+        held.history_bytes += size
+
+    async def serve_open(self, asked: Asked) -> Reply:
+        return self.state(self.open(decode(asked.body or b"{}", OpenSession)), 201)
+
+    async def serve_state(self, asked: Asked) -> Reply:
+        return self.state(self.find(asked.name))
+
+    def state(self, held: Held, status: int = 200) -> Reply:
+        state = {"session": held.name, "cells": held.cells, "idle_seconds": held.idle_seconds, "replay": held.replay}
+        return Reply(encode(state), status)
+
+    async def serve_cell(self, asked: Asked) -> Reply:
+        held = self.find(asked.name)
+        return answer(self.service, await self.run(held, decode(asked.body, CellShape)))
+
+    async def serve_close(self, asked: Asked) -> Reply:
+        await self.close(self.find(asked.name))
+        return Reply(b"", 204)
+
+    def endpoints(self) -> list[Endpoint]:
+        root, one = "/v1/sessions", "/v1/sessions/{id}"
+        return [
+            Endpoint("POST", root, self.serve_open, "Open a session, for cells that come one by one.", OpenSession),
+            Endpoint("GET", one, self.serve_state, "What a session is like."),
+            Endpoint("DELETE", one, self.serve_close, "End a session, and cells of it that run."),
+            Endpoint("POST", f"{one}/cells", self.serve_cell, "Run a cell of a session; its Response.", CellShape),
+        ]
+
+
+def gone(name: str, why: str) -> BadRequest:
+    return BadRequest(f"there is no session {name[:40]!r}: {why}; open one with POST /v1/sessions", 404)
+
+
+class CallPeek(Struct, frozen=True):
+    """What the service reads of a call that it passes on."""
+
+    id: str = ""
+    session: str = ""
+    limits: Limits = Limits()
+    patience_seconds: float = 3600.0
+
+
+class ResponsePeek(Struct, frozen=True):
+    """What it reads of the response, for its metrics."""
+
+    outcome: str
+    queue_seconds: float = 0.0
+    run_seconds: float = 0.0
+
+
+decode_call = msgspec.msgpack.Decoder(CallPeek).decode
+decode_response = msgspec.msgpack.Decoder(ResponsePeek).decode
+
+
+class FrameConnection:
+    """Speaks `wire` on a WebSocket. Consumes frames, one task for each call, and produces theirs; `_send` is unblocked
+    by `push`. When the connection ends, its calls and sessions end."""
+
+    def __init__(self, service: Service, socket: WebSocket) -> None:
+        self.service, self.client, self.socket = service, service.client, socket
+        self.calls: dict[int, asyncio.Task[None]] = {}
+        self.sessions: set[str] = set()
+        self.unsent = bytearray()
+        self.wake = asyncio.Event()
+        self.usage_timer: asyncio.TimerHandle | None = None
+
+    async def converse(self) -> None:
+        await self.socket.accept()
+        sender = asyncio.create_task(self._send())
+        reader = wire.FrameReader()
+        try:
+            self.push(Kind.HELLO, 0, wire.encode(self.client.info()))
+            while True:
+                for frame in reader.feed(await self.socket.receive_bytes()):
+                    self._take(frame)
+        except WebSocketDisconnect:
+            pass
+        except SandboxDown as error:
+            await self.socket.send_bytes(wire.pack(Kind.REFUSED, 0, wire.encode(str(error))))
+            await self.socket.close()
+        except (ValueError, KeyError) as error:  # KeyError: a message of text
+            LOG.warning("a client sent what is no frame (%s); its connection was closed", error)
+            await self.socket.close(1002)
+        finally:
+            sender.cancel()
+            self._end()
+
+    def push(self, kind: Kind, number: int, body: bytes) -> None:
+        self.unsent += wire.pack(kind, number, body)
+        self.wake.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self.wake.wait()
+            self.wake.clear()
+            unsent, self.unsent = bytes(self.unsent), bytearray()
+            for start in range(0, len(unsent), MESSAGE_BYTES):
+                await self.socket.send_bytes(unsent[start : start + MESSAGE_BYTES])
+
+    def _take(self, frame: wire.Frame) -> None:
+        """Raises ValueError for what no client of ours sends."""
+        match frame.kind:
+            case Kind.CALL if frame.number not in self.calls:
+                self.calls[frame.number] = asyncio.create_task(self._answer(frame.number, frame.body))
+            case Kind.CANCEL:
+                if frame.number in self.calls:
+                    self.calls[frame.number].cancel()
+            case Kind.CLOSE:
+                name = wire.decode_text(frame.body)
+                self.sessions.discard(name)
+                self.client.close_session(name)
+            case Kind.PING:
+                self._report_usage()
+            case _:
+                raise ValueError(f"{frame.kind.name} with number {frame.number}")
+
+    async def _answer(self, number: int, body: bytes) -> None:
+        """Exactly one RESPONSE or LOST, whatever happens."""
+        self.service.forwarding += 1
+        try:
+            kind, reply = await self._outcome(body)
+        except asyncio.CancelledError:
+            kind, reply = Kind.RESPONSE, wire.encode(failed("", ServiceOutcome.CANCELLED, "the caller cancelled it"))
+        finally:
+            self.service.forwarding -= 1
+            del self.calls[number]
+        self.push(kind, number, reply)
+        if self.usage_timer is None:
+            self.usage_timer = asyncio.get_running_loop().call_later(USAGE_SECONDS, self._report_usage)
+
+    async def _outcome(self, body: bytes) -> tuple[Kind, bytes]:
+        peek = CallPeek()
+        try:
+            peek = decode_call(body)
+            if refusal := self._refusal(peek, len(body)):
+                return Kind.RESPONSE, wire.encode(refusal)
+            if peek.session:
+                self.sessions.add(peek.session)
+            frame = await self.client.forward(body, session=peek.session, patience_seconds=peek.patience_seconds)
+            if frame.kind is Kind.RESPONSE:
+                self.service.count(Response(id="", **structs.asdict(decode_response(frame.body))))
+            return frame.kind, frame.body
+        except SessionLost as error:
+            return Kind.LOST, wire.encode(str(error))
+        except SandboxDown as error:
+            return Kind.RESPONSE, wire.encode(failed(peek.id, ServiceOutcome.INTERNAL, str(error)))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return Kind.RESPONSE, wire.encode(failed(peek.id, ProgramOutcome.REJECTED, f"no call: {error}"))
+
+    def _refusal(self, peek: CallPeek, size: int) -> Response | None:
+        if self.service.draining:
+            return failed(peek.id, ServiceOutcome.OVERLOADED, "the service is shutting down; send it elsewhere")
+        if len(self.unsent) > MAX_UNSENT_BYTES:
+            return failed(peek.id, ServiceOutcome.OVERLOADED, "responses wait to be read; read them first")
+        problem = over_limits(peek.limits, self.service.settings)
+        if size > MAX_CALL_BYTES:
+            problem = f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
+        return failed(peek.id, ProgramOutcome.REJECTED, problem) if problem else None
+
+    def _report_usage(self) -> None:
+        if self.usage_timer is not None:
+            self.usage_timer.cancel()
+            self.usage_timer = None
+        self.push(Kind.USAGE, 0, wire.encode(self.client.usage()))
+
+    def _end(self) -> None:
+        if self.usage_timer is not None:
+            self.usage_timer.cancel()
+        for task in self.calls.values():
+            task.cancel()
+        for name in self.sessions:
+            self.client.close_session(name)
+
+
+ENDPOINTS = [
+    Endpoint("POST", "/v1/run", run, "Run one program; its Response.", CallShape),
+    Endpoint("POST", "/v1/batch", batch, "Run many; {results: [Response, ...]} in their order.", Batch),
+    Endpoint("POST", "/v1/stream", stream, "Run many; a line {index, result} for each as it finishes.", Batch),
+    Endpoint("POST", "/v1/notebook", notebook, "Run cells that share their names; {results: [...]}.", Notebook),
+]

@@ -1,0 +1,209 @@
+"""The dialect of SandboxFusion (github.com/bytedance/SandboxFusion), which verl and many others speak.
+
+200: it was run, `status` and `run_result` say what it did; 422: a field has another shape, or the request needs what is
+not served here; 504: we could not run it (overloaded, or a fault of ours), the one status that verl sends again.
+
+Departures: only Python; `executor_pod_name` is null; `cell_timeout` is ignored, as it is there; a notebook that runs
+out of time keeps the cells that ran. Absolute paths below /mnt and /tmp stand for the working directory, which programs
+see there where they have a file system of their own; others are left out. Not served: the data sets of /submit.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct, structs
+
+from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox.service import native
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, decode, decode_part, encode, says
+
+ANSWER_SECONDS = 8.0  # verl gives up compile_timeout + run_timeout + 10 s after it asked: be earlier
+NOTEBOOK_OUTPUT_BYTES = 2**20  # of each cell
+MEBIBYTE = 2**20
+TIMEOUTS: tuple[Outcome, ...] = (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT)
+OUR_PLACES = re.compile(r"^(?:/mnt/|/tmp/)(?=[^/])")
+TRACEBACK = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):$", re.MULTILINE)
+CHAINED = (
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+)
+"""What stands between two tracebacks that belong together."""
+Seconds = Annotated[float, Meta(gt=0)]
+STRINGS = {"type": "array", "items": {"type": "string"}}
+
+
+class Common(Struct, frozen=True, kw_only=True):
+    memory_limit_MB: Annotated[int, says("On top of what is preloaded, MiB; -1 is the service's default.")] = -1
+    files: Annotated[Raw, says("Path to base64.", extra_json_schema={"type": "object"})] = native.NO_FILES
+    fetch_files: Annotated[Raw, says("To send back; missing ones are left out.", extra_json_schema=STRINGS)] = (
+        native.NO_NAMES
+    )
+
+    def limits(self, service: Service, wall_seconds: float) -> Limits:
+        """What is asked for, within what the operator allows: nobody is refused for asking too much."""
+        settings, asked = service.settings, self.memory_limit_MB * MEBIBYTE
+        wall = min(wall_seconds, settings.max_wall_seconds)
+        memory = min(asked if asked > 0 else settings.limits.memory_bytes, settings.max_memory_bytes)
+        return structs.replace(settings.limits, wall_seconds=wall, cpu_seconds=wall, memory_bytes=memory)
+
+    def contents(self) -> dict[str, bytes]:
+        """Raises BadRequest."""
+        if self.files is native.NO_FILES:
+            return {}
+        files = decode_part(self.files, dict[str, str | None], 2 * native.MAX_NAMES, "files", 422)
+        try:
+            given = {path: base64.b64decode(text, validate=True) for path, text in files.items() if text is not None}
+        except (binascii.Error, ValueError):
+            raise BadRequest("files must be base64", 422) from None
+        return {OUR_PLACES.sub("", path): content for path, content in given.items()}
+
+    def fetched(self) -> dict[str, str]:
+        """Path as asked for -> path in the working directory. Raises BadRequest."""
+        if self.fetch_files is native.NO_NAMES:
+            return {}
+        paths = decode_part(self.fetch_files, list[str], native.MAX_NAMES, "fetch_files", 422)
+        inside = {path: OUR_PLACES.sub("", path) for path in paths}
+        return {path: name for path, name in inside.items() if not name.startswith("/")}
+
+
+class RunCode(Common, frozen=True, kw_only=True):
+    code: Annotated[str, says("The program.")]
+    language: Annotated[str, says("Anything but python is refused.")] = "python"
+    compile_timeout: Annotated[float, says("Nothing is compiled: lengthens the wait, seconds.", ge=0)] = 10.0
+    run_timeout: Annotated[Seconds, says("Wall time of the program, seconds.")] = 10.0
+    stdin: Annotated[str | None, says("Standard input.")] = None
+
+
+class RunJupyter(Common, frozen=True, kw_only=True):
+    cells: Annotated[Raw, says("Run one after another.", extra_json_schema=STRINGS)]
+    cell_timeout: Annotated[float, says("Ignored, as there.")] = 0.0
+    total_timeout: Annotated[Seconds, says("Wall time of the notebook, seconds.")] = 45.0
+    kernel: Literal["python3"] = "python3"
+
+
+async def run_code(asked: Asked) -> Reply:
+    service, shape = asked.service, decode(asked.body, RunCode, 422)
+    if shape.language != "python":
+        raise BadRequest(f"language {shape.language!r} is not run here; only python is", 422)
+    fetched = shape.fetched()
+    call = Call(
+        id="",
+        code=shape.code,
+        stdin=shape.stdin or "",
+        limits=shape.limits(service, shape.run_timeout),
+        files=shape.contents(),
+        fetch=tuple(dict.fromkeys(fetched.values())),
+        patience_seconds=shape.compile_timeout + ANSWER_SECONDS,
+    )
+    response = await service.run(call)
+    ran = {"compile_result": None, "run_result": command_result(response, response.run_seconds)}
+    return answer(service, response, response.outcome, ran, {"run_result": None}, fetched)
+
+
+async def run_jupyter(asked: Asked) -> Reply:
+    service, shape = asked.service, decode(asked.body, RunJupyter, 422)
+    limits = shape.limits(service, shape.total_timeout)
+    fetched = shape.fetched()
+    responses = await native.play(
+        service,
+        decode_part(shape.cells, list[str], native.MAX_NAMES, "cells", 422),
+        structs.replace(limits, output_bytes=max(limits.output_bytes, NOTEBOOK_OUTPUT_BYTES)),
+        files=shape.contents(),
+        fetch=tuple(dict.fromkeys(fetched.values())),
+        patience_seconds=ANSWER_SECONDS,
+        total_seconds=limits.wall_seconds,
+    )
+    last = responses[-1] if responses else Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
+    bad = next((each for each in responses if each.state_lost or each.outcome in TIMEOUTS), None)
+    summary = bad or Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
+    driver = command_result(structs.replace(summary, stdout="", stderr=""), sum(each.run_seconds for each in responses))
+    ran = {"driver": driver, "cells": [cell_result(response) for response in responses]}
+    failure = last.outcome if isinstance(last.outcome, ServiceOutcome) else summary.outcome
+    return answer(service, last, failure, ran, {"driver": None, "cells": []}, fetched)
+
+
+def answer(
+    service: Service,
+    last: Response,
+    outcome: Outcome,
+    ran: Mapping[str, Any],
+    not_run: Mapping[str, Any],
+    fetched: Mapping[str, str],
+) -> Reply:
+    """`ran` and `not_run` are the dialect's fields in the two cases; the files are those of the last response."""
+    files = {path: last.files[name] for path, name in fetched.items() if name in last.files}
+    body = {"status": "Success" if outcome is ProgramOutcome.OK else "Failed", "message": "", **ran}
+    status = 200
+    if isinstance(outcome, ServiceOutcome):
+        body |= {"status": "SandboxError", **not_run}
+        status = 504
+    body |= {"message": last.message, "executor_pod_name": None, "files": files}
+    return Reply(encode(body), status, native.retry_headers(service, outcome))
+
+
+def command_result(response: Response, run_seconds: float) -> dict[str, Any]:
+    """CommandRunResult; both streams are always strings, for verl adds them up."""
+    timeout = response.outcome in TIMEOUTS
+    return {
+        "status": "TimeLimitExceeded" if timeout else "Finished",
+        "execution_time": run_seconds,
+        "return_code": None if timeout else return_code(response),
+        "stdout": response.stdout,
+        "stderr": response.stderr or response.message,
+    }
+
+
+def return_code(response: Response) -> int:
+    """As `subprocess` reports it: minus the number of the signal. A limit of ours is a SIGKILL."""
+    if response.exit_code is not None:
+        return response.exit_code
+    name = response.signal or "SIGKILL"
+    number = name.removeprefix("SIG")  # signals without a name of their own are SIG37
+    return -int(number) if number.isdecimal() else -int(signal.Signals[name])
+
+
+def cell_result(response: Response) -> dict[str, Any]:
+    """What Jupyter says of a cell: the traceback is no part of stderr there."""
+    printed, traceback = split_traceback(response.stderr) if response.exception else (response.stderr, "")
+    shown: list[dict[str, Any]] = [] if response.value is None else [{"text/plain": response.value}]
+    shown += [{"image/png": image} for image in response.images]
+    error = error_of(response, traceback)
+    return {"stdout": response.stdout, "stderr": printed, "display": shown, "error": error}
+
+
+def error_of(response: Response, traceback: str) -> Sequence[dict[str, Any]]:
+    """An empty list, or a list with the one error."""
+    failure = response.exception
+    if response.outcome is ProgramOutcome.OK:
+        return []
+    if failure is not None:
+        name, value = failure.type.rpartition(".")[2], failure.message
+    elif response.outcome is ProgramOutcome.EXIT_NONZERO and not response.state_lost:
+        name, value = "SystemExit", str(response.exit_code)
+    elif response.outcome in TIMEOUTS:
+        name, value = "TimeoutError", f"the cell was ended after {response.run_seconds:.1f} s"
+    else:
+        name, value = "DeadKernelError", response.message or f"the cell ended its process ({response.outcome})"
+    return [{"ename": name, "evalue": value, "traceback": traceback.splitlines()}]
+
+
+def split_traceback(stderr: str) -> tuple[str, str]:
+    """What the cell printed, and the traceback at the end of it, with those it is chained to."""
+    start = len(stderr)
+    for head in reversed(list(TRACEBACK.finditer(stderr))):
+        if start != len(stderr) and not stderr[:start].endswith(CHAINED):
+            break
+        start = head.start()
+    return stderr[:start], stderr[start:]
+
+
+ENDPOINTS = [
+    Endpoint("POST", "/run_code", run_code, "As SandboxFusion: one program.", RunCode),
+    Endpoint("POST", "/run_jupyter", run_jupyter, "As SandboxFusion: the cells of a notebook.", RunJupyter),
+]

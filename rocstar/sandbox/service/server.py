@@ -1,0 +1,225 @@
+"""uvicorn with bounds it lacks, our signals, and a drain that loses nothing.
+
+Not here: the size of a body (`app`), and the sandbox behind it (`serve`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import urllib.request
+from collections.abc import Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rocstar.sandbox.service.app import Metrics, Nodes, application
+from rocstar.sandbox.service.core import LOG, Service, Settings, encode
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.client import SandboxClient
+
+MAX_HEADER_BYTES = 16 * 1024
+SPARE_DESCRIPTORS = 256  # for the daemons, files, and connections on their way out
+BACKLOG = 4096  # connections the kernel holds for us while we are busy
+KEEP_ALIVE_SECONDS = 65  # longer than the 60 s after which proxies let go of an idle connection
+LINGER_SECONDS = 0.5  # after SIGTERM: calls that were sent before the caller could know are still taken
+DRAIN_POLL_SECONDS = 0.05
+JOIN_SECONDS = 3.0  # between two words to the gateway
+MESSAGE_BYTES = 16 * 2**20  # of a WebSocket, at most
+
+
+class Server(uvicorn.Server):
+    def __init__(self, settings: Settings, client: SandboxClient, listener: socket.socket) -> None:
+        metrics = Metrics()
+        self.service = Service(settings, client, metrics.ended)
+        metrics.watch(self.service)
+        nodes = Nodes(settings) if settings.accept_nodes else None
+        config = uvicorn.Config(
+            application(settings, self.service, metrics, nodes),
+            http=bounded(settings.request_seconds),
+            ws="websockets-sansio",
+            ws_max_size=MESSAGE_BYTES,
+            ws_per_message_deflate=False,
+            loop="uvloop",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,
+            log_level="error",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(settings.drain_seconds) or 1,
+        )
+        super().__init__(config)
+        self.settings = settings
+        self.listener = listener
+
+    def serve_until_told(self) -> None:
+        """Until SIGTERM or Ctrl-C."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
+        self.run([self.listener])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        yield
+
+    def stop(self) -> None:
+        """The second time does not wait for calls that run."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.joining = asyncio.create_task(self.join()) if self.settings.join else None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Connections that come now are still served, each with its last answer; then uvicorn waits for the rest."""
+        if self.joining is not None:
+            self.joining.cancel()
+        self.service.draining = True
+        self.server_state.default_headers = [(b"connection", b"close")]
+        await asyncio.sleep(LINGER_SECONDS)
+        for _ in range(int(self.settings.drain_seconds / DRAIN_POLL_SECONDS)):
+            if not self.service.forwarding or self.force_exit:
+                break
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        await super().shutdown(sockets)
+
+    async def join(self) -> None:
+        """Tell the gateway our address, again and again: it drops nodes that are silent."""
+        body = encode({"address": self.settings.advertise or address_of(self.listener)})
+        headers = {"authorization": f"Bearer {self.settings.token}", "content-type": "application/json"}
+        request = urllib.request.Request(f"{self.settings.join.rstrip('/')}/v1/nodes", body, headers)
+        while True:
+            try:
+                await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=JOIN_SECONDS).close())
+            except (OSError, ValueError) as error:
+                LOG.error("could not join the gateway at %s (%s); trying again", self.settings.join, error)
+            await asyncio.sleep(JOIN_SECONDS)
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Raises OSError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((settings.host, settings.port))
+    listener.listen(BACKLOG)
+    return listener
+
+
+def refusal(status: str, sentence: str) -> bytes:
+    """A whole response, for a connection that has no request yet."""
+    body = encode({"error": sentence})
+    head = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+FULL = refusal("503 Service Unavailable\r\nretry-after: 1", "too many connections are open; come again in 1 s")
+TOO_SLOW = refusal("408 Request Timeout", "the request did not arrive in time")
+TOO_LARGE = refusal("431 Request Header Fields Too Large", f"the headers are longer than {MAX_HEADER_BYTES} bytes")
+NO_HTTP = refusal("400 Bad Request", "this is no HTTP/1.1 request")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's, with bounds on headers, on the time a request takes to arrive and on connections. Cancels the task of
+    a request whose caller leaves."""
+
+    request_seconds: float
+    max_connections: int
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.header_bytes: int | None = 0
+        """Of the request that is arriving; None while its body is."""
+        self.arriving: asyncio.TimerHandle | None = None
+        """Ends a request that arrives too slowly."""
+        self.leaving = False
+        """The next answer is the last one here."""
+        if len(self.connections) > self.max_connections:
+            self.end(FULL)
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
+
+    def end(self, answer: bytes) -> None:
+        """Answer and close, whatever was asked."""
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.arrived()
+        if self.cycle is not None and self.cycle.disconnected and (task := self.scope.get("task")) is not None:
+            self.scope["left"] = True  # type: ignore[typeddict-unknown-key]
+            task.cancel()  # type: ignore[attr-defined]
+
+    def arrived(self) -> None:
+        if self.arriving is not None:
+            self.arriving.cancel()
+            self.arriving = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.arriving is None:
+            self.arriving = self.loop.call_later(self.request_seconds, self.end, TOO_SLOW)
+        if self.header_bytes is not None:
+            self.header_bytes += len(data)
+        super().data_received(data)
+        if self.header_bytes is not None and self.header_bytes > MAX_HEADER_BYTES:
+            self.end(TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self.header_bytes = None
+        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
+            self.end(TOO_LARGE)
+            raise ValueError("the headers are too long")  # the parser stops here
+        super().on_headers_complete()
+        if self.leaving:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        self.arrived()
+        self.header_bytes = 0
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self.arrived()
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        self.end(NO_HTTP)
+
+    def shutdown(self) -> None:
+        """uvicorn drains. A connection that looks idle may hold a request that we have not read yet."""
+        self.leaving = True
+        if not self.has_unread_bytes():
+            super().shutdown()
+
+    def has_unread_bytes(self) -> bool:
+        descriptor: int = self.transport.get_extra_info("socket").fileno()
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as twin:
+            return bool(twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return False
+
+
+def bounded(request_seconds: float) -> type[BoundedProtocol]:
+    """A protocol class of one server's own."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_DESCRIPTORS
+    return type("ServerProtocol", (BoundedProtocol,), {"request_seconds": request_seconds, "max_connections": most})
