@@ -1,0 +1,174 @@
+"""Why a call cannot be run, as one sentence. What is refused here never runs; what passes is obeyed as it stands.
+
+`frame` looks at the bytes of a call before anything is built of them, `complaint` at the call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from msgspec import Raw, msgpack
+
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Limits
+
+MAX_NAME = 10_000  # characters of an id; it comes back in the response
+MAX_SESSION_NAME = 200  # characters
+MAX_CODE = 16 * 2**20  # characters
+MAX_INPUT_BYTES = 48 * 2**20  # standard input and files: they lie in a working directory of 64 MiB
+MAX_FILES = 1_000
+MAX_FETCH = 1_000
+MAX_PATHS = 100_000  # characters of all paths of `files`, or of `fetch`, together
+MAX_PATH_BYTES = 4_000  # the kernel takes 4,095
+MAX_COMPONENT_BYTES = 255
+MAX_DEPTH = 50  # folders on the way to a file
+MAX_FOLDERS = 900  # with MAX_FILES below the 2,048 inodes of a working directory
+OWN_NAME = ".stdin"
+"""The one name in the working directory that a slot uses itself."""
+SMALL_BODY = 16 * 2**10  # bytes; in fewer there is no room for so many entries that they cost a millisecond
+HEAD_BYTES = 5  # of a map or an array
+OVERHEAD = 1_000  # bytes; the names of a call's fields take 100
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "wall_seconds": (0.01, 10**6),
+    "cpu_seconds": (0.01, 10**6),
+    "memory_bytes": (16 * 2**20, 2**40),  # less does not start a program
+    "output_bytes": (1, MAX_OUTPUT_BYTES),
+    "processes": (1, 2**15),
+}
+"""Smallest and largest of each of `Limits`."""
+MAX_PATIENCE_SECONDS = 10**9
+
+peek = msgpack.Decoder(dict[str, Raw]).decode
+
+
+def frame(body: bytes) -> str:
+    """Why the body of a CALL may not even be decoded, else empty. Takes milliseconds, whatever the body announces.
+
+    Raises ValueError or RecursionError on what is no map of fields."""
+    if len(body) <= SMALL_BODY:
+        return ""
+    if announced(body) > len(Call.__struct_fields__):
+        return f"the call has {announced(body)} fields; there are only {len(Call.__struct_fields__)}"
+    fields = peek(body)
+    if len(body) - sum(map(len, fields.values())) > OVERHEAD:
+        return "a field stands in the call twice, or one has a very long name"
+    for name, most in (("files", MAX_FILES), ("fetch", MAX_FETCH)):
+        count = announced(bytes(memoryview(fields[name])[:HEAD_BYTES])) if name in fields else 0
+        if count > most:
+            return f"{name} has {count} entries; at most {most} are accepted"
+    return ""
+
+
+def announced(head: bytes) -> int:
+    """How many entries the map or array of msgpack that begins so has; 0 of anything else, which does not decode."""
+    kind = head[0]
+    if 0x80 <= kind < 0xA0:
+        return kind & 0x0F
+    if kind in (0xDC, 0xDE):
+        return int.from_bytes(head[1:3])
+    return int.from_bytes(head[1:5]) if kind in (0xDD, 0xDF) else 0
+
+
+def complaint(call: Call) -> str:
+    """Why this call cannot be run, else empty."""
+    return (
+        of_text(call)
+        or of_session(call)
+        or of_limits(call.limits)
+        or of_patience(call.patience_seconds)
+        or (of_files(call) if call.files or call.stdin else "")
+        or (of_fetch(call.fetch) if call.fetch else "")
+    )
+
+
+def of_text(call: Call) -> str:
+    if len(call.id) > MAX_NAME:
+        return f"the id is {len(call.id)} characters long; at most {MAX_NAME} are accepted"
+    if len(call.code) > MAX_CODE:
+        return f"the program is {len(call.code)} characters long; at most {MAX_CODE} are accepted"
+    return ""
+
+
+def of_session(call: Call) -> str:
+    if not call.session:
+        return f"cell {call.cell} is of no session; name the session, or leave cell at 0" if call.cell else ""
+    if len(call.session) > MAX_SESSION_NAME:
+        return f"the session's name is {len(call.session)} characters long; at most {MAX_SESSION_NAME} are accepted"
+    if call.cell < 1:
+        return f"cells of a session are numbered from 1, got {call.cell}"
+    return "a session's cell has no standard input; put the text into a file" if call.stdin else ""
+
+
+def of_limits(limits: Limits) -> str:
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(limits, name)
+        if not least <= value <= most:  # NaN is neither
+            return f"limit {name} must be from {least} to {most}, got {value}"
+    return ""
+
+
+def of_patience(seconds: float) -> str:
+    if 0 <= seconds <= MAX_PATIENCE_SECONDS:
+        return ""
+    return f"patience_seconds must be from 0 to {MAX_PATIENCE_SECONDS}, got {seconds}"
+
+
+def of_files(call: Call) -> str:
+    size = sum(map(len, call.files.values())) + size_of(call.stdin)
+    if size > MAX_INPUT_BYTES:
+        return f"files and standard input have {size} bytes together; at most {MAX_INPUT_BYTES} are accepted"
+    if why := of_paths("files", list(call.files), MAX_FILES):
+        return why
+    return of_tree([os.path.normpath(path) for path in call.files])
+
+
+def of_fetch(paths: Sequence[str]) -> str:
+    return of_paths("fetch", paths, MAX_FETCH)
+
+
+def of_paths(what: str, paths: Sequence[str], most: int) -> str:
+    if len(paths) > most:
+        return f"{what} has {len(paths)} entries; at most {most} are accepted"
+    length = sum(map(len, paths))
+    if length > MAX_PATHS:
+        return f"the paths in {what} have {length} characters together; at most {MAX_PATHS} are accepted"
+    return next(filter(None, map(of_path, paths)), "")
+
+
+def of_path(path: str) -> str:
+    components = path.split("/")
+    if path.startswith("/") or ".." in components or components[-1] in ("", ".") or "\0" in path:
+        return f"{path!r:.300} is not a relative path of a file below the working directory"
+    if size_of(path) > MAX_PATH_BYTES or max(map(size_of, components)) > MAX_COMPONENT_BYTES:
+        return (
+            f"the path {path[:80]!r}... is too long: at most {MAX_COMPONENT_BYTES} bytes a name and {MAX_PATH_BYTES} "
+            "altogether are accepted"
+        )
+    if len(components) > MAX_DEPTH + 1:
+        return f"the path {path[:80]!r}... has {len(components) - 1} folders; at most {MAX_DEPTH} are accepted"
+    return ""
+
+
+def of_tree(paths: Sequence[str]) -> str:
+    """`paths`: normal ones of all files."""
+    files: set[str] = set()
+    folders: set[str] = set()
+    for path in paths:
+        if path in files:
+            return f"the file {path!r:.300} is given twice"
+        files.add(path)
+        while path := os.path.dirname(path):
+            folders.add(path)
+    if len(folders) > MAX_FOLDERS:
+        return f"the files are in {len(folders)} folders; at most {MAX_FOLDERS} are accepted"
+    if both := sorted(files & folders):
+        return f"{both[0]!r:.300} cannot be a file and the folder of another"
+    if OWN_NAME in files | folders:
+        return f"the name {OWN_NAME!r} is taken; choose another for this file"
+    return ""
+
+
+def size_of(text: str) -> int:
+    """Bytes of its UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())

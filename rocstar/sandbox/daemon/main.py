@@ -1,0 +1,140 @@
+"""A daemon's life: what it finds out about the machine and takes of it before it serves, and gives back afterwards.
+
+Started by `launch.start_daemon`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
+process that started it dies, and takes everything with it. Not here: serving (`queue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+
+from rocstar.sandbox import launch, wire
+from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, ProgramOutcome, Response, SandboxDown
+from rocstar.sandbox.daemon import watch
+from rocstar.sandbox.daemon.pool import Pool, Pools, Terms
+from rocstar.sandbox.daemon.queue import Connection, Queue
+from rocstar.sandbox.daemon.worker import ProgramRun
+from rocstar.sandbox.slot import channel
+from rocstar.sandbox.slot.channel import Program
+from rocstar.sandbox.walls import cgroups, folders, machine, plans
+from rocstar.sandbox.walls.plans import Plan
+from rocstar.sandbox.wire import Kind
+
+PROBE_LIMITS = Limits(wall_seconds=20.0)
+
+
+def main() -> None:
+    """Serve until the client closes or its process dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes us
+    values = json.loads(sys.argv[1])
+    settings = msgspec.convert(values, DaemonSettings)
+    connection = socket.socket(fileno=values["fd"])
+    connection.setblocking(False)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # four for each program that runs
+    with ExitStack() as given_back:
+        hold_workdirs(Path(values["workdirs"]), given_back)
+        groups = cgroups.found() if settings.groups else cgroups.Groups()
+        given_back.callback(groups.close)
+        terms = Terms(settings=settings, workdirs=values["workdirs"], groups=groups)
+        asyncio.run(serve(connection, Pools(terms, permitted(settings)), values["parent"]))
+
+
+def hold_workdirs(folder: Path, given_back: ExitStack) -> None:
+    """Make the folder for working directories and lock it; remove those of daemons that are dead."""
+    with suppress(OSError):  # where it cannot be made, the ways to isolate that need it say so
+        folders.sweep(folder.parent, launch.WORKDIRS)
+        _, lock = folders.make_locked(lambda: folder)
+        given_back.callback(os.close, lock)
+        given_back.callback(remove_quietly, folder)
+
+
+def remove_quietly(folder: Path) -> None:
+    with suppress(OSError):  # the next daemon's start tries again
+        folders.remove(str(folder))
+
+
+def permitted(settings: DaemonSettings) -> tuple[Plan, ...]:
+    """The last plan has no walls: it is tried only where that was asked for by name."""
+    tried = plans.PLANS if settings.min_isolation == Isolation.L0 else plans.PLANS[:-1]
+    return tried[settings.skip_plans :]
+
+
+async def serve(client: socket.socket, pools: Pools, parent: int) -> None:
+    """Bring the first slots up, then serve until the client closes or its process dies."""
+    loop = asyncio.get_running_loop()
+    settings = pools.terms.settings
+    try:
+        bare = await pools.start()
+        info = checked_info(pools, bare, await failed_probes(bare), machine.second_kernel())
+    except SandboxDown as error:
+        await loop.sock_sendall(client, wire.pack(Kind.REFUSED, 0, wire.encode(str(error))))
+        return
+    connection = Connection(client, loop)
+    with suppress(OSError):  # before Linux 5.3 only the closed connection tells
+        loop.add_reader(os.pidfd_open(parent), connection.gone.set)
+    Queue(settings, info, pools, connection).serve()
+    lost = asyncio.create_task(pools.failed.wait())
+    gone = asyncio.create_task(connection.gone.wait())
+    watching = asyncio.create_task(watch.watch(pools.workers))
+    await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
+
+
+async def failed_probes(pool: Pool) -> tuple[str, ...]:
+    """Properties missing in force, found by running a program. Raises SandboxDown when not even that runs."""
+    answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
+    call = Call(id="probe", code=machine.PROBE, limits=PROBE_LIMITS)
+    limits = PROBE_LIMITS
+    program = Program(
+        call.code, "", {}, 0, limits.cpu_seconds, limits.memory_bytes, limits.output_bytes, limits.processes
+    )
+    worker = pool.idle.pop()
+    ProgramRun(call, worker, pool.terms.settings.grace_seconds, answered.set_result).start(channel.pack(program))
+    response = await answered
+    if response is None or response.outcome is not ProgramOutcome.OK:
+        seen = "its slot died" if response is None else f"{response.outcome}: {response.stderr.strip()[-300:]}"
+        raise SandboxDown(f"the sandbox started as {pool.plan.level} but cannot run a program ({seen})")
+    return tuple(dict.fromkeys([*pool.walls_failed, *response.stdout.split()]))
+
+
+def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kernel: str) -> DaemonInfo:
+    """Raises SandboxDown when the level in force is below the one asked for."""
+    settings = pools.terms.settings
+    level = level_of(bare.plan.level, second_kernel)
+    asked = settings.min_isolation
+    if level < asked:
+        raise SandboxDown(
+            f"the sandbox reaches isolation {level} here and min_isolation asks for {asked}; {advice(level)} "
+            f"({'; '.join(pools.problems) or 'every way to isolate was tried that this machine has'})"
+        )
+    return DaemonInfo(
+        isolation=level,
+        failed_probes=tuple(failed),
+        slots=settings.slots,
+        preload=settings.preload,
+        tiers=tuple(tier.name for tier in pools.order),
+        fork_path=bare.fork_path,
+        node=settings.node or socket.gethostname(),
+        second_kernel=second_kernel,
+    )
+
+
+def level_of(walls: str, second_kernel: str) -> Isolation:
+    """A second kernel adds to namespaces and replaces none of what they promise: L2 in a virtual machine stays L2."""
+    return Isolation.L4 if second_kernel and walls == Isolation.L3 else Isolation(walls)
+
+
+def advice(level: Isolation) -> str:
+    if level == Isolation.L3:
+        return "run it in gVisor, Kata or Firecracker, or lower sandbox.min_isolation"
+    return "lower sandbox.min_isolation or permit namespaces"

@@ -1,0 +1,233 @@
+"""From what the daemon saw of a program to what its caller is told. Pure: values in, Response out.
+
+The kernel's word comes first. What the program's own process reports only tells kinds of failure apart and shows the
+value of its last expression; it may be forged, so every field is bounded, and one that is out of bounds discredits the
+whole report.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Collection
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct, json, structs
+
+from rocstar.sandbox.call import Call, Failure, Outcome, ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox.slot.channel import LENGTH, Ended
+
+MAX_REPORT_BYTES = 256 * 2**10  # of a program
+MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a fetch or a session's cell, which may bring files and images
+MAX_HEAD_BYTES = 2**20  # of JSON: the paths of files are most of it
+MAX_VALUE_BYTES = 192 * 2**10
+MAX_TYPE = 500  # characters of an exception's name
+MAX_MESSAGE = 2_000  # characters of its message
+MAX_FETCHED_BYTES = 16 * 2**20
+MAX_IMAGES_BYTES = 8 * 2**20
+PNG = b"\x89PNG\r\n\x1a\n"
+CPU_TOLERANCE = 0.1  # seconds; the kernel enforces the limit by another clock than it accounts by
+
+ENDED_BY: dict[str, Outcome] = {
+    "wall": ProgramOutcome.WALL_TIMEOUT,
+    "output": ProgramOutcome.OUTPUT_LIMIT,
+    "memory": ProgramOutcome.MEMORY,
+    "processes": ProgramOutcome.SIGNAL,
+    "cpu": ProgramOutcome.CPU_TIMEOUT,
+    "cancelled": ServiceOutcome.CANCELLED,
+}
+"""By `Response.kill_reason`."""
+
+Size = Annotated[int, Meta(ge=0, le=2**40)]
+
+
+class Report(Struct):
+    """Head of what a program's process says of itself; the bytes it announces follow it in this order."""
+
+    exception: tuple[str, str, Annotated[int, Meta(ge=1, le=2**31)] | None] | None = None
+    """Type, message, line."""
+    value: Size | None = None
+    """Bytes of the repr of the last expression that were kept."""
+    files: Annotated[list[tuple[str, Size]], Meta(max_length=1_000)] = []
+    """Path and size."""
+    images: Annotated[list[Size], Meta(max_length=100)] = []
+    dropped: Size = 0
+    """Bytes of the value that were not kept."""
+    status: Annotated[int, Meta(ge=0, le=255)] = 0
+    """Exit status that a session's cell would have had."""
+    refused: str = ""
+    """Why the program was not started."""
+
+
+class Seen(NamedTuple):
+    """What the daemon saw of a program or a cell."""
+
+    stdout: bytes
+    stderr: bytes
+    dropped: tuple[int, int]
+    """Bytes of stdout and stderr that were read and not kept."""
+    report: bytes
+    """As it came over control, without its length."""
+    reason: str
+    """Why it was ended or what it passed, a key of ENDED_BY; empty when it ended by itself."""
+    run_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+NOTHING = Report(status=1)
+decode = json.Decoder(Report).decode
+
+
+def fault(call_id: str, message: str) -> Response:
+    """Our failure, which says nothing about the program."""
+    return Response(id=call_id, outcome=ServiceOutcome.INTERNAL, message=message)
+
+
+def program(call: Call, seen: Seen, ended: Ended | None, fetched: bytes = b"") -> Response:
+    """`ended`: None where the slot did not even say that it stopped the program. `fetched`: report of the fetch."""
+    code = None if ended is None else os.waitstatus_to_exitcode(ended.wait_status)
+    if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
+        code = None
+    elif not seen.reason and code in (-signal.SIGXCPU, -signal.SIGKILL) and used_up(ended, call.limits.cpu_seconds):
+        seen = seen._replace(reason="cpu")
+    report, tail = parse(seen.report)
+    if code == 1 and is_refused(call, seen, report):
+        return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
+    files = files_of(*parse(fetched), call.fetch) if fetched else {}
+    return told(call, seen, report, tail, code, files)
+
+
+def is_refused(call: Call, seen: Seen, report: Report) -> bool:
+    """Its files did not find room. Believed of what has files and showed no sign of life."""
+    return bool(report.refused and (call.files or call.stdin) and not (seen.reason or seen.stdout or seen.stderr))
+
+
+def used_up(ended: Ended, cpu_seconds: float) -> bool:
+    """A program can send itself the signal that the kernel sends at the limit."""
+    return ended.own_cpu_seconds >= math.ceil(cpu_seconds) - CPU_TOLERANCE
+
+
+def cell(call: Call, seen: Seen) -> Response:
+    """Of a cell that reported its end; one whose process died is judged as a program."""
+    report, tail = parse(seen.report)
+    if is_refused(call, seen, report):
+        return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
+    out_of_cpu = report.exception is not None and report.exception[0] == "CPUTimeout"
+    if out_of_cpu and not seen.reason and seen.cpu_seconds >= call.limits.cpu_seconds - CPU_TOLERANCE:
+        seen = seen._replace(reason="cpu")
+    response = told(call, seen, report, tail, None if seen.reason else report.status, files_of(report, tail, call.fetch))
+    return structs.replace(response, images=images_of(report, tail)) if report.images else response
+
+
+def told(call: Call, seen: Seen, report: Report, tail: bytes, code: int | None, files: dict[str, bytes]) -> Response:
+    """`code`: exit status, or minus the signal; None where we ended it."""
+    failure = failure_of(report) if code is not None and code > 0 else None
+    value, cut = value_of(report, tail, call) if code == 0 else (None, 0)
+    return Response(
+        id=call.id,
+        outcome=outcome(seen.reason, code, failure),
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=signal_name(-code) if code is not None and code < 0 else None,
+        exception=failure,
+        stdout=text(seen.stdout),
+        stderr=text(seen.stderr),
+        value=None if value is None else text(value),
+        truncated_bytes=sum(seen.dropped) + cut,
+        stdout_bytes=len(seen.stdout) + seen.dropped[0],
+        stderr_bytes=len(seen.stderr) + seen.dropped[1],
+        invalid_utf8=not (is_text(seen.stdout) and is_text(seen.stderr) and (value is None or is_text(value))),
+        kill_reason=seen.reason,
+        run_seconds=seen.run_seconds,
+        cpu_seconds=seen.cpu_seconds,
+        peak_memory_bytes=seen.peak_memory_bytes,
+        files=files,
+    )
+
+
+def outcome(reason: str, code: int | None, failure: Failure | None) -> Outcome:
+    """A limit that was passed explains whatever came of it."""
+    if reason:
+        return ENDED_BY[reason]
+    if code == 0:
+        return ProgramOutcome.OK
+    if code is None or code < 0:
+        return ProgramOutcome.SIGNAL
+    if failure is None:
+        return ProgramOutcome.EXIT_NONZERO
+    return ProgramOutcome.MEMORY if failure.type == "MemoryError" else ProgramOutcome.EXCEPTION
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"  # most real-time signals have no names
+
+
+def parse(report: bytes) -> tuple[Report, bytes]:
+    """Head and tail; an empty head when there was none, or a forged one."""
+    if not report:
+        return NOTHING, b""
+    head, _, tail = report.partition(b"\n")
+    try:
+        parsed = decode(head) if len(head) <= MAX_HEAD_BYTES else NOTHING
+    except (ValueError, RecursionError):
+        return NOTHING, b""
+    sizes = (parsed.value or 0, *(size for _, size in parsed.files), *parsed.images)
+    return (parsed, tail) if sum(sizes) == len(tail) else (NOTHING, b"")
+
+
+def failure_of(report: Report) -> Failure | None:
+    if report.exception is None:
+        return None
+    kind, message, line = report.exception
+    return Failure(type=kind[:MAX_TYPE], message=message[:MAX_MESSAGE], line=line)
+
+
+def value_of(report: Report, tail: bytes, call: Call) -> tuple[bytes | None, int]:
+    """What is kept of the value, and how many bytes of it are not. Only a value that fills all the room there is for it
+    can have been cut, and only from text that fitted into the program's memory."""
+    if report.value is None:
+        return None, 0
+    room = min(call.limits.output_bytes, MAX_VALUE_BYTES)
+    if report.value > room:
+        return tail[:room], report.value - room
+    plausible = report.value == room and report.dropped <= call.limits.memory_bytes
+    return tail[: report.value], report.dropped if plausible else 0
+
+
+def files_of(report: Report, tail: bytes, asked: Collection[str]) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    start, room = report.value or 0, MAX_FETCHED_BYTES
+    for path, size in report.files:
+        if path in asked and size <= room:
+            files[path] = tail[start : start + size]
+            room -= size
+        start += size
+    return files
+
+
+def images_of(report: Report, tail: bytes) -> tuple[bytes, ...]:
+    images: list[bytes] = []
+    start, room = len(tail) - sum(report.images), MAX_IMAGES_BYTES
+    for size in report.images:
+        image = tail[start : start + size]
+        if size <= room and image.startswith(PNG):
+            images.append(image)
+            room -= size
+        start += size
+    return tuple(images)
+
+
+def text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
