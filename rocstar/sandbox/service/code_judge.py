@@ -13,6 +13,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Raw, Struct
 
 from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, SandboxDown, ServiceOutcome
@@ -47,7 +48,9 @@ class Submission(Struct, frozen=True):
     type: Annotated[Literal["python", "cpp", "math"], says("Only python is run.")]
     solution: Annotated[str, says("The program.")]
     sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None
-    options: Annotated[Raw, says("Not read.", extra_json_schema={"type": "object"})] = Raw(b"null")
+    options: Annotated[Raw, says("Not read.", extra_json_schema={"type": "object"})] = msgspec.field(
+        default_factory=Raw
+    )
     input: Annotated[str | None, says("Standard input.")] = None
     expected_output: Annotated[str | None, says("Compared with stdout, white space at both ends left out.")] = None
 

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -25,7 +24,6 @@ from rocstar.sandbox.call import (
     Isolation,
     Limits,
     Outcome,
-    ProgramOutcome,
     Response,
     SandboxDown,
     ServiceOutcome,
@@ -41,7 +39,6 @@ BIG_BODY_BYTES = 2**20
 MAX_BRACKETS = 1_000_000  # in a big body: the decoder takes up to 0.1 us for each, 0.1 s together
 SLOTS_PER_CORE = 4  # some programs sleep; more only lengthens the tail of the waiting times
 WINDOW_PER_SLOT = 4  # calls of a batch under way: no slot idles, and calls of others are not held up
-RATE_SAMPLES = 256  # finished calls from which the pace is estimated
 MAX_RETRY_SECONDS = 60
 MAX_BATCH = 50_000  # calls in one
 BATCH_PATIENCE_SECONDS = 3600.0  # of each of its calls
@@ -166,7 +163,6 @@ class Service:
     none. Cancelling the task that awaits it ends the program."""
 
     def __init__(self, settings: Settings, client: SandboxClient, ended: Callable[[Response], None]) -> None:
-        """ended: told each response, for the metrics."""
         self.settings = settings
         self.client = client
         self.started = time.time()
@@ -175,8 +171,8 @@ class Service:
         """The service is shutting down: calls under way are answered, new ones on old connections are not taken."""
         self.forwarding = 0
         """Calls under way that came as frames."""
-        self._ended = ended
-        self._finished: deque[float] = deque(maxlen=RATE_SAMPLES)
+        self.ended = ended
+        """Given each response, for the metrics."""
 
     async def run(self, call: Call) -> Response:
         return await self.outcome_of(call.id, self.client.run(call))
@@ -194,13 +190,8 @@ class Service:
         ) as error:  # a bug of ours: its traceback goes to the log, and the caller does not wait for ever
             LOG.exception("a call failed")
             response = failed(name, ServiceOutcome.INTERNAL, f"the service failed: {type(error).__name__}")
-        self.count(response)
+        self.ended(response)
         return response
-
-    def count(self, response: Response) -> None:
-        self._ended(response)
-        if isinstance(response.outcome, ProgramOutcome):
-            self._finished.append(time.monotonic())
 
     async def run_all(
         self, items: Sequence[Item], call_of: Callable[[Item], Call | Response]
@@ -214,8 +205,11 @@ class Service:
 
         async def work() -> None:
             for index, item in rest:
-                call = call_of(item)
-                await done.put((index, call if isinstance(call, Response) else await self._run_in_time(call, arrived)))
+                response = call_of(item)
+                if isinstance(response, Call):
+                    left = max(0.0, response.patience_seconds - (time.monotonic() - arrived))
+                    response = await self.run(structs.replace(response, patience_seconds=left))
+                await done.put((index, response))
 
         workers = [asyncio.create_task(work()) for _ in range(window)]
         try:
@@ -226,26 +220,14 @@ class Service:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _run_in_time(self, call: Call, arrived: float) -> Response:
-        waited = time.monotonic() - arrived
-        if waited < call.patience_seconds:
-            return await self.run(structs.replace(call, patience_seconds=call.patience_seconds - waited))
-        message = f"it waited {waited:.1f} s for its turn, which is all the patience it came with"
-        response = failed(call.id, ServiceOutcome.OVERLOADED, message, waited)
-        self.count(response)
-        return response
-
     def retry_after_seconds(self) -> int:
-        """When it is worth coming again, whole seconds: the time the queue needs at its recent pace."""
-        if len(self._finished) < 2:
-            return 1
-        pace = len(self._finished) / max(time.monotonic() - self._finished[0], 1e-3)
-        return min(max(math.ceil(self.client.usage().waiting / pace), 1), MAX_RETRY_SECONDS)
+        """When to come again, whole seconds: what the queue takes if each slot runs ten programs a second."""
+        return min(1 + self.client.usage().waiting // (10 * self.client.info().slots), MAX_RETRY_SECONDS)
 
 
-def failed(name: str, outcome: Outcome, message: str, waited: float = 0.0) -> Response:
+def failed(name: str, outcome: Outcome, message: str) -> Response:
     """The response to a call whose program was not run."""
-    return Response(id=name, outcome=outcome, message=message, queue_seconds=waited)
+    return Response(id=name, outcome=outcome, message=message)
 
 
 class Asked(NamedTuple):
@@ -294,7 +276,7 @@ def decode(body: bytes | msgspec.Raw, shape: type[Shape], wrong_field: int = 400
         raise BadRequest("the request is nested too deeply") from None
 
 
-def decode_part(raw: msgspec.Raw, shape: type[Shape], most: int, name: str, wrong_field: int = 400) -> Shape:
+def decode_part(raw: bytes | msgspec.Raw, shape: type[Shape], most: int, name: str, wrong_field: int = 400) -> Shape:
     """A field of at most `most` strings (for an object: names and values), which are counted before any is built: each
     has two quotes that no backslash precedes, or at least one if it ends with a backslash. Raises BadRequest."""
     data = bytes(raw)

@@ -12,7 +12,7 @@ import binascii
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +68,6 @@ STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOut
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0, lt=2**40)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-NO_FILES, NO_NAMES = Raw(b"{}"), Raw(b"[]")
 Code = Annotated[str, says("Python source; what it leaves as last expression is the `value`.")]
 Id = Annotated[str, says("Comes back in the response.")]
 Files = Annotated[
@@ -108,8 +107,8 @@ class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     code: Code
     id: Id = ""
-    files: Files = NO_FILES
-    fetch: Fetch = NO_NAMES
+    files: Files = msgspec.field(default_factory=Raw)
+    fetch: Fetch = msgspec.field(default_factory=Raw)
     patience_seconds: Patience = None
 
 
@@ -139,8 +138,8 @@ class Notebook(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     cells: Annotated[Raw, says("Python sources.", extra_json_schema={"type": "array", "items": {"type": "string"}})]
     id: Id = ""
-    files: Files = NO_FILES
-    fetch: Fetch = NO_NAMES
+    files: Files = msgspec.field(default_factory=Raw)
+    fetch: Fetch = msgspec.field(default_factory=Raw)
     limits: CallLimits = NO_LIMITS
     seed: RandomSeed = None
     patience_seconds: Patience = None
@@ -229,7 +228,7 @@ def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Ca
 
 def files_of(raw: Raw) -> dict[str, bytes]:
     """Raises BadRequest, as do the next three."""
-    if raw is NO_FILES:
+    if not raw:
         return {}
     files = decode_part(raw, dict[str, str | Base64], 3 * MAX_NAMES, "files")
     return {name: text.encode() if isinstance(text, str) else unpacked(name, text) for name, text in files.items()}
@@ -243,7 +242,7 @@ def unpacked(name: str, packed: Base64) -> bytes:
 
 
 def fetch_of(raw: Raw) -> tuple[str, ...]:
-    return () if raw is NO_NAMES else decode_part(raw, tuple[str, ...], MAX_NAMES, "fetch")
+    return decode_part(raw, tuple[str, ...], MAX_NAMES, "fetch") if raw else ()
 
 
 def limits_of(asked: CallLimits, settings: Settings) -> Limits:
@@ -342,12 +341,12 @@ class Held:
     replay: bool
     cells: int = 0
     """Run so far."""
-    history_bytes: int = 0
-    """What the client remembers, to run it again."""
-    tasks: set[asyncio.Task[Response]] = field(default_factory=set)
-    """One for each cell that waits or runs."""
+    under_way: int = 0
+    """Cells that wait or run."""
+    remembered_bytes: int = 0
+    """Cells and files that the client keeps, to run them again."""
     timer: asyncio.TimerHandle | None = None
-    """Forgets it; none while a cell waits or runs."""
+    """Forgets it, unless a cell comes."""
 
 
 class Sessions:
@@ -360,7 +359,8 @@ class Sessions:
     def find(self, name: str) -> Held:
         """Raises BadRequest."""
         if name not in self.held:
-            raise gone(name, "it was closed, or was without a cell for too long")
+            why = "it was closed, was lost, or was without a cell for too long; open one with POST /v1/sessions"
+            raise BadRequest(f"there is no session {name[:40]!r}: {why}", 404)
         return self.held[name]
 
     def open(self, shape: OpenSession) -> Held:
@@ -377,92 +377,78 @@ class Sessions:
         session = self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay)
         held = Held(secrets.token_hex(16), session, idle, shape.replay)
         self.held[held.name] = held
-        self._await_next_cell(held)
+        self._set_timer(held)
         return held
 
     async def run(self, held: Held, shape: CellShape) -> Response:
         """The response to a cell; those sent together run in their order. Cancelling the awaiting task ends the cell.
         Raises BadRequest."""
-        if len(held.tasks) > MAX_CELLS_WAITING:
-            raise BadRequest(f"{MAX_CELLS_WAITING} cells of this session wait already; come again in 1 s", 503, 1)
         files, fetch = files_of(shape.files), fetch_of(shape.fetch)
-        self._remember(held, len(shape.code) + sum(map(len, files.values())))
+        size = (len(shape.code) + sum(map(len, files.values()))) if held.replay else 0
+        if sum(each.remembered_bytes for each in self.held.values()) + size > MAX_HISTORY_BYTES:
+            raise BadRequest("the sessions with replay remember too many cells and files; close some", 503, 5)
+        if held.under_way >= MAX_CELLS_WAITING:
+            raise BadRequest(f"{held.under_way} cells of this session wait already; come again in 1 s", 503, 1)
         patience = shape.patience_seconds or self.service.settings.patience_seconds
         running = held.session.run(shape.code, files=files, fetch=fetch, patience_seconds=patience)
-        task = asyncio.ensure_future(self.service.outcome_of(shape.id, running))
-        held.tasks.add(task)
-        if held.timer is not None:
-            held.timer.cancel()
+        held.under_way += 1
+        held.remembered_bytes += size
         try:
-            response = await task
-        except SessionLost as error:
+            response = await self.service.outcome_of(shape.id, running)
+        except SessionLost:
             await self.close(held)
-            raise gone(held.name, str(error)) from None
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if held.name not in self.held and caller is not None and not caller.cancelling():
-                raise gone(held.name, "it was closed") from None
-            raise
         finally:
-            held.tasks.discard(task)
-            if held.name in self.held and not held.tasks:
-                self._await_next_cell(held)
-        held.cells += response.outcome in ProgramOutcome and response.outcome is not ProgramOutcome.REJECTED
+            held.under_way -= 1
+            self._set_timer(held)
+        self.find(held.name)  # it may have been closed meanwhile
+        held.cells += 1
         return structs.replace(response, id=shape.id)
 
     async def close(self, held: Held) -> None:
-        """End its cells, its processes and its files, and forget it."""
-        self.held.pop(held.name, None)
+        """End its process, a cell that runs too, and forget it."""
+        if self.held.pop(held.name, None) is not None:
+            self._set_timer(held)
+            await held.session.close()
+
+    def _set_timer(self, held: Held) -> None:
         if held.timer is not None:
             held.timer.cancel()
-        tasks = list(held.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await held.session.close()
+        if held.name in self.held:
+            loop = asyncio.get_running_loop()
+            held.timer = loop.call_later(held.idle_seconds, self._forget, held)
 
-    def _await_next_cell(self, held: Held) -> None:
-        loop = asyncio.get_running_loop()
-        held.timer = loop.call_later(held.idle_seconds, lambda: loop.create_task(self.close(held)))
-
-    def _remember(self, held: Held, size: int) -> None:
-        if held.replay and sum(each.history_bytes for each in self.held.values()) + size > MAX_HISTORY_BYTES:
-            why = (
-                f"sessions with replay remember {MAX_HISTORY_BYTES} bytes of cells and files, which is all that is kept"
-            )
-            raise BadRequest(f"{why}; close one, or come again later", 503, 5)
-        held.history_bytes += size
+    def _forget(self, held: Held) -> None:
+        if held.under_way:
+            self._set_timer(held)
+        else:
+            self.closing = asyncio.ensure_future(self.close(held))
 
     async def serve_open(self, asked: Asked) -> Reply:
         return self.state(self.open(decode(asked.body or b"{}", OpenSession)), 201)
 
     async def serve_state(self, asked: Asked) -> Reply:
-        return self.state(self.find(asked.name))
-
-    def state(self, held: Held, status: int = 200) -> Reply:
-        state = {"session": held.name, "cells": held.cells, "idle_seconds": held.idle_seconds, "replay": held.replay}
-        return Reply(encode(state), status)
+        return self.state(self.find(asked.name), 200)
 
     async def serve_cell(self, asked: Asked) -> Reply:
-        held = self.find(asked.name)
-        return answer(self.service, await self.run(held, decode(asked.body, CellShape)))
+        response = await self.run(self.find(asked.name), decode(asked.body, CellShape))
+        return answer(self.service, response)
 
     async def serve_close(self, asked: Asked) -> Reply:
         await self.close(self.find(asked.name))
         return Reply(b"", 204)
+
+    def state(self, held: Held, status: int) -> Reply:
+        state = {"session": held.name, "cells": held.cells, "idle_seconds": held.idle_seconds, "replay": held.replay}
+        return Reply(encode(state), status)
 
     def endpoints(self) -> list[Endpoint]:
         root, one = "/v1/sessions", "/v1/sessions/{id}"
         return [
             Endpoint("POST", root, self.serve_open, "Open a session, for cells that come one by one.", OpenSession),
             Endpoint("GET", one, self.serve_state, "What a session is like."),
-            Endpoint("DELETE", one, self.serve_close, "End a session, and cells of it that run."),
+            Endpoint("DELETE", one, self.serve_close, "End a session, and a cell of it that runs."),
             Endpoint("POST", f"{one}/cells", self.serve_cell, "Run a cell of a session; its Response.", CellShape),
         ]
-
-
-def gone(name: str, why: str) -> BadRequest:
-    return BadRequest(f"there is no session {name[:40]!r}: {why}; open one with POST /v1/sessions", 404)
 
 
 class CallPeek(Struct, frozen=True):
@@ -572,7 +558,7 @@ class FrameConnection:
                 self.sessions.add(peek.session)
             frame = await self.client.forward(body, session=peek.session, patience_seconds=peek.patience_seconds)
             if frame.kind is Kind.RESPONSE:
-                self.service.count(Response(id="", **structs.asdict(decode_response(frame.body))))
+                self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
             return frame.kind, frame.body
         except SessionLost as error:
             return Kind.LOST, wire.encode(str(error))

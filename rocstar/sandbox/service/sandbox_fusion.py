@@ -17,6 +17,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Raw, Struct, structs
 
 from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome
@@ -40,9 +41,11 @@ STRINGS = {"type": "array", "items": {"type": "string"}}
 
 class Common(Struct, frozen=True, kw_only=True):
     memory_limit_MB: Annotated[int, says("On top of what is preloaded, MiB; -1 is the service's default.")] = -1
-    files: Annotated[Raw, says("Path to base64.", extra_json_schema={"type": "object"})] = native.NO_FILES
+    files: Annotated[Raw, says("Path to base64.", extra_json_schema={"type": "object"})] = msgspec.field(
+        default_factory=Raw
+    )
     fetch_files: Annotated[Raw, says("To send back; missing ones are left out.", extra_json_schema=STRINGS)] = (
-        native.NO_NAMES
+        msgspec.field(default_factory=Raw)
     )
 
     def limits(self, service: Service, wall_seconds: float) -> Limits:
@@ -54,9 +57,7 @@ class Common(Struct, frozen=True, kw_only=True):
 
     def contents(self) -> dict[str, bytes]:
         """Raises BadRequest."""
-        if self.files is native.NO_FILES:
-            return {}
-        files = decode_part(self.files, dict[str, str | None], 2 * native.MAX_NAMES, "files", 422)
+        files = decode_part(self.files or b"{}", dict[str, str | None], 2 * native.MAX_NAMES, "files", 422)
         try:
             given = {path: base64.b64decode(text, validate=True) for path, text in files.items() if text is not None}
         except (binascii.Error, ValueError):
@@ -65,9 +66,7 @@ class Common(Struct, frozen=True, kw_only=True):
 
     def fetched(self) -> dict[str, str]:
         """Path as asked for -> path in the working directory. Raises BadRequest."""
-        if self.fetch_files is native.NO_NAMES:
-            return {}
-        paths = decode_part(self.fetch_files, list[str], native.MAX_NAMES, "fetch_files", 422)
+        paths = decode_part(self.fetch_files or b"[]", list[str], native.MAX_NAMES, "fetch_files", 422)
         inside = {path: OUR_PLACES.sub("", path) for path in paths}
         return {path: name for path, name in inside.items() if not name.startswith("/")}
 
