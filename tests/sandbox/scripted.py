@@ -114,17 +114,18 @@ class ScriptedDaemon:
             return wire.pack(Kind.LOST, frame.number)
         if word in ("die", "hang", "garbage"):
             return {"die": None, "hang": b"", "garbage": b"\xff" * 40}[word]
-        outcome: Outcome = {
-            "internal": ServiceOutcome.INTERNAL,
-            "overloaded": ServiceOutcome.OVERLOADED,
-            "state_lost": ProgramOutcome.WALL_TIMEOUT,
-        }.get(word, ProgramOutcome.OK)
+        outcome = self.outcome(word)
         if word == "state_lost":
             self.sessions.pop(call.session)
         response = Response(
             id=call.id, outcome=outcome, stdout=call.code, node=self.name, state_lost=word == "state_lost"
         )
         return wire.pack(Kind.RESPONSE, frame.number, wire.encode(response))
+
+    def outcome(self, word: str) -> Outcome:
+        if word in ("internal", "overloaded"):
+            return ServiceOutcome(word)
+        return ProgramOutcome.WALL_TIMEOUT if word == "state_lost" else ProgramOutcome.OK
 
     def _holds(self, call: Call) -> bool:
         if call.cell != 1 and call.session not in self.sessions:

@@ -180,8 +180,8 @@ class SandboxClient:
             return _rejected(call, f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken")
         pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call, body=body)
         response: Response = await self._answer(pending)
-        if pending.attempt > 1:
-            response = replace(response, attempt=response.attempt + pending.attempt - 1)
+        if pending.attempt > 1 or response.id != call.id:
+            response = replace(response, id=call.id, attempt=response.attempt + pending.attempt - 1)
         return response
 
     async def forward(self, body: bytes, *, session: str = "", patience_seconds: float = PATIENCE_SECONDS) -> Frame:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from urllib.parse import urlsplit
 
 from rocstar.sandbox import launch, wire
 from rocstar.sandbox.call import DaemonInfo, DaemonSettings, SandboxDown, Usage
 from rocstar.sandbox.client.dispatch import NodeFacts
+from rocstar.sandbox.walls import folders
 from rocstar.sandbox.wire import Frame, FrameReader, Kind
 
 START_SECONDS = 120.0  # preloading can be slow on a cold, shared file system
@@ -76,7 +77,8 @@ class ChildConnection(Connection):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.workdirs, ignore_errors=True)  # there only where slots got no file system of their own
+        with suppress(OSError):  # gone, but where the daemon was killed; then the next daemon's start tries again
+            folders.remove(self.workdirs)
 
 
 class WebSocketConnection(Connection):
@@ -188,6 +190,8 @@ class Node(NodeFacts):
         """To be sent, as bytes for the socket."""
         self._flushing = False
         self._silent_ticks = 0
+        self._fault = "it died"
+        """Why the connection ends, when it does."""
 
     def open(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Connect; HELLO or `on_end` follows."""
@@ -260,6 +264,9 @@ class Node(NodeFacts):
     def cpu_seconds(self) -> float:
         return self.past_cpu_seconds + self.usage.cpu_seconds
 
+    def _ended(self, why: str) -> None:
+        self.close(f"{self.label} was lost ({why})" if self.up else f"{self.label} did not start ({why})")
+
     def _give_up(self, reason: str) -> None:
         if self.connection is not None:
             self.connection.kill()
@@ -271,7 +278,7 @@ class Node(NodeFacts):
         try:
             data = self.connection.socket.recv(READ_BYTES)
             if not data:
-                self.close(f"{self.label} died" if self.up else f"{self.label} died while starting")
+                self._ended(self._fault)
                 return
             stream, reply = self.connection.unwrap(data)
             self._out += reply
@@ -280,7 +287,7 @@ class Node(NodeFacts):
         except BlockingIOError:
             return
         except OSError as error:
-            self.close(f"{self.label} was lost ({error.strerror})")
+            self._ended(str(error.strerror))
         except SandboxDown as error:
             self.close(f"{self.label}: {error}")
         except ValueError:
@@ -320,6 +327,7 @@ class Node(NodeFacts):
             del self._out[: self.connection.socket.send(self._out)]
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
             self._out.clear()
+            self._fault = str(error.strerror)
         return not self._out

@@ -1,0 +1,306 @@
+"""One client over scripted daemons: what its caller gets when they answer, refuse, die, freeze and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import Call, DaemonInfo, Isolation, ProgramOutcome, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.call import SessionLost as Lost
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.wire import Kind
+from tests.sandbox.scripted import ScriptedDaemon
+
+WAIT_SECONDS = 30.0  # a bound on what would otherwise be for ever
+
+
+@pytest.fixture
+def daemon() -> Iterator[ScriptedDaemon]:
+    with ScriptedDaemon(name="a") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[ScriptedDaemon, ScriptedDaemon]]:
+    with ScriptedDaemon(name="a") as one, ScriptedDaemon(name="b") as other:
+        yield one, other
+
+
+def connected(*daemons: ScriptedDaemon, silent_seconds: float = 30.0) -> SandboxClient:
+    client = SandboxClient(daemons=0, silent_seconds=silent_seconds)
+    for daemon in daemons:
+        client.add(daemon.address)
+    client.launch()
+    client.await_hello()
+    return client
+
+
+async def run(client: SandboxClient, code: str, **values: Any) -> Response:
+    return await asyncio.wait_for(client.run(Call(id=values.pop("id", "x"), code=code, **values)), WAIT_SECONDS)
+
+
+def sent_calls(daemon: ScriptedDaemon, kind: Kind = Kind.CALL) -> list[int]:
+    return [frame.number for frame in daemon.frames if frame.kind is kind]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_many_calls_at_once_get_each_its_own_answer(pair: tuple[ScriptedDaemon, ScriptedDaemon]) -> None:
+    with connected(*pair) as client:
+        responses = await asyncio.gather(*(run(client, f"ok {n}", id=f"{n}") for n in range(500)))
+    assert [(each.id, each.stdout) for each in responses] == [(f"{n}", f"ok {n}") for n in range(500)]
+    assert all(len(daemon.calls) > 150 for daemon in pair)
+
+
+async def test_callers_may_use_the_same_id(daemon: ScriptedDaemon) -> None:
+    with connected(daemon) as client:
+        responses = await asyncio.gather(*(run(client, f"ok {n}") for n in range(5)))
+    assert [each.stdout for each in responses] == [f"ok {n}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "attempt"),
+    [
+        ("ok", ProgramOutcome.OK, 1),
+        ("once internal", ProgramOutcome.OK, 2),
+        ("once die", ProgramOutcome.OK, 2),
+        ("once garbage", ProgramOutcome.OK, 2),
+        ("once overloaded", ProgramOutcome.OK, 1),
+        ("internal", ServiceOutcome.INTERNAL, 2),
+    ],
+)
+async def test_what_a_daemon_of_one_does_to_a_call(
+    daemon: ScriptedDaemon, code: str, outcome: ProgramOutcome, attempt: int
+) -> None:
+    with connected(daemon) as client:
+        response = await run(client, code)
+    assert (response.outcome, response.attempt) == (outcome, attempt)
+
+
+@pytest.mark.parametrize(("code", "said"), [("die", "was lost"), ("garbage", "sent what cannot be read")])
+async def test_a_call_under_which_two_daemons_are_lost_is_not_sent_a_third_time(
+    daemon: ScriptedDaemon, code: str, said: str
+) -> None:
+    with connected(daemon) as client:
+        with pytest.raises(SandboxDown, match=said):
+            await run(client, code)
+        assert len(daemon.calls) == 2
+        assert (await run(client, "ok")).outcome is ProgramOutcome.OK
+
+
+async def test_the_daemons_that_are_left_take_the_calls_of_one_that_dies(
+    pair: tuple[ScriptedDaemon, ScriptedDaemon],
+) -> None:
+    one, other = pair
+    with connected(*pair) as client:
+        calls = [asyncio.ensure_future(run(client, "hang" if n % 2 else "ok", id=f"{n}")) for n in range(100)]
+        await until(lambda: len(one.calls) + len(other.calls) == 100)
+        lost = {call.id for call in one.calls if call.code == "hang"}
+        held = {call.id for call in other.calls}
+        one.close()
+        await until(lambda: len(other.calls) == len(held) + len(lost))
+        assert len(lost) > 10 and {call.id for call in other.calls} == held | lost
+        assert (await asyncio.gather(*calls[::2]))[0].outcome is ProgramOutcome.OK
+        for call in calls[1::2]:
+            call.cancel()
+
+
+async def test_a_call_refused_by_one_for_want_of_room_is_run_by_the_other() -> None:
+    class Full(ScriptedDaemon):
+        def outcome(self, word: str) -> Any:
+            return ServiceOutcome.OVERLOADED
+
+    with Full(name="full") as full, ScriptedDaemon(name="b") as free, connected(full, free) as client:
+        responses = await asyncio.gather(*(run(client, "ok", id=f"{n}") for n in range(50)))
+        assert {each.node for each in responses} == {"b"} and len(full.calls) > 0
+
+
+async def test_one_that_finds_no_room_anywhere_within_its_patience_is_overloaded(daemon: ScriptedDaemon) -> None:
+    with connected(daemon) as client:
+        response = await run(client, "overloaded", patience_seconds=0.4)
+    assert response.outcome is ServiceOutcome.OVERLOADED
+    patience = [call.patience_seconds for call in daemon.calls]
+    assert len(patience) > 1 and patience == sorted(patience, reverse=True), "what is left of it goes along"
+
+
+@pytest.mark.parametrize("text", ["\ud800", "x" * wire.MAX_FRAME_BYTES], ids=["no unicode", "too long"])
+async def test_a_call_that_cannot_be_sent_is_rejected_and_harms_nobody(daemon: ScriptedDaemon, text: str) -> None:
+    with connected(daemon) as client:
+        response = await run(client, "ok", stdin=text, id="long")
+        assert (response.id, response.outcome) == ("long", ProgramOutcome.REJECTED) and response.message
+        assert (await run(client, "ok")).attempt == 1
+    assert len(daemon.calls) == 1
+
+
+async def test_cancelling_a_caller_tells_the_daemon(daemon: ScriptedDaemon) -> None:
+    with connected(daemon) as client:
+        task = asyncio.ensure_future(run(client, "hang"))
+        await until(lambda: daemon.calls)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: sent_calls(daemon, Kind.CANCEL))
+        assert sent_calls(daemon, Kind.CANCEL) == sent_calls(daemon)
+        assert not client.nodes[0].held
+
+
+async def test_a_client_outlives_event_loops(daemon: ScriptedDaemon) -> None:
+    def in_a_loop_of_its_own(code: str) -> Response:
+        return asyncio.run(run(client, code))
+
+    with connected(daemon) as client:
+        for _ in range(3):
+            assert (await asyncio.to_thread(in_a_loop_of_its_own, "ok")).attempt == 1
+        daemon.drop()
+        assert (await asyncio.to_thread(in_a_loop_of_its_own, "ok")).outcome is ProgramOutcome.OK
+
+
+async def test_a_call_left_behind_by_a_closed_loop_disturbs_no_other(daemon: ScriptedDaemon) -> None:
+    def leave() -> None:
+        loop = asyncio.new_event_loop()
+        loop.create_task(client.run(Call(id="left", code="wait")))
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
+
+    with connected(daemon) as client:
+        await asyncio.to_thread(leave)
+        daemon.hold.set()
+        assert (await run(client, "ok", id="new")).id == "new"
+        assert not client.nodes[0].held
+
+
+async def test_more_than_a_socket_holds_goes_out_in_order(daemon: ScriptedDaemon) -> None:
+    with connected(daemon) as client:
+        calls = [run(client, "ok", id=f"{n}", stdin=chr(97 + n) * 500_000) for n in range(20)]
+        assert len(await asyncio.gather(*calls)) == 20
+    assert [call.stdin for call in daemon.calls] == [chr(97 + n) * 500_000 for n in range(20)]
+
+
+async def test_a_frozen_daemon_is_noticed_and_its_calls_sent_elsewhere(
+    pair: tuple[ScriptedDaemon, ScriptedDaemon],
+) -> None:
+    one, other = pair
+    one.silent = True
+    with connected(*pair, silent_seconds=0.5) as client:
+        responses = await asyncio.gather(*(run(client, "ok", id=f"{n}") for n in range(20)))
+    assert {(each.node, each.attempt) for each in responses} == {("b", 1), ("b", 2)}
+    assert sent_calls(one, Kind.PING), "it was asked for a sign of life first"
+
+
+async def test_a_busy_daemon_that_answers_pings_is_left_alone(daemon: ScriptedDaemon) -> None:
+    with connected(daemon, silent_seconds=0.3) as client:
+        task = asyncio.ensure_future(run(client, "hang"))
+        await until(lambda: len(sent_calls(daemon, Kind.PING)) > 15)
+        assert client.nodes[0].up and not task.done()
+        assert client.usage().cpu_seconds == client.cpu_seconds() == 1.5
+        task.cancel()
+
+
+async def test_a_caller_whose_own_loop_stood_still_blames_nobody(daemon: ScriptedDaemon) -> None:
+    with connected(daemon, silent_seconds=0.3) as client:
+        task = asyncio.ensure_future(run(client, "hang"))
+        await until(lambda: daemon.calls)
+        time.sleep(1.0)  # noqa: ASYNC251 - standing still is the point
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert client.nodes[0].up
+        task.cancel()
+
+
+async def test_closing_the_client_ends_the_calls_that_wait(daemon: ScriptedDaemon) -> None:
+    client = connected(daemon)
+    task = asyncio.ensure_future(run(client, "hang"))
+    await until(lambda: daemon.calls)
+    client.close()
+    with pytest.raises(SandboxDown, match="was closed"):
+        await task
+    with pytest.raises(SandboxDown, match="is closed"):
+        await run(client, "ok")
+    client.close()
+
+
+async def test_a_forwarded_body_goes_as_it_came_and_so_does_its_answer(daemon: ScriptedDaemon) -> None:
+    body = wire.encode(Call(id="theirs", code="ok"))
+    with connected(daemon) as client:
+        frame = await client.forward(body)
+        assert frame.kind is Kind.RESPONSE and wire.decode_response(frame.body).id == "theirs"
+        assert daemon.frames[0].body == body
+        internal = await client.forward(wire.encode(Call(id="theirs", code="internal")))
+        assert wire.decode_response(internal.body).outcome is ServiceOutcome.INTERNAL
+        with pytest.raises(SandboxDown, match="was lost"):
+            await client.forward(wire.encode(Call(id="theirs", code="die")))
+    assert [call.code for call in daemon.calls] == ["ok", "internal", "die"], "nothing is sent again"
+
+
+async def test_forwarded_cells_stay_with_their_session(pair: tuple[ScriptedDaemon, ScriptedDaemon]) -> None:
+    def cell(number: int) -> bytes:
+        return wire.encode(Call(id=f"{number}", code="ok", session="s", cell=number))
+
+    with connected(*pair) as client:
+        assert (await client.forward(cell(5), session="s")).kind is Kind.LOST
+        kinds = [(await client.forward(cell(number), session="s")).kind for number in range(1, 12)]
+        assert set(kinds) == {Kind.RESPONSE}
+        assert sorted(len(daemon.sessions) for daemon in pair) == [0, 1]
+        home = next(daemon for daemon in pair if daemon.sessions)
+        client.close_session("s")
+        await until(lambda: sent_calls(home, Kind.CLOSE))
+        with pytest.raises(Lost):
+            await client.forward(wire.encode(Call(id="x", code="die", session="t", cell=1)), session="t")
+
+
+async def test_daemons_come_and_go(pair: tuple[ScriptedDaemon, ScriptedDaemon]) -> None:
+    one, other = pair
+    with SandboxClient.connect([]) as client:
+        with pytest.raises(SandboxDown, match="there is no sandbox node"):
+            await run(client, "ok")
+        client.add(one.address)
+        assert (await run(client, "ok")).node == "a"
+        client.add(other.address)
+        await until(lambda: client.nodes[1].up)
+        client.remove(one.address)
+        assert {(await run(client, "ok")).node for _ in range(10)} == {"b"}
+        assert client.info().slots == 2
+
+
+def test_several_daemons_are_told_as_one() -> None:
+    weak = DaemonInfo(isolation=Isolation.L1, slots=5, failed_probes=("no_memory_cgroup",))
+    with ScriptedDaemon() as one, ScriptedDaemon(weak) as other, connected(one, other) as client:
+        told = client.info()
+    assert (told.isolation, told.slots, told.failed_probes) == (Isolation.L1, 7, ("no_memory_cgroup",))
+    with pytest.raises(SandboxDown, match="no sandbox daemon has started"):
+        SandboxClient(daemons=0).info()
+
+
+def test_a_daemon_that_refuses_to_serve_is_told_with_its_sentence() -> None:
+    with ScriptedDaemon(refusal="no such level") as daemon, pytest.raises(SandboxDown, match="no such level"):
+        SandboxClient.connect([daemon.address])
+
+
+@pytest.mark.parametrize("address", ["unix:/no/such/socket", "http://127.0.0.1:9"])
+def test_an_address_where_nobody_is_is_told(address: str) -> None:
+    with pytest.raises(SandboxDown, match="refused|No such file"):
+        SandboxClient.connect([address])
+
+
+@pytest.mark.parametrize("address", ["ftp://x", "x", "http://", "http://h:port", "http://h/path", "https://h"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(SandboxDown, match="is no address of a sandbox"):
+        SandboxClient.connect([address])
+
+
+async def test_a_lost_cell_is_told_and_never_sent_again(daemon: ScriptedDaemon) -> None:
+    with connected(daemon) as client:
+        with pytest.raises(Lost):
+            await run(client, "ok", session="s", cell=3)
+        with pytest.raises(Lost, match="was lost"):
+            await run(client, "die", session="s", cell=1)
+        assert len(daemon.calls) == 2
