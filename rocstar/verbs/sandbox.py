@@ -144,7 +144,7 @@ def mcp(preload: Preload = "numpy,sympy", min_isolation: MinIsolation = "L1") ->
     Example, in a client's settings: {"command": "rocstar", "args": ["sandbox", "mcp"]}"""
     need("sandbox")
     need("mcp")
-    from rocstar.sandbox.service.mcp import serve_stdio
+    from rocstar.sandbox.service import serve_stdio
 
     serve_stdio(preload=_names(preload), min_isolation=min_isolation)
 

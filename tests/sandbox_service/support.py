@@ -1,28 +1,70 @@
-"""What the service's tests share: a plain client, and a scripted sandbox for the tests of the queue."""
+"""What the service's tests share: starting one, a plain client, and a scripted sandbox."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import re
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
+import msgspec
 
-from rocstar.sandbox.service.admission import Admission, Policy
-from rocstar.sandbox.service.ledger import Ledger
-from rocstar.sandbox.wire import ProgramOutcome, Request, Response
+from rocstar.sandbox.call import Call, DaemonInfo, Isolation, ProgramOutcome, Response, Usage
+
+START = """
+import sys, msgspec
+from rocstar.sandbox.service import serve
+from rocstar.sandbox.service.core import Settings
+settings = msgspec.json.decode(sys.argv[1], type=Settings)
+sys.exit(serve(settings, lambda sentence: print(sentence, file=sys.stderr, flush=True)))
+"""
+SMALL: Mapping[str, Any] = {"port": 0, "preload": (), "slots": 2}
+
+
+class RunningService:
+    """A service in a process of its own. Raises RuntimeError with its own words when it does not come up."""
+
+    def __init__(self, **settings: Any) -> None:
+        given = msgspec.json.encode({**SMALL, **settings}).decode()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, given], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stderr is not None
+        said = self.process.stderr.readline()
+        found = re.search(r"http://\S+", said)
+        if found is None:
+            raise RuntimeError(said + self.process.communicate()[1])
+        self.url = found[0]
+
+    def stop(self) -> int:
+        """Drain it; its exit code."""
+        self.process.terminate()
+        code = self.process.wait(60)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextmanager
+def running(**settings: Any) -> Iterator[str]:
+    """The URL of a service for the time being."""
+    service = RunningService(**settings)
+    try:
+        yield service.url
+    finally:
+        service.stop()
 
 
 class Http:
-    """Requests to one service; each returns (status, decoded body, headers)."""
+    """Requests to one service; each returns (status, decoded body)."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -49,49 +91,25 @@ class Http:
         assert status == 200, response
         return response
 
+    def status(self, name: str) -> Any:
+        return self.get("/v1/status")[1][name]
+
     def socket(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), 30)
 
-
-class Notebook:
-    """A session of the service."""
-
-    def __init__(self, http: Http, name: str) -> None:
-        self.http = http
-        self.name = name
-        self.path = f"/v1/sessions/{name}"
-
-    @classmethod
-    def open(cls, http: Http, **fields: Any) -> Notebook:
-        status, state = http.post("/v1/sessions", fields)
-        assert status == 201, state
-        return cls(http, state["session"])
-
-    def run(self, code: str, **fields: Any) -> Any:
-        status, response = self.http.post(f"{self.path}/cells", {"code": code, **fields})
-        assert status == 200, response
-        return response
-
-    def branch(self) -> Notebook:
-        status, state = self.http.post(f"{self.path}/branch", b"")
-        assert status == 201, state
-        return Notebook(self.http, state["session"])
-
-    def close(self) -> int:
-        return self.http.send("DELETE", self.path)[0]
+    @contextmanager
+    def under_way(self, path: str, message: Any, running: int = 1) -> Iterator[socket.socket]:
+        """A request whose programs run while the context is open, and whose caller hangs up at its end."""
+        with self.socket() as connection:
+            body = json.dumps(message).encode()
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            assert eventually(lambda: self.status("running") == running)
+            yield connection
 
 
-@contextmanager
-def running_cell(notebook: Notebook, code: str = "import time; time.sleep(300)") -> Iterator[None]:
-    """A cell that runs while the context is open, and whose caller hangs up at its end."""
-    http = notebook.http
-    with http.socket() as connection:
-        body = json.dumps({"code": code}).encode()
-        head = f"POST {notebook.path}/cells HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-        assert eventually(lambda: http.get("/status")[1]["running"] == 1)
-        yield
+SLEEPER = {"code": "import time; time.sleep(300)", "limits": {"wall_seconds": 400}}
 
 
 def decoded(body: bytes) -> Any:
@@ -101,7 +119,7 @@ def decoded(body: bytes) -> Any:
         return body.decode()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     """Whether it comes true; the time is a bound on a wait, not a measurement."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -111,45 +129,35 @@ def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     return condition()
 
 
-class ScriptedSandbox:
-    """Keeps every call until a test lets it go."""
+class ScriptedClient:
+    """In place of a SandboxClient: keeps every call until a test lets it go."""
 
-    def __init__(self) -> None:
-        self.started: list[str] = []
+    def __init__(self, slots: int = 1) -> None:
+        self.slots = slots
         self.calls: dict[str, asyncio.Future[Response]] = {}
+        self.patience: dict[str, float] = {}
         self.cancelled: list[str] = []
 
-    async def run(self, request: Request) -> Response:
-        self.started.append(request.id)
-        self.calls[request.id] = asyncio.get_running_loop().create_future()
+    async def run(self, call: Call) -> Response:
+        self.calls[call.id] = asyncio.get_running_loop().create_future()
+        self.patience[call.id] = call.patience_seconds
         try:
-            return await self.calls[request.id]
+            return await self.calls[call.id]
         except asyncio.CancelledError:
-            self.cancelled.append(request.id)
+            self.cancelled.append(call.id)
             raise
 
-    def answer(self, name: str) -> None:
-        self.calls[name].set_result(Response(id=name, outcome=ProgramOutcome.OK))
+    def answer(self, name: str, **fields: Any) -> None:
+        self.calls.pop(name).set_result(Response(id=name, outcome=ProgramOutcome.OK, **fields))
 
+    def info(self) -> DaemonInfo:
+        return DaemonInfo(isolation=Isolation.L1, slots=self.slots)
 
-def admission(sandbox: ScriptedSandbox, **policy: Any) -> Admission:
-    values = {"slots": 4, "runnable": 2, "young_seconds": 1000.0, "max_queue": 10, **policy}
-    return Admission(sandbox, Policy(**values), Ledger(1).row(0))
-
-
-def request(name: str) -> Request:
-    return Request(id=name, code="")
+    def usage(self) -> Usage:
+        return Usage()
 
 
 async def settle() -> None:
     """Let everything that is ready run."""
     for _ in range(10):
         await asyncio.sleep(0)
-
-
-def checkout(variable: str, what: str) -> Path:
-    """A checkout of somebody else's client, named by the environment; the test is skipped without one."""
-    folder = os.environ.get(variable)
-    if not folder:
-        pytest.skip(f"set {variable} to a checkout of {what} to run its own client against the service")
-    return Path(folder)

@@ -2,100 +2,104 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
+import concurrent.futures
+import json
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
+import pytest
 
-from rocstar.sandbox.service import local
-from rocstar.sandbox.service.connection import Address, Connection
-from rocstar.sandbox.service.load import PROGRAMS, bench, streamed
-from tests.sandbox_service.support import Http, eventually
-
-SMALL = ("--preload", "", "--slots", "2")
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, eventually
 
 
-async def test_a_drain_answers_every_call_that_was_sent() -> None:
-    service = local.start(SMALL)
-    address = Address.of(service.url)
-    connection = await Connection.open(address)
-    batch = asyncio.create_task(streamed(connection, PROGRAMS["W1"], range(300)))
-    singles = asyncio.create_task(bench(address, PROGRAMS["W1"], callers=8, calls=100_000))
-    await asyncio.sleep(0.5)
-    service.process.terminate()
-    streamed_calls, single_calls = await batch, await singles
-    assert (streamed_calls.right, streamed_calls.wrong, streamed_calls.lost) == (300, [], 0)
-    assert single_calls.right > 0
-    assert (single_calls.wrong, single_calls.lost) == ([], 0)
-    assert await asyncio.to_thread(service.process.wait, 30) == 0
+def test_a_drain_answers_every_call_that_was_sent() -> None:
+    service = RunningService()
+    http = Http(service.url)
+    calls = {"calls": [{"code": f"import time; time.sleep(0.02); print({n})"} for n in range(100)]}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        stream = pool.submit(http.post, "/v1/stream", calls)
+        assert eventually(lambda: http.status("calls").get("ok", 0) > 0)
+        singles = [pool.submit(http.run, "import time; time.sleep(0.5); print(1)") for _ in range(4)]
+        assert eventually(lambda: http.status("queue") + http.status("running") > 4)
+        service.process.terminate()
+        lines = [json.loads(line) for line in stream.result()[1].splitlines()]
+        assert sorted(int(line["result"]["stdout"]) for line in lines) == list(range(100))
+        assert [each.result()["stdout"] for each in singles] == ["1\n"] * 4
+    assert service.stop() == 0
 
 
-def test_nothing_is_left_of_a_service_that_is_killed_hard() -> None:
-    service = local.start(SMALL)
-    everyone = psutil.Process(service.process.pid).children(recursive=True)
-    service.process.kill()
-    service.process.wait()
-    assert len(everyone) >= 3
-    assert eventually(lambda: not any(process.is_running() for process in everyone), 30)
-
-
-def test_a_worker_that_dies_is_replaced_and_the_counters_go_on() -> None:
-    service = local.start((*SMALL, "--workers", "2"))
-    try:
-        http = Http(service.url)
-        for _ in range(5):
-            http.run("1")
-        workers = psutil.Process(service.process.pid).children()
-        assert len(workers) == 2
-        workers[0].kill()
-        assert eventually(lambda: len(psutil.Process(service.process.pid).children()) == 2)
-        assert eventually(lambda: answers(http))
-        assert eventually(lambda: http.get("/status")[1]["processes_ready"] == 2)
-        assert http.get("/status")[1]["calls"]["ok"] >= 6
-    finally:
-        assert service.stop() == 0
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait_for_calls_that_run(number: signal.Signals) -> None:
+    service = RunningService()
+    http = Http(service.url)
+    with http.under_way("/v1/run", SLEEPER):
+        service.process.send_signal(number)
+        assert eventually(lambda: not answers(http))
+        service.process.send_signal(number)
+        assert service.process.wait(20) == 0
 
 
 def answers(http: Http) -> bool:
     try:
-        return bool(http.run("1")["outcome"] == "ok")
-    except OSError:  # a connection of the dead worker's
+        return http.get("/ping") == (200, "pong")
+    except OSError:
         return False
 
 
-def test_two_workers_share_slots_and_count_together() -> None:
-    with local.local_service(("--preload", "", "--slots", "4", "--workers", "2")) as url:
-        tally = asyncio.run(bench(Address.of(url), PROGRAMS["W1"], callers=16, calls=200))
-        status = Http(url).get("/status")[1]
-    assert (tally.right, tally.wrong, tally.lost) == (200, [], 0)
-    assert (status["calls"], status["slots"], status["processes"]) == ({"ok": 200}, 4, 2)
+def test_a_drain_that_takes_too_long_says_so_to_who_still_waits() -> None:
+    service = RunningService(drain_seconds=1.0)
+    http = Http(service.url)
+    found: list[object] = []
+    caller = threading.Thread(target=lambda: found.append(http.post("/v1/run", SLEEPER)))
+    caller.start()
+    assert eventually(lambda: http.status("running") == 1)
+    assert service.stop() == 0
+    caller.join(20)
+    sentence = "the service is shutting down and could not finish this call; send it again"
+    assert found == [(503, {"error": sentence})]
 
 
-def test_neither_the_service_nor_its_commands_load_torch_or_anything_of_the_trainer() -> None:
+def test_nothing_is_left_of_a_service_that_is_killed_hard() -> None:
+    service = RunningService()
+    everyone = psutil.Process(service.process.pid).children(recursive=True)
+    service.process.kill()
+    service.process.wait()
+    assert len(everyone) >= 3
+    assert eventually(lambda: not any(process.is_running() for process in everyone))
+
+
+def test_a_daemon_that_dies_is_started_again_and_its_call_is_answered() -> None:
+    service = RunningService()
+    http = Http(service.url)
+    (daemon,) = [
+        child for child in psutil.Process(service.process.pid).children() if "daemon.main" in " ".join(child.cmdline())
+    ]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(http.run, "import time; time.sleep(1); print(1)")
+        assert eventually(lambda: http.status("running") == 1)
+        daemon.kill()
+        response = call.result()
+    assert (response["stdout"], response["attempt"]) == ("1\n", 2)
+    assert service.stop() == 0
+
+
+def test_the_service_loads_nothing_of_the_trainer() -> None:
     script = (
-        "import sys, rocstar.cli, rocstar.sandbox.service.server, rocstar.sandbox.service.supervisor,"
-        " rocstar.sandbox.service.bench, rocstar.sandbox.service.hostile\n"
+        "import sys, rocstar.cli, rocstar.sandbox.service.server, rocstar.sandbox.service.mcp\n"
         "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers', 'numpy', 'mcp')]\n"
         "print(bad + [m for m in sys.modules if m.startswith(('rocstar.train', 'rocstar.learning'))])"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
 
 
-def test_a_running_service_has_no_torch_in_memory() -> None:
-    service = local.start(SMALL)
-    try:
-        Http(service.url).run("1")
-        for process in [psutil.Process(service.process.pid), *psutil.Process(service.process.pid).children()]:
-            assert not [part.path for part in process.memory_maps() if "torch" in part.path]
-    finally:
-        service.stop()
-
-
-def test_ctrl_c_ends_it_cleanly() -> None:
-    service = local.start(SMALL)
-    os.kill(service.process.pid, signal.SIGINT)
-    assert service.process.wait(30) == 0
+def test_the_web_server_is_loaded_after_the_daemons_are_started() -> None:
+    script = (
+        "import sys, rocstar.sandbox.service\n"
+        "print([m for m in ('uvicorn', 'starlette', 'prometheus_client') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

@@ -12,8 +12,8 @@ pytest.importorskip("mcp")
 from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
-
 from rocstar.sandbox.service.local import local_service
+
 from tests.sandbox_service.support import Http
 
 

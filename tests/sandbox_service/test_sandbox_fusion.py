@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.sandbox_service.support import Http, eventually
+from tests.sandbox_service.support import SLEEPER, Http
 
 VERL = {
     "compile_timeout": 10,
@@ -47,6 +47,7 @@ def test_a_success_has_every_field(http: Http) -> None:
         ("1/0", "Finished", 1),
         ("import sys; sys.exit(7)", "Finished", 7),
         ("import os; os.kill(os.getpid(), 11)", "Finished", -11),
+        ("import os; os.kill(os.getpid(), 40)", "Finished", -40),
         ("import time; time.sleep(9)", "TimeLimitExceeded", None),
         ("while True: print('x' * 999)", "Finished", -9),
     ],
@@ -85,18 +86,22 @@ def test_what_is_not_served_is_422_with_a_detail(http: Http, fields: dict[str, A
     assert (status, set(answer)) == (422, {"detail"})
 
 
-def test_when_we_cannot_run_it_verl_is_told_to_come_again(http: Http) -> None:
-    with http.socket() as connection:
-        sleepers = {"calls": [{"code": "import time; time.sleep(100)", "limits": {"wall_seconds": 200}}] * 8}
-        body = json.dumps(sleepers).encode()
-        connection.sendall(
-            b"POST /v1/batch HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-        )
-        assert eventually(lambda: http.get("/status")[1]["running"] == 4)
+def test_when_we_cannot_run_it_verl_is_asked_to_come_again(http: Http) -> None:
+    with http.under_way("/v1/batch", {"calls": [SLEEPER] * 8}, running=4):
         message = json.dumps({**VERL, "code": "1", "compile_timeout": 0}).encode()
         status, answer, headers = http.send("POST", "/run_code", message)
     assert (status, answer["status"], answer["run_result"]) == (504, "SandboxError", None)
     assert int(headers["retry-after"]) >= 1
+
+
+def test_absolute_paths_of_the_working_directory_are_served_under_the_name_asked_for(http: Http) -> None:
+    files = {"/tmp/in": base64.b64encode(b"x").decode()}
+    code = "open('out', 'w').write(open('in').read() * 3)"
+    answer = run_code(http, code, files=files, fetch_files=["/mnt/out", "out", "/etc/passwd"])
+    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {
+        "/mnt/out": b"xxx",
+        "out": b"xxx",
+    }
 
 
 def run_jupyter(http: Http, cells: list[str], **fields: Any) -> Any:
@@ -155,12 +160,17 @@ def test_a_traceback_is_apart_from_what_a_cell_printed_before_it(http: Http) -> 
     assert run_jupyter(http, [chained])["cells"][0]["error"][0]["traceback"][4].startswith("ZeroDivisionError")
 
 
-def test_a_cell_that_ends_its_process_is_undone_and_the_next_goes_on(http: Http) -> None:
-    cells = ["x = 1", "x = 2\nimport os; os._exit(3)", "print(x)"]
-    answer = run_jupyter(http, cells)
+def test_a_cell_that_ends_its_process_is_a_dead_kernel_and_the_next_cell_has_a_new_one(http: Http) -> None:
+    answer = run_jupyter(http, ["x = 1", "import os; os._exit(3)", "print(x)"])
     assert (answer["status"], answer["driver"]["return_code"]) == ("Failed", 3)
-    assert [error["ename"] for error in answer["cells"][1]["error"]] == ["DeadKernelError"]
-    assert answer["cells"][2]["stdout"] == "1\n"
+    assert [cell["error"][0]["ename"] for cell in answer["cells"][1:]] == ["DeadKernelError", "NameError"]
+
+
+def test_a_figure_is_shown_as_a_picture(http: Http) -> None:
+    pytest.importorskip("matplotlib")
+    answer = run_jupyter(http, ["import matplotlib.pyplot as plt", "plt.plot([1, 2])\nplt.show()"])
+    assert [list(shown) for shown in answer["cells"][1]["display"]] == [["image/png"]]
+    assert base64.b64decode(answer["cells"][1]["display"][0]["image/png"]).startswith(b"\x89PNG")
 
 
 def test_files_of_a_notebook_go_in_and_out(http: Http) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.service.core import Settings
+from rocstar.sandbox.service.core import Service, Settings
+
+STDIO_SLOTS = 2  # one model asks; now and then two calls at once
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> int:
@@ -25,3 +28,13 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
         say(f"serving on {address_of(listener)}  (pages: /docs /v1/status /metrics)")
         Server(settings, client, listener).serve_until_told()
     return 0
+
+
+def serve_stdio(*, preload: Sequence[str], min_isolation: str) -> None:
+    """Serve one MCP client on stdin and stdout, with a sandbox of its own, until stdin ends. Raises SandboxDown."""
+    with SandboxClient.start(slots=STDIO_SLOTS, preload=preload, min_isolation=min_isolation) as client:
+        from rocstar.sandbox.service.mcp import server_of
+        from rocstar.sandbox.service.native import Sessions
+
+        service = Service(Settings(slots=STDIO_SLOTS), client, lambda response: None)
+        asyncio.run(server_of(service, Sessions(service)).run_stdio_async())

@@ -304,7 +304,7 @@ class Pages:
 
     def described(self) -> dict[str, Any]:
         """OpenAPI 3.1."""
-        shapes = list(dict.fromkeys(endpoint.shape for endpoint in self.all if endpoint.shape is not None))
+        shapes = dict.fromkeys([Response, *(endpoint.shape for endpoint in self.all if endpoint.shape is not None)])
         _, schemas = msgspec.json.schema_components(shapes, ref_template=REF)
         paths: dict[str, Any] = {}
         for endpoint in self.all:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from rocstar.sandbox.call import (
+    MAX_OUTPUT_BYTES,
     Call,
     DaemonSettings,
     Isolation,
@@ -133,6 +134,19 @@ def complaint(settings: Settings) -> str:
             f"other machines reach {settings.host}, so anybody there could run programs: set ROCSTAR_SANDBOX_TOKEN or "
             "give --token-file FILE, or say --open-to-network if only friends can reach it"
         )
+    return over_limits(settings.limits, settings)
+
+
+def over_limits(limits: Limits, settings: Settings) -> str:
+    """Which limit is above what the operator allows; empty if none is."""
+    for name, most, why in (
+        ("wall_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
+        ("cpu_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
+        ("memory_bytes", settings.max_memory_bytes, "; the operator's --max-memory-mb says so"),
+        ("output_bytes", MAX_OUTPUT_BYTES, ""),
+    ):
+        if not getattr(limits, name) <= most:
+            return f"limit {name} is at most {most:g} here, got {getattr(limits, name):g}{why}"
     return ""
 
 

@@ -9,13 +9,12 @@ is not that of the MCP connection: clients open a connection for each call as th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rocstar.sandbox.call import Call, Response, ServiceOutcome
-from rocstar.sandbox.service.core import BadRequest, Service, Settings
+from rocstar.sandbox.service.core import BadRequest, Service
 from rocstar.sandbox.service.native import CallLimits, CellShape, OpenSession, Sessions, limits_of
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ INSTRUCTIONS = (
     "Runs Python in a sandbox. run_python: every program is a fresh process and nothing is kept. python_session: cells "
     "of a notebook; pass on the session it returns, and names and files of earlier cells are there."
 )
-STDIO_SLOTS = 2  # one model asks; now and then two calls at once
 
 
 def server_of(service: Service, sessions: Sessions) -> MCPServer[None]:
@@ -120,12 +118,3 @@ class McpEndpoint:
         async with manager.run():
             ready.set()
             await asyncio.Event().wait()
-
-
-def serve_stdio(*, preload: Sequence[str], min_isolation: str) -> None:
-    """Serve one client on stdin and stdout, with a sandbox of its own, until stdin ends. Raises SandboxDown."""
-    from rocstar.sandbox.client import SandboxClient
-
-    with SandboxClient.start(slots=STDIO_SLOTS, preload=preload, min_isolation=min_isolation) as client:
-        service = Service(Settings(slots=STDIO_SLOTS), client, lambda response: None)
-        asyncio.run(server_of(service, Sessions(service)).run_stdio_async())

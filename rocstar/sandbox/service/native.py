@@ -22,7 +22,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import (
-    MAX_OUTPUT_BYTES,
     Call,
     Limits,
     Outcome,
@@ -46,6 +45,7 @@ from rocstar.sandbox.service.core import (
     decode_part,
     encode,
     failed,
+    over_limits,
     refuse_long_batch,
     says,
 )
@@ -255,19 +255,6 @@ def limits_of(asked: CallLimits, settings: Settings) -> Limits:
     if problem := over_limits(limits, settings):
         raise BadRequest(problem)
     return limits
-
-
-def over_limits(limits: Limits, settings: Settings) -> str:
-    """Which limit is above what the operator allows; empty if none is."""
-    for name, most, why in (
-        ("wall_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
-        ("cpu_seconds", settings.max_wall_seconds, "; the operator's --max-wall-seconds says so"),
-        ("memory_bytes", settings.max_memory_bytes, "; the operator's --max-memory-mb says so"),
-        ("output_bytes", MAX_OUTPUT_BYTES, ""),
-    ):
-        if not getattr(limits, name) <= most:
-            return f"limit {name} is at most {most:g} here, got {getattr(limits, name):g}{why}"
-    return ""
 
 
 async def notebook(asked: Asked) -> Reply:
