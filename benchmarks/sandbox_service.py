@@ -69,12 +69,10 @@ class Connection:
     async def post(self, path: str, message: object) -> dict[str, Any]:
         """Raises OSError, EOFError or ValueError where no whole answer comes."""
         body = json.dumps(message).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self.writer.write(head.encode() + body)
-        fields = (await self.reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(fields.partition(b"content-length:")[2].split(b"\r\n")[0])
+        fields = f"Host: {HOST}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        self.writer.write(f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
         answer: dict[str, Any] = json.loads(await self.reader.readexactly(length))
         return answer
 
@@ -135,10 +133,11 @@ async def first_answer(port: int, process: subprocess.Popen[bytes]) -> None:
             (connection,) = await connect(port, 1)
             answer = await connection.post("/v1/run", {"code": "print(1)"})
             connection.writer.close()
-            if answer.get("stdout") == "1\n":
-                return
+            if answer.get("stdout") != "1\n":
+                raise SystemExit(f"the service answered {answer}")
+            return
         await asyncio.sleep(0.005)
-    raise SystemExit(f"the service did not answer within {START_SECONDS} seconds")
+    raise SystemExit(f"the service ended, or did not answer within {START_SECONDS} seconds")
 
 
 def start(preload: str) -> dict[str, Any]:
