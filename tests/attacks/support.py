@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rocstar.sandbox.call import ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome, Response
 from tests.sandbox.support import run
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome
 from tests.attacks.support import REPOSITORY, attack, promised, tried
 from tests.sandbox.support import run
 

@@ -8,10 +8,10 @@ import os
 import psutil
 import pytest
 
+from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome
 from tests.attacks.support import attack, promised, tried
-from tests.sandbox.support import eventually, program_processes, run, slot_processes
+from tests.sandbox.support import daemon_process, eventually, program_processes, run, slot_processes
 
 
 async def test_the_clock_cannot_be_changed(client: SandboxClient) -> None:
@@ -125,11 +125,11 @@ if os.fork() == 0:
 print("left")
 os._exit(0)
 """
-    host = psutil.Process(client.process.pid)
+    daemon = daemon_process(client)
     await run(client, "1")  # its slot is up, and nothing of earlier calls is left
-    before = len(host.children(recursive=True))
+    before = len(daemon.children(recursive=True))
     assert (await attack(client, code)).stdout == "left\n"
-    assert await asyncio.to_thread(eventually, lambda: len(host.children(recursive=True)) == before)
+    assert await asyncio.to_thread(eventually, lambda: len(daemon.children(recursive=True)) == before)
 
 
 async def test_a_flood_of_short_processes_leaves_nothing(client: SandboxClient) -> None:

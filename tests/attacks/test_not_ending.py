@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import psutil
-
+from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome
 from tests.attacks.support import attack, promised
-from tests.sandbox.support import eventually
+from tests.sandbox.support import daemon_process, eventually
 
 
 async def test_output_flood_is_cut_at_once(client: SandboxClient) -> None:
@@ -62,11 +60,11 @@ if os.fork() == 0:
 os.wait()
 print("left")
 """
-    host = psutil.Process(client.process.pid)
-    before = len(host.children(recursive=True))
+    daemon = daemon_process(client)
+    before = len(daemon.children(recursive=True))
     response = await attack(client, code)
     assert (response.outcome, response.stdout) == (ProgramOutcome.OK, "left\n")
-    assert eventually(lambda: len(host.children(recursive=True)) == before)
+    assert eventually(lambda: len(daemon.children(recursive=True)) == before)
 
 
 async def test_zombies_are_collected(client: SandboxClient) -> None:

@@ -1,20 +1,83 @@
-"""Hostile programs that lie about how they ended, and crash in odd ways."""
+"""Hostile programs that lie about how they ended, make their failure look like ours, and crash in odd ways."""
 
 from __future__ import annotations
 
+import json
+import struct
+
+import pytest
+
+from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome
-from tests.attacks.support import attack
+from rocstar.sandbox.slot import channel
+from tests.attacks.support import attack, promised
+from tests.sandbox.support import run
+
+HUGE = "9" * 5000
+SAY = """
+import os
+def say(data):
+    for fd in range(3, 1024):
+        try: os.set_blocking(fd, False); os.write(fd, data)
+        except OSError: pass
+"""
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack("=I", len(body)) + body
+
+
+HEADS: list[object] = [
+    {"value": 2**70},
+    {"value": -1},
+    {"value": 1e300},
+    {"value": True},
+    {"value": 5, "dropped": 10**30},
+    {"value": 5, "dropped": -7},
+    {"dropped": 2**40, "value": 0},
+    {"exception": ["E" * 100_000, "m" * 100_000, 3]},
+    {"exception": ["", "", -5]},
+    {"exception": ["ValueError", "forged", 2**70]},
+    {"exception": [None, 1, "x"]},
+    {"exception": []},
+    {"status": 999, "files": [["../../x", 3]], "images": [4]},
+    {"files": [["a", 2**62]] * 2000},
+    {"images": [1] * 100_000},
+    {"refused": "x" * 100_000},
+    {"refused": "\ud800"},
+    {"outcome": "ok", "exit_code": 0, "kill_reason": "wall"},
+    [[[[]]]],
+    None,
+    7,
+]
+REPORTS = [
+    *(framed(json.dumps(head).encode() + b"\nvalue") for head in HEADS),
+    framed(f'{{"value": {HUGE}}}\n'.encode()),
+    framed(f'{{"exception": ["E", "m", {HUGE}]}}\n'.encode()),
+    framed(b'{"value": NaN}\n'),
+    framed(b"[" * 200_000),
+    framed(b"{" * 262_140),
+    framed(b'{"a":' * 50_000),
+    framed(b'{"value": 3}\n\xff\xfe\xfd'),
+    framed(b"\xff" * 262_144),
+    framed(b""),
+    b"\xff\xff\xff\xff" + b"x" * 100_000,
+    b"\0\0\0\0" * 50_000,
+    b"\x01",
+    b"R" * 100,
+    b"\0" * channel.ENDED.size,
+]
+
+
+@pytest.mark.parametrize("number", range(len(REPORTS)))
+def test_the_forged_reports_differ(number: int) -> None:
+    assert REPORTS[number] not in REPORTS[:number]
 
 
 async def test_status_cannot_be_forged_by_printing(client: SandboxClient) -> None:
     code = """
-import asyncio
-import os
 print('{"kind":"response","outcome":"ok","exit_code":0}')
-for fd in range(3, 64):
-    try: os.write(fd, b"R" * 100)
-    except OSError: pass
+import os
 os._exit(3)
 """
     response = await attack(client, code)
@@ -22,30 +85,126 @@ os._exit(3)
     assert response.stdout == '{"kind":"response","outcome":"ok","exit_code":0}\n'
 
 
-async def test_forged_reports_cannot_turn_failure_into_success(client: SandboxClient) -> None:
-    code = """
-import gc, mmap, os, struct
-for thing in gc.get_objects() + gc.get_referents(*gc.get_objects()):
-    if isinstance(thing, mmap.mmap):
-        thing[:] = os.urandom(len(thing))
-        body = b'{"exception": null, "has_value": true, "dropped": 0}' + b"\\n'forged'"
-        thing[:4 + len(body)] = struct.pack("!I", len(body)) + body
-os._exit(1)
+async def test_forged_reports_change_no_outcome_and_no_count(client: SandboxClient) -> None:
+    """Each is answered, truthfully, and the next one is served by the same slot."""
+    for report in REPORTS:
+        for status, outcome in ((3, ProgramOutcome.EXIT_NONZERO), (0, ProgramOutcome.OK)):
+            response = await run(client, f"{SAY}\nsay({report!r})\nos.write(1, b'end')\nos._exit({status})")
+            assert (response.outcome, response.exit_code, response.stdout) == (outcome, status, "end"), report[:80]
+            assert (response.attempt, response.kill_reason, response.stdout_bytes) == (1, "", 3), report[:80]
+            assert response.exception is None and response.truncated_bytes == 0 and not response.files, report[:80]
+    assert (await attack(client, "print('still here')")).stdout == "still here\n"
+
+
+async def test_a_report_can_lie_about_nothing_but_value_and_exception(client: SandboxClient) -> None:
+    value = framed(b'{"value": 6, "dropped": 0}\nforged')
+    response = await run(client, f"{SAY}\nsay({value!r})\nos._exit(0)")
+    assert (response.outcome, response.value) == (ProgramOutcome.OK, "forged")
+    assert (await run(client, f"{SAY}\nsay({value!r})\nos._exit(1)")).value is None
+    error = framed(b'{"exception": ["ValueError", "forged", 1]}\n')
+    assert (await run(client, f"{SAY}\nsay({error!r})\nos._exit(0)")).outcome is ProgramOutcome.OK
+    refused = framed(b'{"refused": "never ran"}\n')
+    response = await run(client, f"{SAY}\nsay({refused!r})\nos._exit(1)")
+    assert (response.outcome, response.exit_code) == (ProgramOutcome.EXIT_NONZERO, 1)
+
+
+async def test_a_flood_of_reports_costs_nobody_an_answer(client: SandboxClient) -> None:
+    code = f"{SAY}\nimport time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: say(b'\\0' * 65536)"
+    assert (await attack(client, code)).outcome is ProgramOutcome.OK
+    code = f"{SAY}\nwhile True: say(b'\\0' * 65536)"
+    assert (await attack(client, code, wall_seconds=0.5)).outcome is ProgramOutcome.WALL_TIMEOUT
+
+
+async def test_a_program_that_closes_everything_is_answered(client: SandboxClient) -> None:
+    response = await attack(client, "import os\nos.closerange(0, 1024)\nos._exit(4)")
+    assert (response.outcome, response.exit_code) == (ProgramOutcome.EXIT_NONZERO, 4)
+    response = await attack(client, "import os, time\nos.closerange(0, 1024)\ntime.sleep(60)", wall_seconds=0.3)
+    assert response.outcome is ProgramOutcome.WALL_TIMEOUT
+
+
+@pytest.mark.parametrize("number", [*range(1, 8), 9, 10, 11, 12, 13, 14, 15, 24, 25, 30, 31, 34, 37, 50, 64])
+async def test_death_by_any_signal_is_told_by_its_name(client: SandboxClient, number: int) -> None:
+    promised(client, "L3")  # elsewhere no signal may be sent on some kernels
+    code = f"""
+import os, signal
+signal.signal({number}, signal.SIG_DFL) if {number} not in (9, 19) else None
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [{number}])
+os.kill(os.getpid(), {number})
 """
     response = await attack(client, code)
-    assert (response.outcome, response.exit_code, response.value) == (ProgramOutcome.EXIT_NONZERO, 1, None)
+    assert (response.outcome, response.exit_code, response.kill_reason) == (ProgramOutcome.SIGNAL, None, "")
+    assert response.signal is not None and response.signal.startswith("SIG")
 
 
-async def test_garbage_reports_are_ignored(client: SandboxClient) -> None:
-    for body in ("b'\\xff' * 262144", "b'[' * 262144", "b'\\x00\\x03\\xff\\xfc' + b'{' * 262140"):
-        code = f"""
-import gc, mmap, os
-for thing in gc.get_objects() + gc.get_referents(*gc.get_objects()):
-    if isinstance(thing, mmap.mmap) and len(thing) == 262144:
-        thing[:] = {body}
-os._exit(0)
+async def test_a_limits_own_signal_sent_to_oneself_is_no_limit(client: SandboxClient) -> None:
+    promised(client, "L3")
+    for name in ("SIGXCPU", "SIGKILL", "SIGUSR1", "SIGTERM"):
+        response = await attack(client, f"import os, signal\nos.kill(os.getpid(), signal.{name})", cpu_seconds=5.0)
+        assert (response.outcome, response.signal) == (ProgramOutcome.SIGNAL, name)
+
+
+async def test_another_process_group_or_session_changes_nothing(client: SandboxClient) -> None:
+    for move in ("os.setsid()", "os.setpgid(0, 0)", "os.setpgid(0, os.getppid())", "os.setpgid(0, 1)"):
+        code = f"import os\ntry: {move}\nexcept OSError: pass\nos.write(1, b'x')\nos._exit(7)"
+        response = await attack(client, code)
+        assert (response.outcome, response.exit_code, response.stdout) == (ProgramOutcome.EXIT_NONZERO, 7, "x")
+        code = code.replace("os._exit(7)", "\nwhile True: pass")
+        response = await attack(client, code, wall_seconds=0.4)
+        assert (response.outcome, response.attempt) == (ProgramOutcome.WALL_TIMEOUT, 1)
+
+
+async def test_a_parent_stuck_behind_a_vforked_child_is_ended_in_time(client: SandboxClient) -> None:
+    code = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.vfork.restype = ctypes.c_int
+if libc.vfork() == 0:
+    while True: libc.usleep(100000)
 """
-        assert (await attack(client, code)).outcome is ProgramOutcome.OK
+    response = await attack(client, code, wall_seconds=0.4)
+    assert (response.outcome, response.attempt) == (ProgramOutcome.WALL_TIMEOUT, 1)
+
+
+async def test_the_signals_of_a_slot_cannot_be_forged(client: SandboxClient) -> None:
+    code = """
+import os, signal
+sent = []
+for target in (os.getppid(), -os.getppid(), 1, 0):
+    for number in (signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM):
+        try: signal.signal(number, signal.SIG_IGN); os.kill(target, number)
+        except OSError: pass
+print("done")
+"""
+    response = await attack(client, code)
+    assert (response.outcome, response.stdout, response.kill_reason) == (ProgramOutcome.OK, "done\n", "")
+
+
+async def test_a_child_is_no_sibling_and_a_thread_is_no_program(client: SandboxClient) -> None:
+    code = """
+import ctypes, os, threading
+libc = ctypes.CDLL(None)
+print(libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0))  # clone with CLONE_PARENT
+threading.Thread(target=os._exit, args=(6,)).start()
+import time; time.sleep(60)
+"""
+    response = await attack(client, code)
+    assert (response.outcome, response.exit_code) == (ProgramOutcome.EXIT_NONZERO, 6)
+    assert response.stdout == "-1\n"
+
+
+async def test_a_first_thread_that_ends_before_the_others_is_waited_for(client: SandboxClient) -> None:
+    code = """
+import ctypes, os, threading, time
+threading.Thread(target=lambda: (time.sleep(0.3), os.write(1, b"late"), os._exit(5))).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread alone
+"""
+    response = await attack(client, code)
+    assert (response.exit_code, response.stdout) == (5, "late")
+
+
+async def test_a_program_that_becomes_another_is_the_same_program(client: SandboxClient) -> None:
+    response = await attack(client, "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo hi; exit 9'])")
+    assert (response.outcome, response.exit_code, response.stdout) == (ProgramOutcome.EXIT_NONZERO, 9, "hi\n")
 
 
 async def test_segfault_is_a_signal_and_keeps_the_output(client: SandboxClient) -> None:

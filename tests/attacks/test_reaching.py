@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome
 from tests.attacks.support import attack, promised, tried
 from tests.sandbox.support import slot_processes
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import psutil
-
+from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome
 from tests.attacks.support import attack, promised
-from tests.sandbox.support import ended, eventually, run, slot_processes
+from tests.sandbox.support import daemon_process, ended, eventually, run, slot_processes
 
 
 async def test_slot_that_cannot_be_emptied_is_replaced_and_the_answer_kept(client: SandboxClient) -> None:
@@ -33,11 +31,11 @@ for _ in range(3):
         break
 time.sleep(60)
 """
-    host = psutil.Process(client.process.pid)
-    before = len(host.children(recursive=True))
+    daemon = daemon_process(client)
+    before = len(daemon.children(recursive=True))
     task = asyncio.ensure_future(run(client, code, wall_seconds=20.0))
-    assert await asyncio.to_thread(eventually, lambda: len(host.children(recursive=True)) == before + 4)
-    family = host.children(recursive=True)[-4:]
+    assert await asyncio.to_thread(eventually, lambda: len(daemon.children(recursive=True)) == before + 4)
+    family = daemon.children(recursive=True)[-4:]
     task.cancel()
     slot_processes(client)[0].kill()
     assert await asyncio.to_thread(eventually, lambda: all(map(ended, family)))

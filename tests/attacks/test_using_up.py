@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import ProgramOutcome
 from tests.attacks.support import attack, promised, tried
 from tests.sandbox.support import slot_processes
 

@@ -9,35 +9,43 @@ from typing import Any
 
 import psutil
 
+from rocstar.sandbox.call import Call, Limits, Response
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits, Request, Response
 
 LIMITS = Limits(wall_seconds=10.0, cpu_seconds=10.0)
 NUMBERS = itertools.count()
 
 
-async def run(client: SandboxClient, code: str, *, stdin: str = "", seed: int = 0, **limits: Any) -> Response:
-    """One call; `limits` replace fields of LIMITS."""
-    values = {name: getattr(LIMITS, name) for name in Limits.__slots__} | limits
-    request = Request(id=f"test-{next(NUMBERS)}", code=code, stdin=stdin, seed=seed, limits=Limits(**values))
-    return await client.run(request)
+async def run(client: SandboxClient, code: str, **fields: Any) -> Response:
+    """One call; `fields` replace those of LIMITS and of a Call."""
+    limits = {name: fields.pop(name, getattr(LIMITS, name)) for name in Limits.__struct_fields__}
+    return await client.run(
+        Call(id=f"test-{next(NUMBERS)}", code=code, limits=Limits(**limits), **({"seed": 0} | fields))
+    )
+
+
+def daemon_process(client: SandboxClient) -> psutil.Process:
+    """The daemon of a client that has one."""
+    connection: Any = client.nodes[0].connection
+    return psutil.Process(connection.process.pid)
+
+
+def keeper_processes(client: SandboxClient) -> list[psutil.Process]:
+    """Below the daemon come its zygotes, a keeper per slot, the slot, and its program."""
+    return at_depth(client, 2)
 
 
 def slot_processes(client: SandboxClient) -> list[psutil.Process]:
-    """The slots themselves: below the host come its nursery, with namespaces a guardian per slot, then the slot."""
-    return at_depth(client, slot_depth(client))
+    return at_depth(client, 3)
 
 
 def program_processes(client: SandboxClient) -> list[psutil.Process]:
-    return at_depth(client, slot_depth(client) + 1)
-
-
-def slot_depth(client: SandboxClient) -> int:
-    return 3 if client.info().walls == "L3" else 2
+    """First processes of programs."""
+    return at_depth(client, 4)
 
 
 def at_depth(client: SandboxClient, depth: int) -> list[psutil.Process]:
-    row = [psutil.Process(client.process.pid)]
+    row = [daemon_process(client)]
     for _ in range(depth):
         row = [child for process in row for child in children(process)]
     return row

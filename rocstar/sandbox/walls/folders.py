@@ -4,6 +4,7 @@ whatever a program made of it. Also the locks that tell folders of the living fr
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import stat
 from collections.abc import Callable
@@ -17,20 +18,24 @@ anything in it, and so leave no mark on it."""
 
 
 class WorkFolder:
-    """A slot's folder, in which its keeper makes `run`, where programs work, anew for each of them.
+    """A slot's folder, in which its keeper makes `run`, where programs work, anew for each of them. Its name cannot be
+    guessed by programs of other slots that run under the same user.
 
     Raises OSError in every method."""
 
-    def __init__(self, path: str, user: int | None) -> None:
-        """user: who owns `run`; None for ourselves."""
-        self.path = path
-        self.run = f"{path}/run"
+    def __init__(self, prefix: str, user: int | None) -> None:
+        """prefix: of its path, this slot's alone. user: who owns `run`; None for ourselves."""
+        self.prefix = prefix
+        self.path = f"{prefix}-{os.urandom(8).hex()}"
+        self.run = f"{self.path}/run"
         self.user = user
 
     def make(self) -> None:
-        """A predecessor that was killed may have left something."""
+        """A predecessor that was killed may have left its own."""
         os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
-        os.makedirs(self.path, 0o711, exist_ok=True)
+        for left in glob.glob(f"{glob.escape(self.prefix)}-*"):
+            remove(left)
+        os.mkdir(self.path)
         self.renew()
 
     def renew(self) -> None:

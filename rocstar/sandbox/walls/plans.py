@@ -164,8 +164,8 @@ def slot_user(number: int) -> int:
 
 def start(plan: Plan, number: int, workdir: str, membership: Membership) -> Walls:
     """Called in a fresh fork of the zygote, which becomes the keeper of slot `number` and never returns. Returns in the
-    slot only, which stands in "/" with its descriptors as they were. `workdir`: path of a folder for plans without
-    namespaces.
+    slot only, which stands in "/" with its descriptors as they were. `workdir`: how the path of its folder begins, in
+    plans without namespaces.
 
     Raises OSError where the walls cannot be built, in the keeper or, after its fork, in the slot."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,0 +1,223 @@
+"""The system-call filter, run here as the kernel would: by a small interpreter of its programs."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Mapping
+
+import pytest
+
+from rocstar.sandbox.walls import linux, seccomp
+
+MACHINES = ("x86_64", "aarch64")
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "i386": 0x40000003}
+ALLOW, KILL, DONE = "allow", "kill", 0
+SLOT = 77
+POINTER = 0x7FFF12345678
+TABLES = ("ALLOWED", "REFUSED", "ON_ONESELF", "DONE_FOR_NOBODY", "CHANGING_MODES", "ON_PRIVATE_FILES", "SIGNALLING")
+IN_NAMESPACES = {"private_files": True, "own_files": False, "slot": SLOT}
+BESIDE = {"private_files": False, "own_files": True, "slot": None}
+WITH_ALL_ZERO: Mapping[str, str | int] = {
+    "fcntl": ALLOW, "ioctl": errno.ENOTTY, "setsockopt": errno.EPERM, "open": ALLOW, "openat": ALLOW, "pipe2": ALLOW,
+    "statx": ALLOW, "madvise": ALLOW, "setpgid": ALLOW, "rt_sigaction": ALLOW, "clone": ALLOW, "clone3": errno.ENOSYS,
+    "socket": errno.EPERM, "socketpair": errno.EPERM, "setpriority": ALLOW,
+}  # fmt: skip
+"""What is said of the calls whose arguments decide when all of them are 0."""
+
+
+def verdict(code: bytes, machine: str, number: int, *arguments: int) -> tuple[str | int, int]:
+    """What the filter says of one call (ALLOW, KILL, or the error), and how many instructions it took."""
+    given = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", number, AUDIT[machine], 0, *given)
+    program, at, taken, register = list(struct.iter_unpack("HBBI", code)), 0, 0, 0
+    while True:
+        operation, if_true, if_false, value = program[at]
+        at, taken = at + 1, taken + 1
+        match operation:
+            case 0x20:
+                (register,) = struct.unpack_from("=I", data, value)
+            case 0x54:
+                register &= value
+            case 0x05:
+                at += value
+            case 0x15:
+                at += if_true if register == value else if_false
+            case 0x35:
+                at += if_true if register >= value else if_false
+            case 0x45:
+                at += if_true if register & value else if_false
+            case 0x06:
+                return meaning(value), taken
+            case _:
+                raise AssertionError(f"instruction {operation:#x} is none the filter uses")
+
+
+def meaning(value: int) -> str | int:
+    if value == 0x7FFF0000:
+        return ALLOW
+    if value == 0x80000000:
+        return KILL
+    assert value >> 16 == 0x0005, hex(value)
+    return value & 0xFFFF
+
+
+def numbers(table: str, machine: str) -> dict[str, int]:
+    column = MACHINES.index(machine)
+    rows: seccomp.Numbers = getattr(seccomp, table)
+    return {name: row[column] for name, row in rows.items() if row[column] is not None}  # type: ignore[misc]
+
+
+def expected(machine: str, *, private_files: bool, own_files: bool) -> Mapping[int, str | int]:
+    said: dict[str, str | int] = {
+        "ALLOWED": ALLOW,
+        "REFUSED": errno.EPERM,
+        "ON_ONESELF": ALLOW,
+        "DONE_FOR_NOBODY": DONE,
+        "CHANGING_MODES": errno.EPERM if own_files else ALLOW,
+        "ON_PRIVATE_FILES": ALLOW if private_files else errno.EPERM,
+        "SIGNALLING": ALLOW,
+    }
+    table: dict[int, str | int] = dict.fromkeys(range(1024), errno.ENOSYS)
+    for name in TABLES:
+        table |= dict.fromkeys(numbers(name, machine).values(), said[name])
+    return table | {number: WITH_ALL_ZERO[name] for name, number in numbers("INSPECTED", machine).items()}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("walls", [IN_NAMESPACES, BESIDE])
+def test_every_number_is_treated_as_the_tables_say(machine: str, walls: dict[str, bool]) -> None:
+    code = seccomp.build(machine, **walls)  # type: ignore[arg-type]
+    wanted = expected(machine, private_files=walls["private_files"], own_files=walls["own_files"])
+    assert {number: verdict(code, machine, number)[0] for number in range(1024)} == wanted
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_number_stands_in_two_tables(machine: str) -> None:
+    found = [number for name in (*TABLES, "INSPECTED") for number in numbers(name, machine).values()]
+    assert len(found) == len(set(found)) > 290
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_jumps_stay_inside_and_the_search_is_as_short_as_a_balanced_tree_allows(machine: str) -> None:
+    code = seccomp.build(machine, private_files=True, own_files=False, slot=SLOT)
+    rows = list(struct.iter_unpack("HBBI", code))
+    assert len(rows) < 4096
+    for at, (operation, if_true, if_false, _) in enumerate(rows):
+        if operation not in (seccomp.LOAD, seccomp.RETURN, seccomp.AND):
+            assert at + 1 + max(if_true, if_false) < len(rows)
+    found = seccomp.rules(machine, private_files=True, own_files=False, slot=SLOT)
+    runs = len(seccomp.spans(found, (seccomp.MISSING,)))
+    plain = [number for number in range(1024) if len(found.get(number, ())) <= 1]
+    # A comparison is one instruction, two where its jump is too far for it; three come before, and one is the return.
+    assert max(verdict(code, machine, number)[1] for number in plain) <= 3 + (runs + 2).bit_length() + 2 + 1
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_foreign_architectures_and_numbers_get_nowhere(machine: str) -> None:
+    other = "i386" if machine == "x86_64" else "x86_64"
+    foreign = KILL if machine == "x86_64" else errno.ENOSYS
+    for code in (
+        seccomp.build(machine, private_files=True, own_files=False, slot=1),
+        seccomp.build_without_signals(machine),
+    ):
+        assert {verdict(code, other, number)[0] for number in range(1024)} == {KILL}
+        assert {verdict(code, machine, 0x40000000 + number)[0] for number in range(1024)} == {foreign}
+        assert verdict(code, machine, 0xFFFFFFFF)[0] == errno.ENOSYS
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("name", "arguments", "inside", "beside"),
+    [
+        ("clone", (0x3D0F00,), ALLOW, ALLOW),  # what threads are made with
+        *(("clone", (1 << bit,), errno.EPERM, errno.EPERM) for bit in (15, 17, 25, 26, 27, 28, 29, 30)),
+        ("clone", (linux.CLONE_NEWUSER | 17,), errno.EPERM, errno.EPERM),
+        ("socket", (1, 1), ALLOW, errno.EPERM),
+        *(("socket", (family,), errno.EPERM, errno.EPERM) for family in (2, 10, 16, 17, 40)),
+        ("socketpair", (1, 2), ALLOW, errno.EPERM),
+        ("socketpair", (1, 1 | 0o2004000), ALLOW, ALLOW),
+        ("socketpair", (1, 2 | 0o2004000), ALLOW, errno.EPERM),
+        ("socketpair", (30, 1), errno.EPERM, errno.EPERM),
+        ("prlimit64", (0, 7), ALLOW, ALLOW),
+        ("prlimit64", (1, 7), errno.EPERM, errno.EPERM),
+        ("setpriority", (0, 0, 5), ALLOW, ALLOW),
+        ("setpriority", (0, SLOT, 5), errno.EPERM, errno.EPERM),
+        ("setpriority", (0, 5, 5), ALLOW, errno.EPERM),
+        ("setpriority", (1, 0, 5), errno.EPERM, errno.EPERM),
+        ("setpriority", (1, SLOT, 5), errno.EPERM, errno.EPERM),
+        ("setpriority", (1, 5, 5), ALLOW, errno.EPERM),
+        ("setpriority", (2, 5, 5), errno.EPERM, errno.EPERM),
+        *(("fcntl", (1, command), DONE, DONE) for command in (6, 7, 37, 38)),  # locks
+        *(("fcntl", (1, command), ALLOW, ALLOW) for command in (1, 2, 3, 5, 36, 1030)),
+        *(("fcntl", (1, command), errno.EINVAL, errno.EINVAL) for command in (8, 10, 15, 1024, 1026, 1031, 1036)),
+        ("fcntl", (1, 4, 0o4000), ALLOW, ALLOW),  # F_SETFL, O_NONBLOCK
+        *(("ioctl", (1, request), ALLOW, ALLOW) for request in (0x5401, 0x541B, 0x5421)),
+        *(
+            ("ioctl", (1, request), errno.ENOTTY, errno.ENOTTY)
+            for request in (0x40086602, 0x401C5820, 0x5452, 0x8901, 0x8902, 0x5412, 0x8912)
+        ),
+        *(("setsockopt", (1, 1, option), errno.EPERM, errno.EPERM) for option in (7, 8, 26, 32, 33, 50)),
+        *(("setsockopt", (1, 1, option), ALLOW, ALLOW) for option in (2, 16, 20)),
+        ("setsockopt", (1, 6, 2), errno.EPERM, errno.EPERM),
+        ("rt_sigaction", (17, POINTER), DONE, DONE),
+        ("rt_sigaction", (17, 0x7F00000000), DONE, DONE),  # whose low half is zero
+        ("rt_sigaction", (17, 0, POINTER), ALLOW, ALLOW),
+        ("rt_sigaction", (2, POINTER), ALLOW, ALLOW),
+        ("openat", (3, POINTER, 0o20200002), errno.EOPNOTSUPP, errno.EOPNOTSUPP),
+        ("openat", (3, POINTER, 0o2102), ALLOW, ALLOW),
+        ("statx", (3, POINTER, 0, 0x4000), errno.EINVAL, errno.EINVAL),
+        ("madvise", (POINTER, 4096, 4), ALLOW, ALLOW),
+        *(("madvise", (POINTER, 4096, advice), errno.EINVAL, errno.EINVAL) for advice in (12, 20, 21)),
+        ("setpgid", (0, SLOT), errno.EPERM, ALLOW),
+        ("setpgid", (5, 0), ALLOW, ALLOW),
+        *((name, (SLOT, 10), errno.EPERM, ALLOW) for name in seccomp.SIGNALLING if name != "pidfd_send_signal"),
+        ("kill", (2**32 - SLOT, 10), errno.EPERM, ALLOW),
+        ("kill", (2**64 - SLOT, 10), errno.EPERM, ALLOW),
+        ("kill", (2**32 - 1, 9), ALLOW, ALLOW),
+        ("tgkill", (5, SLOT, 10), errno.EPERM, ALLOW),
+    ],
+)
+def test_arguments_decide_where_they_must(
+    machine: str, name: str, arguments: tuple[int, ...], inside: str | int, beside: str | int
+) -> None:
+    known = {name: number for table in (*TABLES, "INSPECTED") for name, number in numbers(table, machine).items()}
+    seen = [
+        verdict(seccomp.build(machine, **walls), machine, known[name], *arguments)[0]  # type: ignore[arg-type]
+        for walls in (IN_NAMESPACES, BESIDE)
+    ]
+    assert seen == [inside, beside]
+
+
+@pytest.mark.parametrize(
+    ("machine", "direct", "folder"), [("x86_64", 0o40000, 0o200000), ("aarch64", 0o200000, 0o40000)]
+)
+def test_pipes_cannot_be_made_to_drop_what_a_reader_leaves(machine: str, direct: int, folder: int) -> None:
+    code = seccomp.build(machine, private_files=True, own_files=False, slot=SLOT)
+    named = numbers("INSPECTED", machine)
+    assert verdict(code, machine, named["pipe2"], POINTER, direct)[0] == errno.EINVAL
+    assert verdict(code, machine, named["fcntl"], 1, 4, direct)[0] == errno.EINVAL
+    assert verdict(code, machine, named["fcntl"], 1, 4, folder)[0] == ALLOW
+
+
+def test_in_a_pid_namespace_everybody_but_the_slot_can_be_signalled() -> None:
+    code = seccomp.build("x86_64", private_files=True, own_files=False, slot=1)
+    kill = numbers("SIGNALLING", "x86_64")["kill"]
+    said = [verdict(code, "x86_64", kill, target, 9)[0] for target in (1, 2**32 - 1, 0, 2, 2**32 - 2)]
+    assert said == [errno.EPERM, ALLOW, ALLOW, ALLOW, ALLOW]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_second_filter_refuses_signals_and_nothing_else(machine: str) -> None:
+    code = seccomp.build_without_signals(machine)
+    refused = {number for number in range(1024) if verdict(code, machine, number)[0] != ALLOW}
+    assert refused == set(numbers("SIGNALLING", machine).values())
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_jump_too_long_for_one_instruction_is_made_by_two(machine: str) -> None:
+    known = {4 * number: tuple([seccomp.load_argument(0)] * 60 + [seccomp.ALLOWING]) for number in range(8)}
+    code = seccomp.assembled(machine, known, (seccomp.MISSING,))
+    assert [verdict(code, machine, number)[0] for number in range(29)] == [
+        ALLOW if number % 4 == 0 else errno.ENOSYS for number in range(29)
+    ]
