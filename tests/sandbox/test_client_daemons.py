@@ -1,0 +1,193 @@
+"""One client over real daemons: children that start, die, freeze and end with it; and the same frames over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from websockets.sync.server import Server, ServerConnection, serve
+
+from rocstar.sandbox.call import Call, DaemonSettings, Isolation, Limits, Response, SandboxDown
+from rocstar.sandbox.client import SandboxClient, run_once
+from rocstar.sandbox.client.node import MESSAGE_BYTES, ChildConnection
+from tests.sandbox.scripted import ScriptedDaemon
+
+WAIT_SECONDS = 60.0  # a bound on what would otherwise be for ever
+LIMITS = Limits(wall_seconds=30.0, cpu_seconds=30.0)
+NAP = "import time\ntime.sleep(0.5)\n'done'"
+
+
+@contextmanager
+def started(daemons: int = 1, silent_seconds: float = 30.0, **settings: Any) -> Iterator[SandboxClient]:
+    values = DaemonSettings(**{"slots": 2, "preload": ()} | settings)
+    with SandboxClient(values, daemons=daemons, silent_seconds=silent_seconds) as client:
+        client.launch()
+        client.await_hello()
+        yield client
+
+
+def process(client: SandboxClient, number: int = 0) -> psutil.Process:
+    connection = client.nodes[number].connection
+    assert isinstance(connection, ChildConnection)
+    return psutil.Process(connection.process.pid)
+
+
+async def run(client: SandboxClient, code: str) -> Response:
+    return await asyncio.wait_for(client.run(Call(id="x", code=code, limits=LIMITS)), WAIT_SECONDS)
+
+
+async def ended(processes: list[psutil.Process]) -> None:
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=WAIT_SECONDS)
+    assert not alive
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_child_that_dies_or_freezes_is_replaced_and_its_calls_run_again(how: signal.Signals) -> None:
+    with started(silent_seconds=1.0) as client:
+        first = process(client)
+        family = [first, *first.children(recursive=True)]
+        calls = [asyncio.ensure_future(run(client, NAP)) for _ in range(4)]
+        await asyncio.sleep(0.2)
+        first.send_signal(how)
+        assert [(each.value, each.attempt) for each in await asyncio.gather(*calls)] == [("'done'", 2)] * 4
+        assert process(client).pid != first.pid
+        await ended(family)
+
+
+async def test_a_child_that_froze_between_calls_is_replaced_by_the_next() -> None:
+    with started(silent_seconds=1.0) as client:
+        process(client).send_signal(signal.SIGSTOP)
+        assert (await run(client, "1")).value == "1"
+
+
+async def test_a_busy_child_that_says_nothing_for_longer_is_left_alone() -> None:
+    with started(silent_seconds=0.5, slots=1) as client:
+        first = process(client).pid
+        responses = await asyncio.gather(*(run(client, NAP) for _ in range(3)))
+        assert [each.attempt for each in responses] == [1] * 3 and process(client).pid == first
+
+
+async def test_of_several_children_the_others_take_over_at_once() -> None:
+    with started(daemons=2) as client:
+        assert client.info().slots == 4
+        calls = [asyncio.ensure_future(run(client, NAP)) for _ in range(8)]
+        await asyncio.sleep(0.2)
+        process(client, 1).kill()
+        assert {each.value for each in await asyncio.gather(*calls)} == {"'done'"}
+
+
+async def test_a_session_survives_its_daemon_by_replay() -> None:
+    with started() as client:
+        async with client.open_session(limits=LIMITS, replay=True) as session:
+            await session.run("x = 20")
+            await session.run("x += 1")
+            process(client).kill()
+            cell = await session.run("x * 2")
+            assert (cell.value, cell.replayed_cells) == ("42", 2)
+
+
+async def test_closing_ends_the_daemon_and_all_below_it() -> None:
+    with started(daemons=2) as client:
+        task = asyncio.ensure_future(run(client, "import time; time.sleep(60)"))
+        await asyncio.sleep(0.3)
+        family = [each for n in (0, 1) for each in [process(client, n), *process(client, n).children(recursive=True)]]
+    with pytest.raises(SandboxDown, match="was closed"):
+        await task
+    await ended(family)
+
+
+def test_a_daemon_ends_with_the_process_that_started_it() -> None:
+    code = (
+        "import os, time\nfrom rocstar.sandbox.client import SandboxClient\n"
+        "client = SandboxClient.start(slots=1, preload=())\n"
+        "print(client.nodes[0].connection.process.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=os.getcwd())
+    assert parent.stdout is not None
+    daemon = psutil.Process(int(parent.stdout.readline()))
+    family = [daemon, *daemon.children(recursive=True)]
+    parent.kill()
+    parent.communicate()
+    asyncio.run(ended(family))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"preload": ("no_such_module",)}, "no_such_module"), ({"skip_plans": 2, "min_isolation": Isolation.L3}, "L3")],
+)
+def test_a_daemon_that_cannot_serve_says_why(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SandboxDown, match=said), started(**settings):
+        pass
+
+
+async def test_a_client_that_was_never_launched_starts_its_daemon_at_the_first_call() -> None:
+    with SandboxClient(DaemonSettings(slots=1, preload=("no_such_module",))) as client:
+        for _ in range(2):
+            with pytest.raises(SandboxDown, match="no_such_module"):
+                await run(client, "1")
+    with SandboxClient(DaemonSettings(slots=1, preload=())) as client:
+        assert (await run(client, "1")).value == "1"
+
+
+def test_one_program_alone() -> None:
+    response = run_once("print(input())\n7", stdin="hello\n")
+    assert (response.stdout, response.value) == ("hello\n", "7")
+
+
+@pytest.fixture
+def web() -> Iterator[tuple[ScriptedDaemon, str]]:
+    """A scripted daemon behind a WebSocket, which asks for a token; messages come in small pieces."""
+    with ScriptedDaemon(name="web") as daemon:
+
+        def handle(connection: ServerConnection) -> None:
+            assert connection.request is not None and connection.request.path == "/v1/frames"
+            pieces: list[bytes] = []
+
+            def receive() -> bytes:
+                message = connection.recv()
+                assert isinstance(message, bytes) and len(message) <= MESSAGE_BYTES
+                return message
+
+            def send(data: bytes) -> None:
+                pieces.extend(data[at : at + 100] for at in range(0, len(data), 100))
+                while pieces:
+                    connection.send(pieces.pop(0))
+
+            daemon.serve(receive, send)
+
+        def admit(connection: ServerConnection, request: Any) -> Any:
+            wanted = request.headers.get("Authorization") == "Bearer secret"
+            return None if wanted else connection.respond(401, "no token\n")
+
+        server: Server = serve(handle, "127.0.0.1", 0, process_request=admit, max_size=MESSAGE_BYTES)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield daemon, f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_the_same_frames_go_over_a_web_socket(web: tuple[ScriptedDaemon, str]) -> None:
+    daemon, address = web
+    with SandboxClient.connect([address], token="secret") as client:
+        big = Call(id="big", code="ok", stdin="x" * (3 * MESSAGE_BYTES))
+        many = [Call(id=f"{n}", code=f"ok {n}") for n in range(300)]
+        responses = await asyncio.gather(*(client.run(call) for call in [*many, big]))
+        assert [(each.id, each.stdout) for each in responses] == [(call.id, call.code) for call in [*many, big]]
+        assert daemon.calls[-1].stdin == big.stdin
+        again = await asyncio.wait_for(client.run(Call(id="x", code="once die")), WAIT_SECONDS)
+        assert (again.attempt, again.node) == (2, "web"), "connected anew"
+
+
+def test_a_wrong_token_is_told(web: tuple[ScriptedDaemon, str]) -> None:
+    with pytest.raises(SandboxDown, match=r"401.*ROCSTAR_SANDBOX_TOKEN"):
+        SandboxClient.connect([web[1]], token="wrong")

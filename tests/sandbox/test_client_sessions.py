@@ -1,0 +1,162 @@
+"""A session as its caller sees it, over a scripted daemon: what is sent, what is replayed, what is said to be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome, SessionLost
+from rocstar.sandbox.client import SandboxClient, Session
+from rocstar.sandbox.wire import Kind
+from tests.sandbox.scripted import ScriptedDaemon
+
+
+@pytest.fixture
+def daemon() -> Iterator[ScriptedDaemon]:
+    with ScriptedDaemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: ScriptedDaemon) -> Iterator[SandboxClient]:
+    with SandboxClient.connect([daemon.address]) as client:
+        yield client
+
+
+def sent(daemon: ScriptedDaemon) -> list[tuple[int, str]]:
+    return [(call.cell, call.code) for call in daemon.calls]
+
+
+async def test_cells_are_numbered_and_carry_what_they_were_given(client: SandboxClient, daemon: ScriptedDaemon) -> None:
+    async with client.open_session(limits=Limits(wall_seconds=3.0), seed=7) as session:
+        await session.run("ok 1", files={"a": b"1"}, fetch=["b"], patience_seconds=9.0)
+        await session.run("ok 2", wall_seconds=1.0)
+    first, second = daemon.calls
+    assert (first.cell, first.seed, first.files, first.fetch) == (1, 7, {"a": b"1"}, ("b",))
+    assert (first.session, first.limits.wall_seconds, second.limits.wall_seconds) == (second.session, 3.0, 1.0)
+    assert (second.cell, second.seed, second.files, second.fetch) == (2, 7, {}, ())
+    assert first.patience_seconds == pytest.approx(9.0, abs=1.0) and second.patience_seconds > 3000
+    assert daemon.frames[-1].kind is Kind.CLOSE or await asyncio.sleep(0.1) or daemon.frames[-1].kind is Kind.CLOSE
+
+
+async def test_a_session_without_a_seed_draws_one_and_keeps_it(client: SandboxClient, daemon: ScriptedDaemon) -> None:
+    for session in (client.open_session(), client.open_session()):
+        await session.run("ok")
+        await session.run("ok")
+    seeds = [call.seed for call in daemon.calls]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+
+
+async def test_without_replay_a_lost_session_is_told_once_and_then_starts_afresh(
+    client: SandboxClient, daemon: ScriptedDaemon
+) -> None:
+    session = client.open_session()
+    await session.run("ok 1")
+    daemon.sessions.clear()
+    with pytest.raises(SessionLost, match="names and files are gone"):
+        await session.run("ok 2")
+    assert (await session.run("ok 3")).replayed_cells == 0
+    assert sent(daemon) == [(1, "ok 1"), (2, "ok 2"), (1, "ok 3")]
+
+
+@pytest.mark.parametrize("how", ["forgotten", "dead"])
+async def test_with_replay_the_cells_before_are_run_again(
+    client: SandboxClient, daemon: ScriptedDaemon, how: str
+) -> None:
+    session = client.open_session(replay=True, seed=3)
+    await session.run("ok 1", files={"a": b"1"})
+    await session.run("ok 2")
+    if how == "forgotten":
+        daemon.sessions.clear()
+    response = await session.run("once die" if how == "dead" else "ok 3")
+    assert (response.outcome, response.replayed_cells) == (ProgramOutcome.OK, 2)
+    (tried, *again) = daemon.calls[2:]
+    assert [(call.cell, call.code) for call in again] == [(1, "ok 1"), (2, "ok 2"), (3, tried.code)]
+    assert again[0].files == {"a": b"1"} and {call.seed for call in again} == {3}
+    assert (await session.run("ok 4")).replayed_cells == 0
+    assert sent(daemon)[-1] == (4, "ok 4")
+
+
+async def test_state_that_a_cell_lost_by_its_own_doing_is_never_replayed(
+    client: SandboxClient, daemon: ScriptedDaemon
+) -> None:
+    session = client.open_session(replay=True)
+    await session.run("ok 1")
+    lost = await session.run("state_lost")
+    assert (lost.outcome, lost.state_lost) == (ProgramOutcome.WALL_TIMEOUT, True)
+    await session.run("ok 2")
+    daemon.sessions.clear()
+    assert (await session.run("ok 3")).replayed_cells == 1
+    assert sent(daemon)[2:] == [(1, "ok 2"), (2, "ok 3"), (1, "ok 2"), (2, "ok 3")]
+
+
+async def test_a_cell_that_was_not_run_is_not_counted(client: SandboxClient, daemon: ScriptedDaemon) -> None:
+    session = client.open_session(replay=True)
+    assert (await session.run("\ud800")).outcome is ProgramOutcome.REJECTED
+    assert (await session.run("overloaded", patience_seconds=0.0)).outcome is ServiceOutcome.OVERLOADED
+    assert (await session.run("ok")).outcome is ProgramOutcome.OK
+    assert sent(daemon)[-1] == (1, "ok")
+
+
+async def test_cells_asked_for_together_run_in_their_order(client: SandboxClient, daemon: ScriptedDaemon) -> None:
+    session = client.open_session()
+    await asyncio.gather(*(session.run(f"ok {n}") for n in range(1, 6)))
+    assert sent(daemon) == [(n, f"ok {n}") for n in range(1, 6)]
+
+
+async def test_a_closed_session_runs_nothing_and_closes_once(client: SandboxClient, daemon: ScriptedDaemon) -> None:
+    session = client.open_session()
+    await session.close()
+    await session.close()
+    with pytest.raises(SandboxDown, match="closed"):
+        await session.run("ok")
+    assert daemon.frames == []
+
+
+class Replaying:
+    """Answers the cells of a session as told, in order."""
+
+    def __init__(self, *answers: Response | Exception) -> None:
+        self.answers = list(answers)
+
+    async def run(self, call: Call) -> Response:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close_session(self, name: str) -> None:
+        pass
+
+
+OK = Response(id="", outcome=ProgramOutcome.OK)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Response(id="", outcome=ProgramOutcome.WALL_TIMEOUT, state_lost=True),
+        Response(id="", outcome=ServiceOutcome.OVERLOADED),
+    ],
+)
+async def test_a_replay_that_does_not_get_through_is_told_and_the_cell_at_hand_is_not_run(answer: Response) -> None:
+    client = Replaying(OK, SessionLost("gone"), answer)
+    session = Session(client, Limits(), 1, replay=True)
+    await session.run("1")
+    with pytest.raises(SandboxDown, match="a cell of it could not be run again"):
+        await session.run("2")
+    assert client.answers == []
+
+
+async def test_a_replay_goes_on_where_it_was_broken_off() -> None:
+    busy = Response(id="", outcome=ServiceOutcome.OVERLOADED)
+    client = Replaying(OK, OK, SessionLost("gone"), OK, busy, OK, OK)
+    session = Session(client, Limits(), 1, replay=True)
+    await session.run("1")
+    await session.run("2")
+    with pytest.raises(SandboxDown):
+        await session.run("3")
+    assert (await session.run("3")).replayed_cells == 1
+    assert client.answers == []
