@@ -11,8 +11,8 @@ import pytest
 
 from rocstar.errors import SandboxUnavailable
 from rocstar.protocols import Tool
+from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits
 from rocstar.tools.function import FunctionTool
 from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool

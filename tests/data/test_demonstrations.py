@@ -9,8 +9,8 @@ from rocstar.data.families import FAMILIES
 from rocstar.data.worked import work_out
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError
+from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits
 from rocstar.tools.python import PythonTool
 from rocstar.types import Demonstration, Status
 

@@ -50,7 +50,7 @@ def sent_calls(daemon: ScriptedDaemon, kind: Kind = Kind.CALL) -> list[int]:
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - other threads make it true
             await asyncio.sleep(0.01)
 
 
@@ -167,9 +167,10 @@ async def test_a_client_outlives_event_loops(daemon: ScriptedDaemon) -> None:
 async def test_a_call_left_behind_by_a_closed_loop_disturbs_no_other(daemon: ScriptedDaemon) -> None:
     def leave() -> None:
         loop = asyncio.new_event_loop()
-        loop.create_task(client.run(Call(id="left", code="wait")))
+        left = loop.create_task(client.run(Call(id="left", code="wait")))
         loop.run_until_complete(asyncio.sleep(0.05))
         loop.close()
+        assert not left.done()
 
     with connected(daemon) as client:
         await asyncio.to_thread(leave)
@@ -188,7 +189,7 @@ async def test_more_than_a_socket_holds_goes_out_in_order(daemon: ScriptedDaemon
 async def test_a_frozen_daemon_is_noticed_and_its_calls_sent_elsewhere(
     pair: tuple[ScriptedDaemon, ScriptedDaemon],
 ) -> None:
-    one, other = pair
+    one, _ = pair
     one.silent = True
     with connected(*pair, silent_seconds=0.5) as client:
         responses = await asyncio.gather(*(run(client, "ok", id=f"{n}") for n in range(20)))
@@ -287,7 +288,7 @@ def test_a_daemon_that_refuses_to_serve_is_told_with_its_sentence() -> None:
 
 @pytest.mark.parametrize("address", ["unix:/no/such/socket", "http://127.0.0.1:9"])
 def test_an_address_where_nobody_is_is_told(address: str) -> None:
-    with pytest.raises(SandboxDown, match="refused|No such file"):
+    with pytest.raises(SandboxDown, match=r"refused|No such file"):
         SandboxClient.connect([address])
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rocstar.errors import ConfigError
+from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits
 from rocstar.tools.choose import Tools, make_tools
 from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
@@ -54,7 +54,7 @@ class Wants(Echo):
 
 def chosen(names: list[str], folder: Path | None = None, seconds: float = 5.0) -> Tools:
     limits = Limits(wall_seconds=seconds)
-    sandbox = SandboxClient(slots=1, preload=())  # never started: nothing is run in it
+    sandbox = SandboxClient(daemons=0)  # nothing is run in it
     return make_tools(names, sandbox, limits, tool_name="python", folders=[folder] if folder else [])
 
 

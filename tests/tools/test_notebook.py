@@ -8,11 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from rocstar.errors import SandboxUnavailable
-from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.router.local import LocalCluster
-from rocstar.sandbox.session import Session
-from rocstar.sandbox.wire import Limits
-from rocstar.tools.notebook import UNDONE, NotebookTool
+from rocstar.sandbox.call import Limits
+from rocstar.sandbox.client import SandboxClient, Session
+from rocstar.tools.notebook import ENDED, NotebookTool
 from rocstar.types import Status, ToolCall
 
 LIMITS = Limits(wall_seconds=20.0, cpu_seconds=20.0)
@@ -35,8 +33,8 @@ class Remembering:
         self.client = client
         self.sessions: list[Session] = []
 
-    def open_session(self, *, limits: Limits, seed: int) -> Session:
-        self.sessions.append(self.client.open_session(limits=limits, seed=seed))
+    def open_session(self, *, limits: Limits, seed: int, replay: bool) -> Session:
+        self.sessions.append(self.client.open_session(limits=limits, seed=seed, replay=replay))
         return self.sessions[-1]
 
 
@@ -56,13 +54,38 @@ async def test_calls_made_together_run_in_their_order(client: SandboxClient) -> 
     assert [result.value for result in results] == ["[0]", "[0, 1]", "[0, 1, 2]", "[0, 1, 2, 3]"]
 
 
-async def test_an_error_keeps_what_was_done_and_a_timeout_says_that_it_does_not(client: SandboxClient) -> None:
+async def test_an_error_or_a_timeout_keeps_what_was_done(client: SandboxClient) -> None:
     async with NotebookTool(client, Limits(wall_seconds=0.5)) as tool:
         failed = await tool.run(call("x = 1\n1 / 0"))
         assert failed.status is Status.CODE_ERROR and failed.stderr.endswith("division by zero\n")
         late = await tool.run(call("x = 2\nwhile True: pass"))
-        assert late.status is Status.TIMEOUT and late.stderr.endswith(UNDONE)
-        assert (await tool.run(call("x"))).value == "1"
+        assert late.status is Status.TIMEOUT and ENDED not in late.stderr
+        assert (await tool.run(call("x"))).value == "2"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import os; os._exit(3)", Status.CODE_ERROR),
+        ("while True:\n    try:\n        while True: pass\n    except BaseException: pass", Status.TIMEOUT),
+    ],
+    ids=["exit", "will not stop"],
+)
+async def test_a_cell_that_ends_its_notebook_is_told_so(client: SandboxClient, code: str, status: Status) -> None:
+    async with NotebookTool(client, Limits(wall_seconds=0.5)) as tool:
+        await tool.run(call("x = 1"))
+        ended = await tool.run(call(code))
+        assert ended.status is status and ended.stderr.endswith(ENDED)
+        assert (await tool.run(call("x"))).status is Status.CODE_ERROR, "nothing is run again behind its back"
+
+
+async def test_a_notebook_that_the_service_lost_goes_on() -> None:
+    with SandboxClient.start(slots=1, preload=()) as client:
+        async with NotebookTool(client, LIMITS) as tool:
+            await tool.run(call("x = 41"))
+            client.nodes[0].close("it was killed")
+            result = await tool.run(call("x + 1"))
+            assert (result.value, result.stderr) == ("42", "")
 
 
 async def test_the_first_calls_seed_is_the_notebooks(client: SandboxClient) -> None:
@@ -97,10 +120,3 @@ async def test_a_closed_notebook_runs_nothing(client: SandboxClient) -> None:
         await tool.run(call("1"))
     await tool.run(ToolCall(id="0", tool="", arguments={}, raw="", parse_error="no JSON"))
     await tool.close()
-
-
-async def test_a_router_serves_it_like_one_sandbox() -> None:
-    with LocalCluster.start(nodes=1, slots=1, preload=()) as cluster:
-        async with NotebookTool(cluster, LIMITS) as tool:
-            await tool.run(call("x = 6"))
-            assert (await tool.run(call("x * 7"))).value == "42"

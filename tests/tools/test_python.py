@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from rocstar.errors import SandboxUnavailable
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Limits, ProgramOutcome, Request, Response, ServiceOutcome
 from rocstar.tools.python import STATUS, PythonTool
 from rocstar.types import Status, ToolCall
 
@@ -21,13 +21,13 @@ def client() -> Iterator[SandboxClient]:
 
 
 class Answering:
-    """A runner that answers every request the same way."""
+    """A runner that answers every call the same way."""
 
     def __init__(self, outcome: ProgramOutcome | ServiceOutcome) -> None:
         self.outcome = outcome
 
-    async def run(self, request: Request) -> Response:
-        return Response(id=request.id, outcome=self.outcome, message="because")
+    async def run(self, call: Call) -> Response:
+        return Response(id=call.id, outcome=self.outcome, message="because")
 
 
 def call(code: str, stdin: str | None = None) -> ToolCall:

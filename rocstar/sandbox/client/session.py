@@ -36,14 +36,14 @@ class Session:
         """limits: of each cell. seed: of the whole session; None draws one."""
         self.name = os.urandom(12).hex()
         self.closed = False
+        self.cells = 0
+        """Cells whose state the daemon holds, as far as we know."""
         self._client = client
         self._limits = limits
         self._seed = int.from_bytes(os.urandom(4)) if seed is None else seed
         self._replay = replay
-        self._cells: list[Call] = []
-        """That were run since the state last began, to be run again."""
-        self._alive = 0
-        """Cells whose state the daemon holds."""
+        self._history: list[Call] = []
+        """Cells since the state last began, to be run again."""
         self._turn = asyncio.Lock()
 
     async def run(
@@ -63,7 +63,7 @@ class Session:
         the session and it is not to be replayed; the next cell then starts afresh."""
         limits = self._limits if wall_seconds is None else replace(self._limits, wall_seconds=wall_seconds)
         call = Call(
-            id=f"{self.name}-{len(self._cells) + 1}",
+            id=f"{self.name}-{len(self._history) + 1}",
             code=code,
             limits=limits,
             seed=self._seed,
@@ -98,25 +98,25 @@ class Session:
 
     async def _run(self, call: Call) -> Response:
         """The cell, after those before it where the daemon has lost them."""
-        replayed = self._cells[self._alive :]
+        replayed = self._history[self.cells :]
         for earlier in replayed:
             again = await self._run_one(earlier)
             if again.outcome in NOT_RUN or again.state_lost:
                 raise SandboxDown(f"the session was lost, and a cell of it could not be run again ({again.outcome})")
         response = await self._run_one(call)
         if response.outcome not in NOT_RUN and not response.state_lost and self._replay:
-            self._cells.append(call)
+            self._history.append(call)
         return replace(response, replayed_cells=len(replayed)) if replayed else response
 
     async def _run_one(self, call: Call) -> Response:
         try:
-            response = await self._client.run(replace(call, cell=self._alive + 1))
+            response = await self._client.run(replace(call, cell=self.cells + 1))
         except SessionLost:
-            self._alive = 0
+            self.cells = 0
             raise
         if response.state_lost:
-            self._alive = 0
-            self._cells.clear()
+            self.cells = 0
+            self._history.clear()
         elif response.outcome not in NOT_RUN:
-            self._alive += 1
+            self.cells += 1
         return response
