@@ -34,10 +34,8 @@ MAX_SWEEPS = 100  # each takes what it sees; the next takes the orphans that mad
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
 HOME = "/tmp"
 # What programs import most, beside what Python loads anyway.
-COMMON = (
-    "bisect cmath collections.abc copy datetime decimal fractions functools heapq itertools json math operator random re "
-    "statistics string textwrap time typing"
-).split()
+COMMON = """bisect cmath collections.abc copy datetime decimal fractions functools heapq itertools json math operator
+random re statistics string textwrap time typing"""
 
 
 class Started(NamedTuple):
@@ -110,7 +108,7 @@ def be_program(control: int, base: Base) -> NoReturn:
 
 def load(preload: Sequence[str]) -> str:
     """Import the modules; a sentence about the first that fails, else ""."""
-    for name in COMMON:
+    for name in COMMON.split():
         importlib.import_module(name)
     for name in preload:
         try:
