@@ -117,7 +117,7 @@ class DeadlinePool:
             try:
                 worker.send_bytes(question)
                 answer = json.loads(worker.recv_bytes(MAX_ANSWER_BYTES))
-            except (OSError, EOFError):
+            except (OSError, EOFError, ValueError):
                 worker.close()
                 if time.monotonic() - started >= self._deadline_seconds:  # its alarm cannot ring earlier
                     raise TimeoutError(f"{self._target} took more than {self._deadline_seconds} seconds") from None

@@ -27,6 +27,8 @@ def main(fd: int, target: str, prepare: str, memory_bytes: int) -> None:
     control = socket.socket(fileno=fd)
     os.dup2(2, 1)  # what a library prints must not reach the parent's results
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it may be ignored or blocked in the parent, which we inherit
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         function = load(target)
         if prepare:

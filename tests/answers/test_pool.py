@@ -56,6 +56,16 @@ def test_a_call_that_holds_the_interpreter_is_ended_at_its_deadline_and_others_g
     pool.close()
 
 
+def test_the_deadline_holds_where_the_asking_process_blocks_the_alarm() -> None:
+    pool = pool_of(deadline_seconds=0.5)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    try:
+        assert isinstance(results(pool, "hold")[0], TimeoutError)
+    finally:
+        pool.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+
+
 def test_a_worker_stays_until_it_fails_and_the_next_comes_from_the_same_warm_process(pool: DeadlinePool) -> None:
     results(pool, "fine")
     old = pool.worker_pids()
