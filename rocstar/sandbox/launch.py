@@ -22,7 +22,8 @@ WORKDIRS = "rocstar-sandbox-"
 """How folders of working directories begin; those of dead daemons are found by it."""
 ROOT = str(Path(__file__).resolve().parents[2])
 # They must run this very package, wherever it lies, without its folder staying ahead of the standard library.
-BOOT = "import sys; sys.path.insert(0, {root!r}); import rocstar.sandbox; del sys.path[0]; from {module} import main; main()"
+BOOT = "import sys; sys.path.insert(0, {root!r}); import rocstar.sandbox; del sys.path[0]; \
+from {module} import main; main()"
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",

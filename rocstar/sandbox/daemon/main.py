@@ -7,6 +7,7 @@ process that started it dies, and takes everything with it. Not here: serving (`
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -19,14 +20,22 @@ from pathlib import Path
 import msgspec
 
 from rocstar.sandbox import launch, wire
-from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, ProgramOutcome, Response, SandboxDown
+from rocstar.sandbox.call import (
+    Call,
+    DaemonInfo,
+    DaemonSettings,
+    Isolation,
+    Limits,
+    ProgramOutcome,
+    Response,
+    SandboxDown,
+)
 from rocstar.sandbox.daemon import watch
-from rocstar.sandbox.daemon.pool import Pool, Pools, Terms
-from rocstar.sandbox.daemon.queue import Connection, Queue
+from rocstar.sandbox.daemon.pool import Pool, Pools
+from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
-from rocstar.sandbox.slot import channel
-from rocstar.sandbox.slot.channel import Program
 from rocstar.sandbox.walls import cgroups, folders, machine, plans
+from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.walls.plans import Plan
 from rocstar.sandbox.wire import Kind
 
@@ -46,8 +55,7 @@ def main() -> None:
         hold_workdirs(Path(values["workdirs"]), given_back)
         groups = cgroups.found() if settings.groups else cgroups.Groups()
         given_back.callback(groups.close)
-        terms = Terms(settings=settings, workdirs=values["workdirs"], groups=groups)
-        asyncio.run(serve(connection, Pools(terms, permitted(settings)), values["parent"]))
+        asyncio.run(serve(connection, settings, values["workdirs"], groups, values["parent"]))
 
 
 def hold_workdirs(folder: Path, given_back: ExitStack) -> None:
@@ -70,47 +78,44 @@ def permitted(settings: DaemonSettings) -> tuple[Plan, ...]:
     return tried[settings.skip_plans :]
 
 
-async def serve(client: socket.socket, pools: Pools, parent: int) -> None:
+async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, groups: Groups, parent: int) -> None:
     """Bring the first slots up, then serve until the client closes or its process dies."""
     loop = asyncio.get_running_loop()
-    settings = pools.terms.settings
+    pools = Pools(settings, workdirs, groups)
     try:
-        bare = await pools.start()
-        info = checked_info(pools, bare, await failed_probes(bare), machine.second_kernel())
+        bare = await pools.start(permitted(settings))
+        info = checked_info(pools, bare, await failed_probes(pools, bare), machine.second_kernel())
     except SandboxDown as error:
         await loop.sock_sendall(client, wire.pack(Kind.REFUSED, 0, wire.encode(str(error))))
         return
-    connection = Connection(client, loop)
+    queue = Queue(settings, info, pools)
     with suppress(OSError):  # before Linux 5.3 only the closed connection tells
-        loop.add_reader(os.pidfd_open(parent), connection.gone.set)
-    Queue(settings, info, pools, connection).serve()
+        loop.add_reader(os.pidfd_open(parent), queue.gone.set)
+    gc.freeze()
+    gc.set_threshold(50_000)  # a call leaves no cycles behind; looking for them was a twentieth of its cost
+    await loop.connect_accepted_socket(lambda: queue, client)
     lost = asyncio.create_task(pools.failed.wait())
-    gone = asyncio.create_task(connection.gone.wait())
-    watching = asyncio.create_task(watch.watch(pools.workers))
+    gone = asyncio.create_task(queue.gone.wait())
+    watching = asyncio.create_task(watch.watch(pools.workers, queue.sessions.end_idle))
     await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
 
 
-async def failed_probes(pool: Pool) -> tuple[str, ...]:
+async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
     """Properties missing in force, found by running a program. Raises SandboxDown when not even that runs."""
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
     call = Call(id="probe", code=machine.PROBE, limits=PROBE_LIMITS)
-    limits = PROBE_LIMITS
-    program = Program(
-        call.code, "", {}, 0, limits.cpu_seconds, limits.memory_bytes, limits.output_bytes, limits.processes
-    )
-    worker = pool.idle.pop()
-    ProgramRun(call, worker, pool.terms.settings.grace_seconds, answered.set_result).start(channel.pack(program))
+    ProgramRun(call, pool.idle.pop(), pools.settings.grace_seconds, answered.set_result).start()
     response = await answered
     if response is None or response.outcome is not ProgramOutcome.OK:
         seen = "its slot died" if response is None else f"{response.outcome}: {response.stderr.strip()[-300:]}"
-        raise SandboxDown(f"the sandbox started as {pool.plan.level} but cannot run a program ({seen})")
+        raise SandboxDown(f"the sandbox started as {pools.plan.level} but cannot run a program ({seen})")
     return tuple(dict.fromkeys([*pool.walls_failed, *response.stdout.split()]))
 
 
 def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kernel: str) -> DaemonInfo:
     """Raises SandboxDown when the level in force is below the one asked for."""
-    settings = pools.terms.settings
-    level = level_of(bare.plan.level, second_kernel)
+    settings = pools.settings
+    level = level_of(pools.plan.level, second_kernel)
     asked = settings.min_isolation
     if level < asked:
         raise SandboxDown(

@@ -11,10 +11,8 @@ import asyncio
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from rocstar.sandbox import launch
@@ -37,27 +35,15 @@ MAX_SLOTS = 256  # of one zygote: each has a user of its own
 CHOSEN_BY = 100_000  # characters of a program that its tier is chosen by: imports stand at the top
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What all pools of a daemon have in common."""
-
-    settings: DaemonSettings
-    workdirs: str
-    """Folder in which slots without a file system of their own work."""
-    groups: Groups = field(default_factory=Groups)
-    """Where memory and processes of whole calls are counted."""
-
-
 class Pool:
-    """The workers of one tier. `start` brings the zygote up; from then on workers are started when `want` says so, up
-    to the number of slots. `problem` says why there can be none any more; `on_change` tells that a worker became idle
-    without having run, or that one cannot be had."""
+    """The workers of one tier. `start` brings the zygote up; from then on workers are started when `want` says so."""
 
-    def __init__(self, tier: Tier, index: int, terms: Terms, on_change: Callable[[], None]) -> None:
-        self.tier, self.index, self.terms, self.on_change = tier, index, terms, on_change
-        self.plan = plans.PLANS[-1]
+    def __init__(self, tier: Tier, pools: Pools) -> None:
+        self.tier, self.pools = tier, pools
+        self.name = f"{pools.order[tier]}"
         self.fork_path = ""
         self.problem = ""
+        """Why there can be no workers any more."""
         self.up = False
         self.full = False
         """The machine had no room for another process when the last worker was started."""
@@ -66,76 +52,67 @@ class Pool:
         self.workers: dict[int, Worker] = {}
         """All that are not gone, by number."""
         self.starting: set[int] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
         self.zygote: subprocess.Popen[bytes] | None = None
         self.zygotes = 0
         self.past_cpu_seconds = 0.0
 
     async def start(self) -> None:
-        """Bring the zygote up; `problem` is set when it cannot be."""
+        """Bring the zygote up and watch it; `problem` is set when it cannot be."""
         self.zygotes += 1
-        settings = {
-            "preload": self.tier.modules,
-            "workdirs": f"{self.terms.workdirs}/{self.index}",
-            "compiled": self.terms.settings.compiled,
-        }
+        compiled, workdirs = self.pools.settings.compiled, f"{self.pools.workdirs}/{self.name}"
+        settings = {"preload": self.tier.modules, "workdirs": workdirs, "compiled": compiled}
         try:
             self.commands, self.zygote = launch.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
         except OSError as error:
             self.problem = f"the sandbox zygote could not be started ({error})"
             return
-        first = await asyncio.get_running_loop().sock_recv(self.commands, MAX_HELLO_BYTES)
-        hello = json.loads(first) if first else {"problem": "the sandbox zygote died while preloading"}
+        hello = await first_message(self.commands, "the sandbox zygote died while preloading", None)
         self.problem, self.fork_path = hello["problem"], hello.get("fork_path", "")
         self.up = not self.problem
         if self.up:
-            self.spawn(self.watch_zygote())
+            self.pools.spawn(self.await_end(self.zygote))
 
-    async def watch_zygote(self) -> None:
+    async def await_end(self, zygote: subprocess.Popen[bytes]) -> None:
         """Wait for the zygote's end, which takes its slots along; start another."""
-        assert self.zygote is not None
         await asyncio.get_running_loop().sock_recv(self.commands, 1)
         self.up = False
         self.commands.close()
-        self.past_cpu_seconds += watch.cpu_seconds(self.zygote.pid)
-        self.zygote.kill()
-        self.zygote.wait()
-        if self.zygotes >= MAX_ZYGOTES:
-            self.problem = f"the sandbox zygote died {self.zygotes} times"
-        else:
+        self.past_cpu_seconds += watch.cpu_seconds(zygote.pid)
+        zygote.kill()
+        zygote.wait()
+        if self.zygotes < MAX_ZYGOTES:
             await self.start()
-        self.on_change()
+        else:
+            self.problem = f"the sandbox zygote died {self.zygotes} times"
+        self.pools.changed()
 
     def want(self, number: int) -> None:
         """So many calls wait for this tier: start workers for them, as far as there is room."""
         live = sum(not worker.dead for worker in self.workers.values())
-        room = self.terms.settings.slots - live - len(self.starting) if self.up else 0
+        room = self.pools.settings.slots - live - len(self.starting) if self.up else 0
         for _ in range(min(number - len(self.starting), room)):
-            number_taken = self.free_number()
-            self.starting.add(number_taken)
-            self.spawn(self.open_until_it_works(number_taken))
+            free = self.free_number()
+            self.starting.add(free)
+            self.pools.spawn(self.open_until_it_works(free))
 
-    def free_number(self) -> int:
-        return next(n for n in range(MAX_SLOTS) if n not in self.workers and n not in self.starting)
+    def free_number(self, *, from_the_end: bool = False) -> int:
+        numbers = range(MAX_SLOTS - 1, -1, -1) if from_the_end else range(MAX_SLOTS)
+        return next(n for n in numbers if n not in self.workers and n not in self.starting)
 
     async def open_until_it_works(self, number: int) -> None:
         """Start a worker; a full machine is waited for without end."""
-        problem = ""
-        try:
-            failures = 0
-            while failures < MAX_FAILED_STARTS:
-                worker, problem = await self.open(self.plan, number)
-                if worker is not None:
-                    self.idle.append(worker)
-                    return
-                if not self.up:
-                    return
-                failures += not self.full
-                await asyncio.sleep(RETRY_SECONDS if self.full else 0.1 * failures)
-            self.problem = problem
-        finally:
-            self.starting.discard(number)
-            self.on_change()
+        failures, problem = 0, ""
+        while self.up and failures < MAX_FAILED_STARTS:
+            worker, problem = await self.open(self.pools.plan, number)
+            if worker is not None:
+                self.idle.append(worker)
+                break
+            failures += not self.full
+            await asyncio.sleep(RETRY_SECONDS if self.full else 0.1 * failures)
+        else:
+            self.problem = problem if self.up else self.problem
+        self.starting.discard(number)
+        self.pools.changed()
 
     async def open(self, plan: Plan, number: int, *, session: bool = False) -> tuple[Worker | None, str]:
         """A new worker, or what went wrong; then `full` tells whether it may go well later. session: one whose programs
@@ -143,23 +120,24 @@ class Pool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         group = None
-        with suppress(OSError):  # then the slot says that it is not counted
-            group = self.terms.groups.open(f"{self.index}-{number}")
-        membership = {"groups": group.procs, "controllers": group.controllers} if group else NO_GROUP
+        with suppress(OSError):  # then the slot reports that it is not counted
+            group = self.pools.groups.open(f"{self.name}-{number}")
+        files, controllers = (group.procs, group.controllers) if group else ((), ())
+        command = {"spawn": number, "plan": plans.PLANS.index(plan), "groups": files, "controllers": controllers}
         with theirs:
-            self.tell({"spawn": number, "plan": plans.PLANS.index(plan), "session": session, **membership}, theirs)
-        hello = await first_message(ours)
+            self.tell(command | ({"session": True} if session else {}), theirs)
+        hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
         self.full = bool(hello.get("busy"))
         if hello["problem"]:
             ours.close()
             self.tell({"lost": number})
             return None, str(hello["problem"])
         self.zygotes = 0
-        worker = Worker(number, ours, hello, group if hello["groups"] else None)
+        worker = self.workers[number] = Worker(number, ours, hello, group if hello["groups"] else None)
         worker.passed()  # what was killed with the slot before it is not held against the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
-        self.workers[number] = worker
-        self.walls_failed = tuple(name for name in hello["failed"] if name != "no_process_limit" or "processes" not in worker.uncounted)
+        counted = "no_process_limit" if "processes" in worker.uncounted else ""  # for `watch` counts them
+        self.walls_failed = tuple(name for name in hello["failed"] if name != counted)
         return worker, ""
 
     def lost(self, worker: Worker) -> None:
@@ -169,16 +147,11 @@ class Pool:
         if worker in self.idle:
             self.idle.remove(worker)
         self.tell({"lost": worker.number})
-        self.on_change()
+        self.pools.changed()
 
     def tell(self, command: dict[str, Any], attached: socket.socket | None = None) -> None:
         with suppress(OSError):  # the zygote is gone, and with it every slot
             socket.send_fds(self.commands, [json.dumps(command).encode()], [attached.fileno()] if attached else [])
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     def cpu_seconds(self) -> float:
         """CPU of the zygote, of slots and of programs so far, as of their last answers, seconds."""
@@ -187,58 +160,53 @@ class Pool:
         return self.past_cpu_seconds + zygote + workers
 
 
-NO_GROUP: dict[str, Any] = {"groups": (), "controllers": ()}
-
-
-async def first_message(slot: socket.socket) -> dict[str, Any]:
-    """What a slot says of itself, or its `problem`."""
-    receiving = asyncio.get_running_loop().sock_recv(slot, MAX_HELLO_BYTES)
+async def first_message(connection: socket.socket, otherwise: str, seconds: float | None) -> dict[str, Any]:
+    """What a zygote or a slot says of itself; its `problem` is `otherwise` when it ends before that."""
     try:
-        data = await asyncio.wait_for(receiving, HELLO_SECONDS)
+        receiving = asyncio.get_running_loop().sock_recv(connection, MAX_HELLO_BYTES)
+        data = await asyncio.wait_for(receiving, seconds)
     except TimeoutError:
-        return {"problem": f"no sign of life within {HELLO_SECONDS} seconds"}
+        return {"problem": f"no sign of life within {seconds} seconds"}
     except OSError:
         data = b""
-    return dict(json.loads(data)) if data else {"problem": "the slot died while starting"}
+    return dict(json.loads(data)) if data else {"problem": otherwise}
 
 
 class Pools:
-    """The pools of all tiers, behind one plan. `failed` is set when not even the bare tier can be had any more, and
-    nothing but a new daemon helps; `on_change`: see `Pool`."""
+    """The pools of all tiers, behind one plan."""
 
-    def __init__(self, terms: Terms, permitted: Sequence[Plan]) -> None:
-        """`permitted`: plans to be tried in this order."""
-        self.terms, self.permitted = terms, permitted
+    def __init__(self, settings: DaemonSettings, workdirs: str, groups: Groups) -> None:
+        """workdirs: folder in which slots without a file system of their own work. groups: where memory and processes
+        of whole calls are counted."""
+        self.settings, self.workdirs, self.groups = settings, workdirs, groups
+        self.plan = plans.PLANS[-1]
         self.problems: list[str] = []
         """Why stronger plans than the one in force could not be had."""
-        offered = tiers.offered(terms.settings.preload)
+        offered = tiers.offered(settings.preload)
         self.order = {tier: n for n, tier in enumerate(offered)}
         self.chooser = tiers.Chooser(offered)
         self.pools: dict[Tier, Pool] = {}
-        self.coming: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self.failed = asyncio.Event()
+        """Set when not even the bare tier can be had any more: nothing but a new daemon helps."""
         self.on_change: Callable[[], None] = lambda: None
+        """Called when a worker came or went, or a tier cannot be had."""
 
-    async def start(self) -> Pool:
-        """Bring up the bare tier behind the strongest plan that works here, and the operator's own; the bare one.
-
-        Raises SandboxDown."""
-        preload = tuple(self.terms.settings.preload)
-        bare, *own = [self.add(tier) for tier in self.order if tier is tiers.BARE or tier.modules == preload]
-        await asyncio.gather(*(pool.start() for pool in (bare, *own)))
-        for pool in (bare, *own):
+    async def start(self, permitted: Sequence[Plan]) -> Pool:
+        """Bring up the bare tier behind the first of these plans that works here, and the operator's own tier; the bare
+        pool. Raises SandboxDown."""
+        own = tuple(self.settings.preload)
+        first = [self.pool(tier) for tier in self.order if tier is tiers.BARE or tier.modules == own]
+        await asyncio.gather(*(pool.start() for pool in first))
+        for pool in first:
             if pool.problem:
                 raise SandboxDown(pool.problem)
-        self.plan = await self.choose_plan(bare)
-        for pool in (bare, *own):
-            pool.plan = self.plan
-        return bare
-
-    async def choose_plan(self, pool: Pool) -> Plan:
-        for plan in self.permitted:
-            problem = await self.try_plan(pool, plan)
+        bare = self.pools[tiers.BARE]
+        for plan in permitted:
+            problem = await self.try_plan(bare, plan)
             if not problem:
-                return plan
+                self.plan = plan
+                return bare
             self.problems.append(problem)
         raise SandboxDown(f"no sandbox slot can be started here: {'; '.join(self.problems)}")
 
@@ -255,24 +223,17 @@ class Pools:
 
     def choose(self, code: str) -> Pool:
         """The pool that should run a program; its zygote may still be coming up."""
-        return self.usable(self.chooser.choose(code[:CHOSEN_BY]))
+        tier = self.chooser.choose(code[:CHOSEN_BY])
+        while True:
+            if tier not in self.pools:
+                self.spawn(self.bring_up(self.pool(tier)))
+            pool = self.pools[tier]
+            if not pool.problem or tier is tiers.BARE:
+                return pool
+            tier = next(other for other, n in self.order.items() if n == self.order[tier] - 1)  # the next cheaper one
 
-    def usable(self, tier: Tier) -> Pool:
-        """This tier's pool, or where it cannot be had that of the next cheaper one."""
-        pool = self.pools.get(tier)
-        if pool is None:
-            pool = self.add(tier)
-            pool.plan = self.plan
-            task = asyncio.create_task(self.bring_up(pool))
-            self.coming.add(task)
-            task.add_done_callback(self.coming.discard)
-        if pool.problem and tier is not tiers.BARE:
-            return self.usable(next(other for other, n in self.order.items() if n == self.order[tier] - 1))
-        return pool
-
-    def add(self, tier: Tier) -> Pool:
-        self.pools[tier] = Pool(tier, self.order[tier], self.terms, self.changed)
-        return self.pools[tier]
+    def pool(self, tier: Tier) -> Pool:
+        return self.pools.setdefault(tier, Pool(tier, self))
 
     async def bring_up(self, pool: Pool) -> None:
         await pool.start()
@@ -285,21 +246,24 @@ class Pools:
 
     async def open_for_session(self, code: str) -> Worker:
         """A worker of its own for a session that begins with this code. Raises SandboxDown."""
-        pool = self.choose(code)
-        while not pool.up:
-            await asyncio.sleep(RETRY_SECONDS / 10)
-            pool = self.choose(code)
+        while not (pool := self.choose(code)).up:
             if pool.problem:
                 raise SandboxDown(pool.problem)
-        number = next(n for n in range(MAX_SLOTS - 1, -1, -1) if n not in pool.workers and n not in pool.starting)
+            await asyncio.sleep(RETRY_SECONDS / 10)
+        number = pool.free_number(from_the_end=True)
         pool.starting.add(number)
         try:
-            worker, problem = await pool.open(pool.plan, number, session=True)
+            worker, problem = await pool.open(self.plan, number, session=True)
         finally:
             pool.starting.discard(number)
         if worker is None:
             raise SandboxDown(f"the session could not be started ({problem})")
         return worker
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def workers(self) -> list[Worker]:
         """All there are, busy or idle."""

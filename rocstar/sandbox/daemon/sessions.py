@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from msgspec import structs
 
@@ -29,52 +28,62 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
 )
 from rocstar.sandbox.daemon import verdict, watch
-from rocstar.sandbox.daemon.worker import Pipes, Run, Worker
+from rocstar.sandbox.daemon.worker import Pipes, Run, Worker, seed
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import Cell, Ended, Notebook
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
 SWEEP_PAUSE = 0.001  # for what was killed to die
 SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
-MAX_LOOK_SECONDS = 10.0  # between looks for idle sessions
 
 
-class QueuedCell(Protocol):
-    """A cell that waits or runs, as the queue knows it."""
+class Queued:
+    """A call in the daemon, from its arrival to its answer."""
 
-    call: Call
-    run: Run | None
-    """Set while it runs, so that it can be cancelled."""
-    answered: bool
+    __slots__ = (
+        "answered",
+        "arrived",
+        "call",
+        "moves",
+        "number",
+        "order",
+        "queue_seconds",
+        "run",
+        "size",
+        "started",
+        "timer",
+    )
 
+    def __init__(self, number: int, order: int, call: Call, size: int) -> None:
+        """number: its name on the connection. order: of arrival. size: of its frame, bytes."""
+        self.number, self.order, self.call, self.size = number, order, call, size
+        self.arrived = time.monotonic()
+        self.queue_seconds = 0.0
+        self.moves = 0
+        """How often it was given to a slot that could not start it."""
+        self.run: Run | None = None
+        """Set while it runs."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Of its patience, while it waits."""
+        self.started = self.answered = False
+        """Whether its turn has come; whether it is over."""
 
-class Queue(Protocol):
-    """What sessions need of the queue."""
-
-    def ready(self, cell: QueuedCell) -> None:
-        """Give it to `Sessions.start` when its turn comes, unless it is answered by then: then to `Sessions.skip`."""
-
-    def finish(self, cell: QueuedCell, response: Response | None) -> None:
-        """Answer it, with None that its session is lost. Harmless when it is answered already."""
-
-    def leave(self) -> None:
-        """One that was started runs no more."""
+    def __lt__(self, other: Queued) -> bool:
+        return self.order < other.order
 
 
 class Session:
     """One notebook: idle, or with one cell under way and others waiting for it."""
 
-    def __init__(self, call: Call) -> None:
-        self.name, self.limits = call.session, call.limits
-        self.waiting: deque[QueuedCell] = deque()
-        self.current: QueuedCell | None = None
-        """Given to the queue, or running."""
-        self.started = False
-        """Whether the current one is running."""
-        self.worker: Worker | None = None
-        self.pipes: Pipes | None = None
-        self.run: CellRun | None = None
-        self.used = time.monotonic()
+    worker: Worker | None = None
+    pipes: Pipes | None = None
+    run: CellRun | None = None
+    current: Queued | None = None
+    """Given to the queue, or running."""
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self.name, self.limits, self.used = name, limits, time.monotonic()
+        self.waiting: deque[Queued] = deque()
 
     def complaint(self, limits: Limits) -> str:
         """Memory and processes are those of the whole session."""
@@ -84,37 +93,40 @@ class Session:
                 return f"limit {name} of this session was set to {ours} by its first cell, got {theirs}"
         return ""
 
+    def end(self) -> None:
+        """Its processes, at once."""
+        if self.worker is not None:
+            self.worker.give_up()
+        if self.pipes is not None:
+            self.pipes.close()
+
 
 class CellRun(Run):
     """One cell. It is interrupted at its limit; if that does not help, its process is killed."""
 
-    def __init__(
-        self, call: Call, worker: Worker, grace_seconds: float, done: Callable[[Response | None], None]
-    ) -> None:
-        self.measures = ((self.interrupt, INTERRUPT_SECONDS), (worker.stop, grace_seconds))
-        self.notebook = 0
-        self.over = False
-        """The cell has reported; only processes it left are still being killed."""
-        super().__init__(call, worker, done)
+    notebook = 0
+    """The session's process, once it is known."""
+    over = False
+    """The cell has reported; what it has started is still being killed."""
+
+    def __init__(self, call: Call, worker: Worker, grace: float, done: Callable[[Response | None], None]) -> None:
+        super().__init__(call, worker, ((self.interrupt, INTERRUPT_SECONDS), (worker.stop, grace)), done)
 
     def start(self, pipes: Pipes) -> None:
-        limits = self.call.limits
-        self.find_notebook()
-        self.cpu_before = watch.cpu_seconds_with_children(self.notebook)
+        call, limits = self.call, self.call.limits
+        self.cpu_before = watch.cpu_seconds_with_children(self.find_notebook())
         pipes.room[0] = limits.output_bytes
         self.begin(pipes)
-        pipes.listen_for_report(self.reported)
-        fetch = list(self.call.fetch)
-        cell = Cell(self.call.cell, self.call.code, self.call.files, fetch, limits.cpu_seconds, limits.output_bytes)
-        pipes.send(channel.pack(cell))
-
-    def listen(self) -> None:
-        self.pipes.listen_to_output(partial(self.stop, "output"))
+        pipes.watch(pipes.control, self.on_read)
+        pipes.send(
+            channel.pack(
+                Cell(call.cell, call.code, call.files, list(call.fetch), limits.cpu_seconds, limits.output_bytes)
+            )
+        )
 
     def find_notebook(self) -> int:
         """The slot's first child. 0 where it cannot be seen, or is not there yet."""
-        if not self.notebook:
-            self.notebook = next(iter(watch.children(self.worker.process)), 0)
+        self.notebook = self.notebook or next(iter(watch.children(self.worker.process)), 0)
         return self.notebook
 
     def interrupt(self) -> None:
@@ -126,112 +138,121 @@ class CellRun(Run):
         if not self.over:
             super().stop(reason)
 
-    def reported(self) -> None:
-        self.over = True
-        self.timer.cancel()
-        self.seconds = self.age()
-        self.sweep()
+    def on_read(self) -> None:
+        super().on_read()
+        if not self.over and self.pipes.has_report():
+            self.over, self.seconds = True, self.age()
+            self.timer.cancel()
+            self.pipes.rest()
+            self.sweep()
 
     def sweep(self) -> None:
-        """Kill what the cell has started, as often as it takes."""
+        """Kill what the cell has started, as often as it takes; then answer."""
         if not self.find_notebook() or watch.kill_others(self.worker.process, self.notebook):
             self.guarded(self.conclude)
-        elif self.age() > self.seconds + SWEEP_SECONDS:
+        elif self.age() < self.seconds + SWEEP_SECONDS:
+            self.timer = self.worker.loop.call_later(SWEEP_PAUSE, self.sweep)
+        else:
             self.reason = self.reason or "processes"
             self.worker.give_up()
             self.on_ended(None)
-        else:
-            self.timer = self.worker.loop.call_later(SWEEP_PAUSE, self.sweep)
 
     def conclude(self) -> None:
         """Answer; the session goes on."""
         cpu = watch.cpu_seconds_with_children(self.notebook)
         self.worker.cpu_seconds = cpu + watch.cpu_seconds(self.worker.process)
-        usage = (self.seconds, cpu - self.cpu_before, watch.peak_bytes(self.notebook))
-        self.pipes.rest()
-        self.answer(verdict.cell(self.call, self.seen(self.reason, *usage)))
+        peak = watch.peak_bytes(self.notebook)
+        self.answer(verdict.cell(self.call, self.seen(self.reason, self.seconds, cpu - self.cpu_before, peak)))
 
-    def ended(self, ended: Ended | None) -> None:
+    def finish(self, ended: Ended | None) -> None:
         """The process is gone, and the session with it."""
-        used = ended.cpu_seconds - self.cpu_before if ended else 0.0
-        seen = self.seen(self.reason, self.age(), used, ended.peak_memory_bytes if ended else 0)
-        if ended is None and not seen.reason:
-            response = verdict.fault(self.call.id, "the slot of its session died")
-        else:
-            own = ended and ended._replace(own_cpu_seconds=ended.own_cpu_seconds - self.cpu_before)
-            response = verdict.program(self.call, seen, own)
+        if ended is not None:
+            before = self.cpu_before
+            ended = ended._replace(
+                cpu_seconds=ended.cpu_seconds - before, own_cpu_seconds=ended.own_cpu_seconds - before
+            )
+        usage = (ended.cpu_seconds, ended.peak_memory_bytes) if ended else (0.0, 0)
+        seen = self.seen(self.reason, self.age(), *usage)
+        died = verdict.fault(self.call.id, "the slot of its session died")
+        response = died if ended is None and not seen.reason else verdict.program(self.call, seen, ended)
         self.answer(structs.replace(response, state_lost=True))
 
 
 class Sessions:
-    """Consumes cells from `submit`, `start` and `skip`, and names of sessions from `close`; every cell is answered
-    through the queue once. A cell waits for those of its session before it, for its turn, and for its slot to start."""
+    """Consumes cells from `submit`, `start` and `skip`, and names of sessions from `close`; every cell is answered by
+    `finish` once. A cell waits for those of its session before it, for its turn, and for its slot to start."""
 
     def __init__(
-        self, settings: DaemonSettings, queue: Queue, open_worker: Callable[[str], Awaitable[Worker]]
+        self,
+        settings: DaemonSettings,
+        open_worker: Callable[[str], Awaitable[Worker]],
+        ready: Callable[[Queued], None],
+        finish: Callable[[Queued, Response | None], None],
+        leave: Callable[[], None],
     ) -> None:
-        """open_worker: starts a slot for a session that begins with this code; raises SandboxDown."""
-        self.settings, self.queue, self.open_worker = settings, queue, open_worker
+        """open_worker: starts a slot for a session that begins with this code; raises SandboxDown. ready: has `start`
+        called with this cell when its turn comes, or `skip` when it is answered by then. finish: answers, with None
+        that the session is lost; harmless for what is answered. leave: a cell that was started runs no more."""
+        self.settings, self.open_worker = settings, open_worker
+        self.ready, self.finish, self.leave = ready, finish, leave
         self.alive: dict[str, Session] = {}
         self.opening: set[asyncio.Task[None]] = set()
-        self.timer: asyncio.TimerHandle | None = None
 
-    def submit(self, cell: QueuedCell) -> None:
+    def submit(self, cell: Queued) -> None:
         """Cell 1 starts a session, anew where there is one of this name."""
-        session = self.alive.get(cell.call.session)
-        if cell.call.cell == 1:
+        call = cell.call
+        session = self.alive.get(call.session)
+        if call.cell == 1:
             if session is not None:
                 self.end(session)
-            session = self.new(cell)
-        elif session is None:
-            self.queue.finish(cell, None)
-        elif why := session.complaint(cell.call.limits):
-            self.queue.finish(cell, Response(id=cell.call.id, outcome=ProgramOutcome.REJECTED, message=why))
-            return
-        if session is not None:
+            if not self.make_room():
+                full = f"{len(self.alive)} sessions are busy, which is all that there may be; try again later"
+                self.finish(cell, Response(id=call.id, outcome=ServiceOutcome.OVERLOADED, message=full))
+                return
+            session = self.alive[call.session] = Session(call.session, call.limits)
+        if session is None:
+            self.finish(cell, None)
+        elif why := session.complaint(call.limits):
+            self.finish(cell, Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=why))
+        else:
             session.waiting.append(cell)
             self.offer(session)
 
-    def new(self, cell: QueuedCell) -> Session | None:
-        """None, and the cell is answered, where there are too many that are busy."""
+    def make_room(self) -> bool:
+        """For one more, which the one that has been idle for longest makes way for."""
         if len(self.alive) >= self.settings.session_slots:
-            idle = [each for each in self.alive.values() if each.current is None]
+            idle = [session for session in self.alive.values() if session.current is None]
             if not idle:
-                full = f"{len(self.alive)} sessions are running, which is all that may be; try again later"
-                self.queue.finish(cell, Response(id=cell.call.id, outcome=ServiceOutcome.OVERLOADED, message=full))
-                return None
-            self.end(min(idle, key=lambda each: each.used))
-        session = self.alive[cell.call.session] = Session(cell.call)
-        self.look_later()
-        return session
+                return False
+            self.end(min(idle, key=lambda session: session.used))
+        return True
 
     def offer(self, session: Session) -> None:
         """Have the queue run its next cell, if none is under way."""
         while session.current is None and session.waiting:
             cell = session.waiting.popleft()
             if not cell.answered:
-                session.current, session.started = cell, False
-                self.queue.ready(cell)
+                session.current = cell
+                self.ready(cell)
 
-    def skip(self, cell: QueuedCell) -> None:
+    def skip(self, cell: Queued) -> None:
         """It was answered before its turn came."""
         session = self.alive.get(cell.call.session)
         if session is not None and session.current is cell:
             session.current = None
             self.offer(session)
 
-    def start(self, cell: QueuedCell) -> None:
+    def start(self, cell: Queued) -> None:
         """Its turn has come."""
         session = self.alive[cell.call.session]
-        session.started = True
-        if session.pipes is None:
-            task = asyncio.create_task(self.open(session, cell))
-            self.opening.add(task)
-            task.add_done_callback(self.opening.discard)
-        else:
-            self.run(session, cell)
+        if session.worker is not None and session.pipes is not None:
+            self.run(session, cell, session.worker, session.pipes)
+            return
+        task = asyncio.create_task(self.open(session, cell))
+        self.opening.add(task)
+        task.add_done_callback(self.opening.discard)
 
-    async def open(self, session: Session, cell: QueuedCell) -> None:
+    async def open(self, session: Session, cell: Queued) -> None:
         """Start the session's slot and process; then its first cell."""
         limits = session.limits
         try:
@@ -239,25 +260,21 @@ class Sessions:
             if self.alive.get(session.name) is not session:
                 raise SandboxDown("its session was closed")
             worker.limit(limits)
-            pipes = Pipes(worker.loop, limits.output_bytes, verdict.MAX_LONG_REPORT_BYTES)
-            session.pipes = pipes
-            notebook = Notebook(self.seed(cell.call), limits.memory_bytes, limits.processes)
-            worker.start(pipes, channel.RUN, channel.pack(notebook), partial(self.process_ended, session))
+            session.pipes = pipes = Pipes(worker.loop, limits.output_bytes, verdict.MAX_LONG_REPORT_BYTES)
+            notebook = channel.pack(Notebook(seed(cell.call), limits.memory_bytes, limits.processes))
+            worker.start(pipes, channel.RUN, notebook, partial(self.process_ended, session))
         except (OSError, SandboxDown) as error:
+            session.end()
             self.done(session, cell, structs.replace(verdict.fault(cell.call.id, str(error)), state_lost=True))
-            self.let_go(session)
         else:
-            self.run(session, cell)
+            self.run(session, cell, worker, pipes)
 
-    def seed(self, call: Call) -> int:
-        return int.from_bytes(os.urandom(8)) if call.seed is None else call.seed
-
-    def run(self, session: Session, cell: QueuedCell) -> None:
-        done = partial(self.done, session, cell)
-        cell.run = session.run = CellRun(cell.call, session.worker, self.settings.grace_seconds, done)
-        session.run.start(session.pipes)
+    def run(self, session: Session, cell: Queued, worker: Worker, pipes: Pipes) -> None:
+        run = CellRun(cell.call, worker, self.settings.grace_seconds, partial(self.done, session, cell))
+        cell.run = session.run = run
+        run.start(pipes)
         if cell.answered:  # cancelled while the slot was started
-            session.run.stop("cancelled")
+            run.stop("cancelled")
 
     def process_ended(self, session: Session, ended: Ended | None) -> None:
         if session.run is not None:
@@ -265,16 +282,15 @@ class Sessions:
         else:
             self.end(session)
 
-    def done(self, session: Session, cell: QueuedCell, response: Response | None) -> None:
+    def done(self, session: Session, cell: Queued, response: Response | None) -> None:
         """A cell that was started has ended."""
         session.used = time.monotonic()
         session.current = session.run = cell.run = None
         if response is not None and response.state_lost:
             self.end(session)
-        self.queue.finish(cell, response)
-        self.queue.leave()
-        if self.alive.get(session.name) is session:
-            self.offer(session)
+        self.finish(cell, response)
+        self.leave()
+        self.offer(session)
 
     def close(self, name: str) -> None:
         session = self.alive.get(name)
@@ -286,30 +302,19 @@ class Sessions:
         if self.alive.get(session.name) is not session:
             return
         del self.alive[session.name]
-        for cell in session.waiting:
-            self.queue.finish(cell, None)
+        for cell in (session.current, *session.waiting):
+            if cell is not None and not cell.started:
+                self.finish(cell, None)
         session.waiting.clear()
-        if session.current is not None and not session.started:
-            self.queue.finish(session.current, None)
         if session.run is not None:
-            cancelled = Response(id=session.run.call.id, outcome=ServiceOutcome.CANCELLED, message="session closed")
-            session.run.answer(structs.replace(cancelled, state_lost=True))
-        self.let_go(session)
-
-    def let_go(self, session: Session) -> None:
-        if session.worker is not None:
-            session.worker.give_up()
-        if session.pipes is not None:
-            session.pipes.close()
-
-    def look_later(self) -> None:
-        if self.timer is None and self.alive:
-            pause = min(self.settings.session_idle_seconds / 4, MAX_LOOK_SECONDS)
-            self.timer = asyncio.get_running_loop().call_later(pause, self.end_idle)
+            closed = Response(
+                id=session.run.call.id, outcome=ServiceOutcome.CANCELLED, message="its session was closed"
+            )
+            session.run.answer(structs.replace(closed, state_lost=True))
+        session.end()
 
     def end_idle(self) -> None:
-        self.timer = None
+        """To be called now and then."""
         oldest = time.monotonic() - self.settings.session_idle_seconds
         for session in [each for each in self.alive.values() if each.current is None and each.used < oldest]:
             self.end(session)
-        self.look_later()

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct, json, structs
 
 from rocstar.sandbox.call import Call, Failure, Outcome, ProgramOutcome, Response, ServiceOutcome
-from rocstar.sandbox.slot.channel import LENGTH, Ended
+from rocstar.sandbox.slot.channel import Ended
 
 MAX_REPORT_BYTES = 256 * 2**10  # of a program
 MAX_LONG_REPORT_BYTES = 24 * 2**20  # of a fetch or a session's cell, which may bring files and images
@@ -27,7 +27,9 @@ MAX_MESSAGE = 2_000  # characters of its message
 MAX_FETCHED_BYTES = 16 * 2**20
 MAX_IMAGES_BYTES = 8 * 2**20
 PNG = b"\x89PNG\r\n\x1a\n"
-CPU_TOLERANCE = 0.1  # seconds; the kernel enforces the limit by another clock than it accounts by
+CPU_SHARE = (
+    0.5  # of the limit; the kernel enforces it by counting ticks, which on a busy machine run ahead of the clock
+)
 
 ENDED_BY: dict[str, Outcome] = {
     "wall": ProgramOutcome.WALL_TIMEOUT,
@@ -106,7 +108,7 @@ def is_refused(call: Call, seen: Seen, report: Report) -> bool:
 
 def used_up(ended: Ended, cpu_seconds: float) -> bool:
     """A program can send itself the signal that the kernel sends at the limit."""
-    return ended.own_cpu_seconds >= math.ceil(cpu_seconds) - CPU_TOLERANCE
+    return ended.own_cpu_seconds >= CPU_SHARE * math.ceil(cpu_seconds)
 
 
 def cell(call: Call, seen: Seen) -> Response:
@@ -115,9 +117,11 @@ def cell(call: Call, seen: Seen) -> Response:
     if is_refused(call, seen, report):
         return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
     out_of_cpu = report.exception is not None and report.exception[0] == "CPUTimeout"
-    if out_of_cpu and not seen.reason and seen.cpu_seconds >= call.limits.cpu_seconds - CPU_TOLERANCE:
+    if out_of_cpu and not seen.reason and seen.cpu_seconds >= CPU_SHARE * call.limits.cpu_seconds:
         seen = seen._replace(reason="cpu")
-    response = told(call, seen, report, tail, None if seen.reason else report.status, files_of(report, tail, call.fetch))
+    response = told(
+        call, seen, report, tail, None if seen.reason else report.status, files_of(report, tail, call.fetch)
+    )
     return structs.replace(response, images=images_of(report, tail)) if report.images else response
 
 

@@ -41,11 +41,12 @@ class Watched(Protocol):
     """To be called with the limit that was passed."""
 
 
-async def watch(workers: Callable[[], Iterable[Watched]], proc: Path = Path("/proc")) -> None:
-    """Look at the calls that have run for LOOK_SECONDS, as often as that, and have those ended that are over a limit.
-    Until cancelled."""
+async def watch(workers: Callable[[], Iterable[Watched]], also: Callable[[], None], proc: Path = Path("/proc")) -> None:
+    """Every LOOK_SECONDS look at the calls that have run for so long, have those ended that are over a limit, and call
+    `also`. Until cancelled."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
+        also()
         due = time.monotonic() - LOOK_SECONDS
         for worker in workers():
             if worker.uncounted and worker.started < due and worker.on_passed is not None:

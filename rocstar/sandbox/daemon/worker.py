@@ -1,7 +1,7 @@
 """One slot as the daemon sees it, and one program in it.
 
-A short program costs the event loop nothing but the one look at its end: its output and report wait in their pipes.
-Only one that still runs after LISTEN_SECONDS is listened to while it runs. Every run has a deadline that needs the
+A short program costs the event loop one look, at its end: until then its output and report wait in their pipes. Only
+one that still runs after LISTEN_SECONDS is listened to while it runs. Every run has a deadline that needs the
 cooperation of nobody, and is answered exactly once, whatever goes wrong.
 """
 
@@ -20,83 +20,80 @@ import traceback
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from rocstar.sandbox.call import Call, Limits, Response
 from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot import channel
-from rocstar.sandbox.slot.channel import ENDED, LENGTH, Ended, Fetch
+from rocstar.sandbox.slot.channel import ENDED, LENGTH, Ended, Fetch, Program
 from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, Group
 
-LISTEN_SECONDS = 0.01  # most programs end within it: one wake-up of the loop instead of many
+LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than a pipe holds waits as long
 FETCH_SECONDS = 20.0  # for a slot to send back files; it takes milliseconds
-READ_BYTES = 2**16  # no less than a page: a program can make its pipe one of packets, whose rest would be lost
-READS = 64  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
-
-
-MISSING = {"no_memory_cgroup": "memory", "no_process_limit": "processes"}
+READ_BYTES = 2**16  # more than a page: a program can make its pipe one of packets, whose rest would be lost
+READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
+UNCOUNTED = {"no_memory_cgroup": "memory", "no_process_limit": "processes"}
 """What is not counted for a whole call, by what a slot says that it lacks."""
 
 
 class Stream:
-    """What a program wrote to its stdout or stderr, up to a cap that both share."""
+    """What comes out of one of our pipes, up to a cap."""
 
-    __slots__ = ("chunks", "dropped", "fd", "room")
+    __slots__ = ("data", "dropped", "fd", "room")
 
     def __init__(self, fd: int, room: list[int]) -> None:
-        """`room`: bytes that may still be kept, shared with the other stream."""
-        self.fd, self.room = fd, room
-        self.chunks: list[bytes] = []
-        self.dropped = 0
+        """room: bytes that may still be kept, in a list because stdout and stderr share it."""
+        os.set_blocking(fd, False)
+        self.fd, self.room, self.data, self.dropped = fd, room, bytearray(), 0
 
-    def read(self) -> bool:
-        """Take what is there, at most READ_BYTES; whether there may be more."""
+    def read(self) -> int | None:
+        """Take what is there, at most READ_BYTES: how much it was, 0 at the end, None where there is nothing now."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
-            return False
+            return None
+        except OSError:  # of control: the process has ended without reading its payload
+            return 0
         kept = data[: self.room[0]]
-        if kept:
-            self.chunks.append(kept)
-            self.room[0] -= len(kept)
+        self.data += kept
+        self.room[0] -= len(kept)
         self.dropped += len(data) - len(kept)
-        return bool(data)
+        return len(data)
 
-    def taken(self) -> tuple[bytes, int]:
-        """What has been kept and how many bytes were not, since the last time."""
-        data, dropped = b"".join(self.chunks), self.dropped
-        self.chunks, self.dropped = [], 0
+    def drain(self) -> tuple[bytes, int]:
+        """All that is there: what was kept since the last time, and how many bytes were not."""
+        for _ in range(READS):
+            if not self.read():
+                break
+        data, dropped = bytes(self.data), self.dropped
+        self.data, self.dropped = bytearray(), 0
         return data, dropped
 
 
 class Pipes:
     """The daemon's ends of the pipes of one process: its output, and control, which its payload goes into and its
-    report comes out of. Nothing is registered with the event loop before `listen`, or payload that has to wait."""
+    report comes out of. Nothing is registered with the event loop before `watch`, or payload that has to wait."""
 
-    __slots__ = ("control", "err", "loop", "most", "out", "report", "room", "theirs", "unsent", "watched")
+    __slots__ = ("control", "err", "loop", "most", "out", "room", "theirs", "unsent", "watched")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cap: int, most: int) -> None:
-        """cap: bytes of output to keep. most: bytes of a report that are read. Raises OSError."""
+        """cap: bytes of output to keep. most: of a report. Raises OSError, holding nothing."""
+        fds: list[int] = []
+        try:
+            fds += os.pipe()
+            fds += os.pipe()
+            fds += (end.detach() for end in socket.socketpair())
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
         self.loop, self.most, self.room = loop, most, [cap]
-        self.control, control = socket.socketpair()
-        self.theirs = [-1, -1, control.detach()]
-        self.report = bytearray()
+        self.out, self.err = Stream(fds[0], self.room), Stream(fds[2], self.room)
+        self.control = Stream(fds[4], [LENGTH.size + most])
+        self.theirs = [fds[1], fds[3], fds[5]]
         self.unsent = memoryview(b"")
         self.watched: set[int] = set()
-        self.out = self.err = Stream(-1, self.room)
-        try:
-            self.out, self.theirs[0] = self._pipe()
-            self.err, self.theirs[1] = self._pipe()
-        except OSError:
-            self.close()
-            raise
-
-    def _pipe(self) -> tuple[Stream, int]:
-        ours, theirs = os.pipe()
-        os.set_blocking(ours, False)
-        return Stream(ours, self.room), theirs
 
     def hand_over(self, slot: socket.socket, command: bytes, payload: bytes) -> None:
         """Have the slot start a process on the other ends, with this payload in control. Raises OSError."""
@@ -106,128 +103,86 @@ class Pipes:
 
     def send(self, payload: bytes) -> None:
         """Into control; what it does not take now goes out when it can."""
-        self.unsent = memoryview(payload)[self._sent(payload) :]
+        self.unsent = memoryview(payload)
+        self._send_more()
         if self.unsent:
-            self.loop.add_writer(self.control.fileno(), self._send_more)
-
-    def _sent(self, data: bytes | memoryview) -> int:
-        """Bytes taken; a process that is gone takes all."""
-        try:
-            return self.control.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)
+            self.loop.add_writer(self.control.fd, self._send_more)
 
     def _send_more(self) -> None:
-        self.unsent = self.unsent[self._sent(self.unsent) :]
+        try:
+            self.unsent = self.unsent[os.write(self.control.fd, self.unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:  # the process is gone
+            self.unsent = self.unsent[:0]
         if not self.unsent:
-            self.loop.remove_writer(self.control.fileno())
+            self.loop.remove_writer(self.control.fd)
 
     def was_read(self) -> bool:
         """Whether the process has taken all of its payload: then it runs."""
-        unread = struct.unpack("i", fcntl.ioctl(self.control, termios.TIOCOUTQ, bytes(4)))[0]
+        (unread,) = struct.unpack("i", fcntl.ioctl(self.control.fd, termios.TIOCOUTQ, bytes(4)))
         return not self.unsent and unread == 0
 
-    def listen_to_output(self, on_dropped: Callable[[], None]) -> None:
-        """Read it while the process runs; `on_dropped`: called when some of it was more than is kept."""
-        for stream in (self.out, self.err):
-            self._watch(stream.fd, partial(self._on_output, stream, on_dropped))
+    def watch(self, stream: Stream, on_read: Callable[[], None]) -> None:
+        """Read it while the process runs."""
+        self.loop.add_reader(stream.fd, self._on_readable, stream, on_read)
+        self.watched.add(stream.fd)
 
-    def listen_for_report(self, on_report: Callable[[], None] | None) -> None:
-        """Read it while the process runs; `on_report`: called when it is complete."""
-        self._watch(self.control.fileno(), partial(self._on_control, on_report))
-
-    def _watch(self, fd: int, callback: Callable[[], None]) -> None:
-        self.loop.add_reader(fd, callback)
-        self.watched.add(fd)
+    def _on_readable(self, stream: Stream, on_read: Callable[[], None]) -> None:
+        if stream.read() == 0:
+            self.loop.remove_reader(stream.fd)
+        on_read()
 
     def rest(self) -> None:
-        """Stop listening."""
+        """Stop reading."""
         for fd in self.watched:
             self.loop.remove_reader(fd)
         self.watched.clear()
 
-    def _on_output(self, stream: Stream, on_dropped: Callable[[], None]) -> None:
-        if not stream.read():
-            self.loop.remove_reader(stream.fd)
-        if stream.dropped:
-            on_dropped()
-
-    def _on_control(self, on_report: Callable[[], None] | None) -> None:
-        complete = self.read_report()
-        if complete is not False:
-            self.loop.remove_reader(self.control.fileno())
-        if complete and on_report is not None:
-            on_report()
-
-    def read_report(self) -> bool | None:
-        """Take what is there of the report. True: it is complete, or will never be; None: the other end is closed."""
-        for _ in range(READS):
-            try:
-                data = self.control.recv(READ_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return False
-            except OSError:
-                return None
-            self.report += data
-            if len(self.report) >= self.wanted():
-                return True
-            if not data:
-                return None
-        return False
-
-    def wanted(self) -> int:
-        """Bytes of the report with its length, as far as is known."""
-        if len(self.report) < LENGTH.size:
-            return LENGTH.size
-        size = int(LENGTH.unpack_from(self.report)[0])
-        return LENGTH.size + size if size <= self.most else 0
-
-    def drain(self) -> tuple[tuple[bytes, int], tuple[bytes, int]]:
-        """All output that is there: of stdout and stderr, what was kept and how many bytes were not."""
-        for stream in (self.out, self.err):
-            for _ in range(READS):
-                if not stream.read():
-                    break
-        return self.out.taken(), self.err.taken()
+    def has_report(self) -> bool:
+        """Whether it is complete, or will never be."""
+        data = self.control.data
+        if len(data) < LENGTH.size:
+            return False
+        size = int(LENGTH.unpack_from(data)[0])
+        return size > self.most or len(data) >= LENGTH.size + size
 
     def taken_report(self) -> bytes:
-        """The report without its length, empty unless it is complete."""
-        self.read_report()
-        end = self.wanted()
-        whole, self.report = self.report, bytearray()
-        return bytes(whole[LENGTH.size : end]) if LENGTH.size < end <= len(whole) else b""
+        """The report without its length; empty unless it is complete."""
+        data, _ = self.control.drain()
+        self.control.room[0] = LENGTH.size + self.most
+        end = LENGTH.size + LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else 0
+        return data[LENGTH.size : end] if end <= len(data) else b""
 
     def _close_theirs(self) -> None:
         for fd in self.theirs:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
         self.theirs = []
 
     def close(self) -> None:
+        """Harmless when it is done already."""
+        if self.control.fd < 0:
+            return
         self.rest()
         if self.unsent:
-            self.loop.remove_writer(self.control.fileno())
+            self.loop.remove_writer(self.control.fd)
         self._close_theirs()
-        self.control.close()
-        for stream in (self.out, self.err):
-            if stream.fd >= 0:
-                os.close(stream.fd)
-                stream.fd = -1
+        for stream in (self.out, self.err, self.control):
+            os.close(stream.fd)
+            stream.fd = -1
 
 
 class Worker:
     """A slot: idle, busy with one process, or dead. It runs what `start` gives it and calls back with how that ended,
-    or with None when the slot is no more; `owner` hears that it is idle again or lost."""
+    or with None when the slot is no more."""
 
     def __init__(self, number: int, slot: socket.socket, hello: Mapping[str, Any], group: Group | None) -> None:
-        """`hello`: what the slot said of itself. `group`: counts memory and processes of whole calls."""
+        """hello: what the slot said of itself. group: counts memory and processes of whole calls."""
         self.number, self.slot, self.group = number, slot, group
-        missing = {MISSING[name] for name in hello["failed"] if name in MISSING}
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
-        self.uncounted = frozenset(missing if watch.can_see(self.process) else ())
+        uncounted = {UNCOUNTED[name] for name in hello["failed"] if name in UNCOUNTED}
+        self.uncounted = frozenset(uncounted if watch.can_see(self.process) else ())
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None
@@ -262,13 +217,20 @@ class Worker:
         except OSError:
             data = b""
         on_ended, self.on_ended, self.started = self.on_ended, None, math.inf
-        if len(data) != ENDED.size or on_ended is None:
-            self.on_ended = on_ended
-            self._lost()
+        if len(data) == ENDED.size and on_ended is not None:
+            ended = channel.parse_ended(data)
+            self.cpu_seconds = ended.slot_cpu_seconds
+            on_ended(ended)
             return
-        ended = channel.parse_ended(data)
-        self.cpu_seconds = ended.slot_cpu_seconds
-        on_ended(ended)
+        self.dead = True
+        self.loop.remove_reader(self.slot.fileno())
+        self.slot.close()
+        for handle in filter(None, self.handles.values()):
+            os.close(handle)
+        self.handles.clear()
+        self.on_lost(self)
+        if on_ended is not None:
+            on_ended(None)
 
     def passed(self) -> bool:
         """Whether the kernel has killed for want of memory since it was last asked."""
@@ -286,190 +248,197 @@ class Worker:
     def _signal(self, pid: int, number: int) -> None:
         handle = self.handles.get(pid)
         with suppress(OSError):  # gone
-            if handle is not None:
-                signal.pidfd_send_signal(handle, number) if handle >= 0 else os.kill(pid, number)
-
-    def _lost(self) -> None:
-        self.loop.remove_reader(self.slot.fileno())
-        self.slot.close()
-        for handle in self.handles.values():
-            if handle >= 0:
-                os.close(handle)
-        self.handles.clear()
-        on_ended, self.on_ended, self.dead = self.on_ended, None, True
-        self.on_lost(self)
-        if on_ended is not None:
-            on_ended(None)
+            if handle:
+                signal.pidfd_send_signal(handle, number)
+            elif handle == 0:
+                os.kill(pid, number)
 
 
 def pidfd(pid: int) -> int:
-    """-1 where the kernel has none (before Linux 5.3)."""
+    """0 where the kernel has none (before Linux 5.3)."""
     try:
         return os.pidfd_open(pid)
     except OSError:
-        return -1
+        return 0
 
 
 class Run:
-    """A program or a cell while it runs: when it is listened to, when and how it is stopped. `ended` makes the answer;
+    """A program or a cell while it runs: when it is listened to, when and how it is stopped. `finish` makes the answer;
     `measures` are what is done to stop it, each with the seconds it is given to work."""
 
-    measures: tuple[tuple[Callable[[], None], float], ...]
-
-    def __init__(self, call: Call, worker: Worker, done: Callable[[Response | None], None]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        worker: Worker,
+        measures: tuple[tuple[Callable[[], None], float], ...],
+        done: Callable[[Response | None], None],
+    ) -> None:
         """done: called once with the answer, or with None when nothing was run and another slot should be tried."""
         self.call, self.worker, self.done = call, worker, done
+        self.measures = iter(measures)
         self.reason = ""
         """Why it is being stopped: see `verdict.ENDED_BY`."""
-        self.steps = iter(self.measures)
         self.listening = self.answered = False
 
     def begin(self, pipes: Pipes) -> None:
         """The clock runs from now."""
         self.pipes, self.begun = pipes, time.monotonic()
         self.worker.on_passed = self.stop
-        self._wake_after(min(LISTEN_SECONDS, self.call.limits.wall_seconds))
-
-    def _wake_after(self, seconds: float) -> None:
-        self.timer = self.worker.loop.call_later(seconds, self._on_timer)
-
-    def _on_timer(self) -> None:
-        left = self.begun + self.call.limits.wall_seconds - time.monotonic()
-        if self.reason:
-            self._next_measure()
-        elif left <= 0:
-            self.stop("wall")
-        else:
-            self.listen()
-            self._wake_after(left)
-
-    def listen(self) -> None:
-        if not self.listening:
-            self.listening = True
-            self.pipes.listen_to_output(partial(self.stop, "output"))
-            self.pipes.listen_for_report(None)
-
-    def stop(self, reason: str) -> None:
-        """End it; the first reason counts."""
-        if not self.reason and not self.answered:
-            self.reason = reason
-            self._next_measure()
-
-    def _next_measure(self) -> None:
-        self.timer.cancel()
-        measure, seconds = next(self.steps, (self._give_up, math.inf))
-        if seconds < math.inf:
-            self._wake_after(seconds)
-        measure()
-
-    def _give_up(self) -> None:
-        """Nothing helped: the slot itself is stuck, or what it runs cannot be ended."""
-        self.worker.give_up()
-        self.on_ended(None)
-
-    def on_ended(self, ended: Ended | None) -> None:
-        """The process has ended; None: nobody can say how. An answer leaves even if making it fails."""
-        self.timer.cancel()
-        self.guarded(partial(self.ended, ended))
-
-    def guarded(self, make: Callable[[], None]) -> None:
-        try:
-            make()
-        except Exception as error:
-            traceback.print_exc()
-            self.worker.give_up()
-            self.answer(verdict.fault(self.call.id, f"the answer could not be made ({type(error).__name__}: {error})"))
-
-    def ended(self, ended: Ended | None) -> None:
-        raise NotImplementedError
-
-    def answer(self, response: Response | None) -> None:
-        if not self.answered:
-            self.answered, self.worker.on_passed = True, None
-            self.done(response)
-
-    def seen(self, reason: str, *usage: float) -> Seen:
-        """All that is known of it, its last output included. reason: why we ended it; usage: see Seen."""
-        (out, dropped_out), (err, dropped_err) = self.pipes.drain()
-        if reason not in ("output", "cancelled") and self.worker.passed():
-            reason = "memory"
-        if not reason and dropped_out + dropped_err:
-            reason = "output"
-        return Seen(out, err, (dropped_out, dropped_err), self.pipes.taken_report(), reason, *usage)
+        self.wake_after(min(LISTEN_SECONDS, self.call.limits.wall_seconds))
 
     def age(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self.begun
 
+    def wake_after(self, seconds: float) -> None:
+        self.timer = self.worker.loop.call_later(seconds, self.on_timer)
+
+    def on_timer(self) -> None:
+        left = self.call.limits.wall_seconds - self.age()
+        if self.reason:
+            self.next_measure()
+        elif left <= 0:
+            self.stop("wall")
+        else:
+            if not self.listening:
+                self.listen()
+            self.wake_after(left)
+
+    def listen(self) -> None:
+        self.listening = True
+        for stream in (self.pipes.out, self.pipes.err, self.pipes.control):
+            self.pipes.watch(stream, self.on_read)
+
+    def on_read(self) -> None:
+        if self.pipes.out.dropped or self.pipes.err.dropped:
+            self.stop("output")
+
+    def stop(self, reason: str) -> None:
+        """End it; the first reason counts."""
+        if not self.reason and not self.answered:
+            self.reason = reason
+            self.next_measure()
+
+    def next_measure(self) -> None:
+        self.timer.cancel()
+        measure, seconds = next(self.measures, (None, 0.0))
+        if measure is not None:
+            self.wake_after(seconds)
+            measure()
+        else:  # the slot itself is stuck, or what it runs cannot be ended
+            self.worker.give_up()
+            self.on_ended(None)
+
+    def on_ended(self, ended: Ended | None) -> None:
+        """The process has ended; None: nobody can say how."""
+        self.timer.cancel()
+        self.guarded(self.finish, ended)
+
+    def guarded(self, finish: Callable[..., None], *arguments: object) -> None:
+        """An answer leaves even if making it fails."""
+        try:
+            finish(*arguments)
+        except Exception as error:
+            traceback.print_exc()
+            self.worker.give_up()
+            self.answer(verdict.fault(self.call.id, f"the answer could not be made ({type(error).__name__}: {error})"))
+
+    def finish(self, ended: Ended | None) -> None:
+        raise NotImplementedError
+
+    def answer(self, response: Response | None) -> None:
+        if not self.answered:
+            self.answered, self.worker.on_passed = True, None
+            self.timer.cancel()
+            self.done(response)
+
+    def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:
+        """All that is known of it, its last output included. reason: why we ended it."""
+        (out, dropped_out), (err, dropped_err) = self.pipes.out.drain(), self.pipes.err.drain()
+        if reason not in ("output", "cancelled") and self.worker.passed():
+            reason = "memory"
+        if not reason and dropped_out + dropped_err:
+            reason = "output"
+        report, dropped = self.pipes.taken_report(), (dropped_out, dropped_err)
+        return Seen(out, err, dropped, report, reason, run_seconds, cpu_seconds, peak_memory_bytes)
+
 
 class ProgramRun(Run):
     """One plain call in a slot: the program, and then the files it is to send back."""
 
-    def __init__(
-        self, call: Call, worker: Worker, grace_seconds: float, done: Callable[[Response | None], None]
-    ) -> None:
-        """grace_seconds: a slot that has not ended its program so long after it was told to is stuck itself."""
-        self.measures = ((worker.stop, grace_seconds),)
-        self.program: tuple[Seen, Ended] | None = None
-        """Set while its files are fetched."""
-        super().__init__(call, worker, done)
+    program: tuple[Seen, Ended] | None = None
+    """Set while its files are fetched."""
 
-    def start(self, payload: bytes) -> None:
+    def __init__(self, call: Call, worker: Worker, grace: float, done: Callable[[Response | None], None]) -> None:
+        """grace: a slot that has not ended its program so many seconds after it was told to is stuck itself."""
+        super().__init__(call, worker, ((worker.stop, grace),), done)
+
+    def start(self) -> None:
         """Run it; whatever happens, `done` is called."""
         try:
             self.worker.limit(self.call.limits)
-            self.begin(Pipes(self.worker.loop, self.call.limits.output_bytes, verdict.MAX_REPORT_BYTES))
+            pipes = Pipes(self.worker.loop, self.call.limits.output_bytes, verdict.MAX_REPORT_BYTES)
         except OSError:  # the slot holds too much memory of earlier calls, or we have no descriptors left
             self.worker.give_up()
-            super().answer(None)
+            self.done(None)
             return
+        self.begin(pipes)
         try:
             command = channel.RUN_AND_KEEP if self.call.fetch else channel.RUN
-            self.worker.start(self.pipes, command, payload, self.on_ended)
+            self.worker.start(pipes, command, payload(self.call), self.on_ended)
         except OSError:  # the slot is dead
             self.worker.give_up()
             self.answer(None)
 
     def answer(self, response: Response | None) -> None:
-        self.timer.cancel()
         self.pipes.close()
         super().answer(response)
 
-    def ended(self, ended: Ended | None) -> None:
+    def finish(self, ended: Ended | None) -> None:
         if self.program is not None:
-            self._fetched(*self.program, ended)
-            return
-        if ended is not None and ended.stale:
+            self.fetched(*self.program, ended)
+        elif ended is None:
+            seen = self.seen(self.reason if self.pipes.was_read() else "", self.age(), 0.0, 0)
+            died = verdict.fault(self.call.id, "the slot that ran it died, or did not answer")
+            self.answer(verdict.program(self.call, seen, None) if seen.reason else died)
+        elif ended.stale:
             self.answer(None)
-            return
-        if ended is None:
-            seen = self.seen(self.reason if self.pipes.was_read() else "", self.age())
         else:
-            usage = (ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes)
-            seen = self.seen(self.reason if ended.stopped else "", *usage)
-        if ended is None and not seen.reason:
-            self.answer(verdict.fault(self.call.id, "the slot that ran it died, or did not answer"))
-        elif ended is not None and ended.reusable and self.call.fetch:
-            self._fetch(seen, ended)
-        else:
-            self._judge(seen, ended, ended)
+            reason = self.reason if ended.stopped else ""
+            seen = self.seen(reason, ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes)
+            if ended.reusable and self.call.fetch:
+                self.fetch(seen, ended)
+            else:
+                self.judge(seen, ended, ended.reusable)
 
-    def _fetch(self, seen: Seen, ended: Ended) -> None:
+    def fetch(self, seen: Seen, ended: Ended) -> None:
         self.pipes.close()
-        self.program = seen, ended
+        self.program, self.reason, self.measures = (seen, ended), "fetch", iter(())
         self.pipes = Pipes(self.worker.loop, 0, verdict.MAX_LONG_REPORT_BYTES)
-        self.pipes.listen_for_report(None)
-        self.timer = self.worker.loop.call_later(FETCH_SECONDS, self._give_up)
+        self.pipes.watch(self.pipes.control, self.on_read)
+        self.wake_after(FETCH_SECONDS)
         self.worker.start(self.pipes, channel.RUN, channel.pack(Fetch(list(self.call.fetch))), self.on_ended)
 
-    def _fetched(self, seen: Seen, program: Ended, ended: Ended | None) -> None:
+    def fetched(self, seen: Seen, program: Ended, ended: Ended | None) -> None:
         if ended is None:
             self.answer(verdict.fault(self.call.id, "the slot died, or did not answer, before it sent the files back"))
         else:
-            self._judge(seen, program, ended, self.pipes.taken_report())
+            self.judge(seen, program, ended.reusable, self.pipes.taken_report())
 
-    def _judge(self, seen: Seen, program: Ended | None, last: Ended | None, fetched: bytes = b"") -> None:
+    def judge(self, seen: Seen, program: Ended, reusable: bool, fetched: bytes = b"") -> None:
         response = verdict.program(self.call, seen, program, fetched)
-        if last is not None and last.reusable:
+        if reusable:
             self.worker.on_idle(self.worker)
         self.answer(response)
+
+
+def payload(call: Call) -> bytes:
+    """What the program's process is sent."""
+    limits = call.limits
+    bounds = (limits.cpu_seconds, limits.memory_bytes, limits.output_bytes, limits.processes)
+    return channel.pack(Program(call.code, call.stdin, call.files, seed(call), *bounds))
+
+
+def seed(call: Call) -> int:
+    """A fresh one where the call has none."""
+    return int.from_bytes(os.urandom(8)) if call.seed is None else call.seed
