@@ -141,7 +141,8 @@ ROWS: Sequence[Row] = (
         level="L3",
     ),
     Row(name="may not signal its parent", code=denied("os.kill(os.getppid(), 9)"), passes=ends("ok", "exception")),
-    Row(name="no descriptor but 0, 1, 2 and its report's", code="import os\ngot = []\nfor fd in range(3, 1024):\n    try:\n        "
+    Row(name="no descriptor but 0, 1, 2 and its report's",
+        code="import os\ngot = []\nfor fd in range(3, 1024):\n    try:\n        "
         "os.fstat(fd)\n        got.append(fd)\n    except OSError:\n        pass\nprint(got or 'safe')",
         passes=lambda r: r.stdout in ("safe\n", f"[{CONTROL}]\n")),
     Row(name="endless loop ends at its limit", code="while True: pass", limits={"wall_seconds": 0.5},
