@@ -69,7 +69,7 @@ class Http:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any, Any]:
+    def send(self, method: str, path: str, body: bytes | None, **headers: str) -> tuple[int, Any, Any]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self.url + path, data=body, headers=named, method=method)
         try:
@@ -80,7 +80,7 @@ class Http:
                 return error.code, decoded(error.read()), error.headers
 
     def get(self, path: str, **headers: str) -> tuple[int, Any]:
-        return self.send("GET", path, **headers)[:2]
+        return self.send("GET", path, None, **headers)[:2]
 
     def post(self, path: str, message: Any, **headers: str) -> tuple[int, Any]:
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
@@ -94,14 +94,14 @@ class Http:
     def status(self, name: str) -> Any:
         return self.get("/v1/status")[1][name]
 
-    def socket(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), 30)
 
     @contextmanager
     def under_way(self, path: str, message: Any, running: int = 1) -> Iterator[socket.socket]:
         """A request whose programs run while the context is open, and whose caller hangs up at its end."""
-        with self.socket() as connection:
+        with self.connect() as connection:
             body = json.dumps(message).encode()
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
@@ -109,7 +109,7 @@ class Http:
             yield connection
 
 
-SLEEPER = {"code": "import time; time.sleep(300)", "limits": {"wall_seconds": 400}}
+SLEEPER: dict[str, Any] = {"code": "import time; time.sleep(300)", "limits": {"wall_seconds": 400}}
 
 
 def decoded(body: bytes) -> Any:

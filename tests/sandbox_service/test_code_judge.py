@@ -75,7 +75,7 @@ def test_a_wrong_shape_is_422_with_a_detail(http: Http) -> None:
     assert http.post("/run/batch", {"type": "batch", "submissions": []})[0] == 422
 
 
-def test_status_and_pulse(http: Http) -> None:
-    for prefix in ("", "/code-judge"):
-        assert http.get(f"{prefix}/ping") == (200, "pong")
-        assert eventually(lambda prefix=prefix: http.get(f"{prefix}/status") == (200, {"queue": 0, "num_workers": 4}))
+@pytest.mark.parametrize("prefix", ["", "/code-judge"])
+def test_status_and_pulse(http: Http, prefix: str) -> None:
+    assert http.get(f"{prefix}/ping") == (200, "pong")
+    assert eventually(lambda: http.get(f"{prefix}/status") == (200, {"queue": 0, "num_workers": 4}))

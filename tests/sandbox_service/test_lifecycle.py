@@ -78,7 +78,7 @@ def test_a_daemon_that_dies_is_started_again_and_its_call_is_answered() -> None:
         child for child in psutil.Process(service.process.pid).children() if "daemon.main" in " ".join(child.cmdline())
     ]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        call = pool.submit(http.run, "import time; time.sleep(1); print(1)")
+        call = pool.submit(http.run, "import time; time.sleep(4); print(1)")
         assert eventually(lambda: http.status("running") == 1)
         daemon.kill()
         response = call.result()

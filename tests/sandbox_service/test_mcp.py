@@ -12,9 +12,8 @@ pytest.importorskip("mcp")
 from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
-from rocstar.sandbox.service.local import local_service
 
-from tests.sandbox_service.support import Http
+from tests.sandbox_service.support import Http, eventually
 
 
 async def check(client: Client) -> None:
@@ -35,7 +34,7 @@ async def check(client: Client) -> None:
 
 async def check_sessions(client: Client) -> None:
     first = await called(client, "python_session", code="x = 20\nopen('f', 'w').write('kept');")
-    assert (first["outcome"], first["committed"]) == ("ok", True)
+    assert (first["outcome"], first["state_lost"]) == ("ok", False)
     other = await called(client, "python_session", code="x = 'another notebook'")
     assert other["session"] != first["session"]
     again = await called(client, "python_session", code="x += 1\n(x, open('f').read())", session=first["session"])
@@ -53,29 +52,24 @@ async def called(client: Client, tool: str = "run_python", **arguments: Any) -> 
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result
     assert result.structured_content is not None
-    return result.structured_content
+    content: dict[str, Any] = result.structured_content
+    return content
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_official_client_runs_programs_over_http(http: Http, mode: str) -> None:
     async with Client(f"{http.url}/mcp", mode=mode) as client:
         await check(client)
+    assert eventually(lambda: http.status("sessions") == 0)
 
 
-async def test_a_notebook_goes_on_over_other_connections_and_other_workers() -> None:
-    with local_service(("--preload", "", "--slots", "4", "--workers", "2")) as url:
-        async with Client(f"{url}/mcp") as client:
-            session = (await called(client, "python_session", code="seen = [0]"))["session"]
-        for number in range(1, 7):
-            async with Client(f"{url}/mcp") as client:
-                cell = f"seen.append({number}); seen"
-                assert (await called(client, "python_session", code=cell, session=session))["value"] == str(
-                    list(range(number + 1))
-                )
-        async with Client(f"{url}/mcp") as client:
-            assert not (await client.call_tool("close_python_session", {"session": session})).is_error
-            assert (await client.call_tool("close_python_session", {"session": session})).is_error
-        assert Http(url).get("/status")[1]["sessions"] == 0
+async def test_a_notebook_goes_on_over_other_connections(http: Http) -> None:
+    async with Client(f"{http.url}/mcp") as client:
+        session = (await called(client, "python_session", code="seen = [0]"))["session"]
+    async with Client(f"{http.url}/mcp") as client:
+        assert (await called(client, "python_session", code="seen", session=session))["value"] == "[0]"
+        assert not (await client.call_tool("close_python_session", {"session": session})).is_error
+        assert (await client.call_tool("close_python_session", {"session": session})).is_error
 
 
 async def test_the_official_client_runs_programs_over_stdio() -> None:
@@ -83,7 +77,3 @@ async def test_the_official_client_runs_programs_over_stdio() -> None:
     server = StdioServerParameters(command=sys.executable, args=arguments)
     async with Client(stdio_client(server)) as client:
         await check(client)
-
-
-def test_a_page_of_another_site_may_not_speak_mcp(http: Http) -> None:
-    assert http.post("/mcp", {}, Origin="http://evil.example")[0] == 403

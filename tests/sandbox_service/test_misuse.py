@@ -103,17 +103,17 @@ def test_a_web_page_of_another_site_is_refused(http: Http) -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_headers_over_16_kib_are_refused_whole_or_not(http: Http, ended: bool) -> None:
-    with http.socket() as connection:
+    with http.connect() as connection:
         end = b"\r\n\r\n" if ended else b""
         connection.sendall(b"GET /status HTTP/1.1\r\nhost: localhost\r\nx-filler: " + b"y" * 17_000 + end)
         assert connection.recv(4096).startswith(b"HTTP/1.1 431")
-    with http.socket() as connection:
+    with http.connect() as connection:
         connection.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\nx-filler: " + b"y" * 15_000 + b"\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_nonsense_instead_of_http_is_refused_in_a_sentence(http: Http) -> None:
-    with http.socket() as connection:
+    with http.connect() as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
         answer = connection.recv(4096)
     assert answer.startswith(b"HTTP/1.1 400") and b'{"error":"this is no HTTP' in answer
@@ -128,7 +128,7 @@ def hasty() -> Iterator[Http]:
 @pytest.mark.parametrize("begun", [20, None])
 def test_a_slow_request_is_cut_off_whether_in_its_headers_or_its_body(hasty: Http, begun: int | None) -> None:
     head = b"POST /v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"
-    with hasty.socket() as connection:
+    with hasty.connect() as connection:
         connection.sendall(head[:begun])
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")
     assert hasty.run("import time; time.sleep(0.8); print(1)")["outcome"] == "ok", "a slow program is no slow request"
@@ -136,7 +136,7 @@ def test_a_slow_request_is_cut_off_whether_in_its_headers_or_its_body(hasty: Htt
 
 def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(http: Http) -> None:
     before = http.status("calls")
-    with http.socket() as connection:
+    with http.connect() as connection:
         connection.sendall(b"POST /v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
     assert http.status("running") == 0
     assert http.status("calls") == before
@@ -144,7 +144,7 @@ def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(ht
 
 def test_a_stream_whose_reader_stalls_is_held_and_others_are_served(http: Http) -> None:
     shouting = {"code": "print('x' * 60000)"}
-    with http.socket() as connection:
+    with http.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = json.dumps({"calls": [shouting] * 400}).encode()
         head = b"POST /v1/stream HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)

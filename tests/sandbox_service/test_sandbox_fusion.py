@@ -10,7 +10,7 @@ import pytest
 
 from tests.sandbox_service.support import SLEEPER, Http
 
-VERL = {
+VERL: dict[str, Any] = {
     "compile_timeout": 10,
     "run_timeout": 10,
     "stdin": None,
@@ -122,8 +122,8 @@ def test_cells_share_a_namespace_and_an_error_stops_only_its_own(http: Http) -> 
     (error,) = failed["error"]
     assert (error["ename"], error["evalue"]) == ("ZeroDivisionError", "division by zero")
     assert [line.strip() for line in error["traceback"] if "File" in line] == [
-        'File "<program, cell 5>", line 3, in <module>',
-        'File "<program, cell 5>", line 2, in f',
+        'File "<cell 5>", line 3, in <module>',
+        'File "<cell 5>", line 2, in f',
     ]
 
 

@@ -31,7 +31,7 @@ class Notebook:
         return response
 
     def close(self) -> int:
-        return self.http.send("DELETE", self.path)[0]
+        return self.http.send("DELETE", self.path, None)[0]
 
 
 @pytest.fixture

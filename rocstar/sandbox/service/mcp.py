@@ -6,8 +6,6 @@ A program that fails is a result; only a failure of ours is an error of the tool
 is not that of the MCP connection: clients open a connection for each call as they like.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +24,7 @@ INSTRUCTIONS = (
 )
 
 
-def server_of(service: Service, sessions: Sessions) -> MCPServer[None]:
+def server_of(service: Service, sessions: Sessions) -> "MCPServer[None]":
     """An MCP server whose tools run programs of the service."""
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError

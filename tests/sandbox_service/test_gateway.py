@@ -1,0 +1,154 @@
+"""The frames of one service, and a gateway over several: calls, sessions, nodes that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.wire import Kind
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, eventually, running
+
+
+def call(code: str, **fields: Any) -> Call:
+    return Call(id="x", code=code, **fields)
+
+
+def frames_url(http: Http) -> str:
+    return f"ws{http.url.removeprefix('http')}/v1/frames"
+
+
+async def test_the_client_runs_programs_and_sessions_at_a_service(http: Http) -> None:
+    client = await asyncio.to_thread(SandboxClient.connect, [http.url])
+    with client:
+        assert client.info().slots == 4
+        response = await client.run(call("print(open('f').read())", files={"f": b"in"}))
+        assert (response.id, response.stdout) == ("x", "in\n")
+        async with client.open_session() as session:
+            await session.run("x = 20")
+            assert (await session.run("x + 1")).value == "21"
+        answers = await asyncio.gather(*(client.run(call(f"print({n})")) for n in range(200)))
+        assert [int(answer.stdout) for answer in answers] == list(range(200))
+        big = "x" * (3 * 2**20)
+        assert (await client.run(call("print(len(input()))", stdin=big))).stdout == f"{len(big)}\n"
+
+
+async def test_cancelling_and_leaving_end_programs_and_sessions(http: Http) -> None:
+    client = await asyncio.to_thread(SandboxClient.connect, [http.url])
+    with client:
+        sleeper = asyncio.create_task(client.run(call(SLEEPER["code"], limits=Limits(wall_seconds=400))))
+        assert await asyncio.to_thread(eventually, lambda: http.status("running") == 1)
+        sleeper.cancel()
+        assert await asyncio.to_thread(eventually, lambda: http.status("running") == 0)
+        await client.open_session().run("1")
+        assert await asyncio.to_thread(eventually, lambda: http.status("sessions") == 1)
+        sleeper = asyncio.create_task(client.run(call(SLEEPER["code"], limits=Limits(wall_seconds=400))))
+        assert await asyncio.to_thread(eventually, lambda: http.status("running") == 1)
+    with pytest.raises(SandboxDown):
+        await sleeper
+    assert await asyncio.to_thread(eventually, lambda: http.status("running") == http.status("sessions") == 0)
+
+
+async def test_the_operators_limits_hold_for_frames_and_nonsense_is_rejected_alone(http: Http) -> None:
+    async with connect(frames_url(http)) as socket:
+        reader = wire.FrameReader()
+        found: dict[int, Response] = {}
+        too_long = wire.encode(call("1", limits=Limits(wall_seconds=1e5)))
+        for number, body in enumerate((too_long, b"nonsense", wire.encode({"code": 1, "id": "y"}), b"\x81\xa4code")):
+            await socket.send(wire.pack(Kind.CALL, number, body))
+        await socket.send(wire.pack(Kind.CALL, 9, wire.encode(call("print(1)"))))
+        while len(found) < 5:
+            frames = reader.feed(await socket.recv(decode=False))
+            found |= {frame.number: wire.decode_response(frame.body) for frame in frames if frame.kind is Kind.RESPONSE}
+    assert {found.pop(9).stdout} == {"1\n"}
+    assert {response.outcome for response in found.values()} == {ProgramOutcome.REJECTED}
+    assert "--max-wall-seconds" in found[0].message
+
+
+@pytest.mark.parametrize("data", [wire.pack(Kind.HELLO), b"\xff" * 20, "text"])
+async def test_what_is_no_frame_ends_the_connection_only(http: Http, data: bytes | str) -> None:
+    async with connect(frames_url(http)) as socket:
+        await socket.send(data)
+        await asyncio.wait_for(socket.wait_closed(), 20)
+        assert socket.close_code == 1002
+    assert (await asyncio.to_thread(http.run, "print(1)"))["stdout"] == "1\n"
+
+
+async def test_frames_need_the_token_and_no_page_of_another_site_may_send_them() -> None:
+    with running(token="s3cret") as url:
+        for headers, status in (({}, 401), ({"Authorization": "Bearer s3cret", "Origin": "http://evil.example"}, 403)):
+            with pytest.raises(InvalidStatus, match=str(status)):
+                async with connect(frames_url(Http(url)), additional_headers=headers):
+                    pass
+        client = await asyncio.to_thread(SandboxClient.connect, [url], token="s3cret")
+        with client:
+            assert (await client.run(call("print(1)"))).stdout == "1\n"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[RunningService]]:
+    started = [RunningService(), RunningService()]
+    yield started
+    for node in started:
+        node.stop()
+
+
+def test_a_gateway_spreads_calls_over_its_nodes_and_is_a_service_like_any(nodes: list[RunningService]) -> None:
+    with running(nodes=tuple(node.url for node in nodes)) as url:
+        http = Http(url)
+        assert http.status("slots") == 4
+        calls = {"calls": [{"code": f"print({n})", "id": str(n)} for n in range(200)]}
+        results = http.post("/v1/batch", calls)[1]["results"]
+        assert [result["stdout"] for result in results] == [f"{n}\n" for n in range(200)]
+        served = [Http(node.url).status("calls").get("ok", 0) for node in nodes]
+        assert all(count > 20 for count in served), served
+        session = http.post("/v1/sessions", {})[1]["session"]
+        cells = [http.post(f"/v1/sessions/{session}/cells", {"code": c})[1]["value"] for c in ("x = 1", "x")]
+        assert cells == [None, "1"]
+        assert http.post("/run", {"type": "python", "solution": "print(5)"})[1]["stdout"] == "5\n"
+        with http.under_way("/v1/run", SLEEPER):
+            pass
+        assert eventually(lambda: http.status("running") == 0)
+
+
+def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
+    gateway = RunningService(accept_nodes=True, token="t")
+    bearer = {"Authorization": "Bearer t"}
+    http = Http(gateway.url)
+    assert http.post("/v1/run", {"code": "1"}, **bearer)[0] == 500
+    assert http.get("/v1/status", **bearer)[0] == 503
+    assert http.post("/v1/nodes", {"address": "ftp://x"}, **bearer)[0] == 400
+    nodes = [RunningService(join=gateway.url, token="t") for _ in range(2)]
+    assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 4)
+    calls = {"calls": [{"code": f"import time; time.sleep(0.05); print({n})"} for n in range(100)]}
+
+    async def batch_while_a_node_dies() -> Any:
+        batch = asyncio.create_task(asyncio.to_thread(http.post, "/v1/batch", calls, **bearer))
+        await asyncio.to_thread(eventually, lambda: http.get("/v1/status", **bearer)[1]["calls"].get("ok", 0) > 10)
+        nodes[0].process.kill()
+        return await batch
+
+    status, answer = asyncio.run(batch_while_a_node_dies())
+    assert status == 200
+    assert [result["stdout"] for result in answer["results"]] == [f"{n}\n" for n in range(100)]
+    assert set(Counter(result["attempt"] for result in answer["results"])) <= {1, 2}
+    assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 2), "the dead node is dropped"
+    nodes[0].process.wait()
+    assert nodes[1].stop() == gateway.stop() == 0
+
+
+def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningService]) -> None:
+    node = RunningService()
+    with running(nodes=(node.url,)) as url:
+        http = Http(url)
+        with http.under_way("/v1/run", {"code": "import time; time.sleep(9); print('done')"}) as connection:
+            assert node.stop() == 0
+            assert b'"stdout":"done\\n"' in connection.recv(65536)
