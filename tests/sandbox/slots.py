@@ -89,7 +89,8 @@ class Slot:
         for fd in (out_end, err_end):
             os.close(fd)
         theirs.close()
-        ours.sendall(channel.pack(payload))
+        with suppress(BrokenPipeError, ConnectionResetError):  # it was stale
+            ours.sendall(channel.pack(payload))
         return ours, Reader(out), Reader(err)
 
     def ended(self) -> Ended:
@@ -190,3 +191,39 @@ class Session:
         self.control.close()
         self.slot.ended()
         return self.out.text(), self.err.text()
+
+
+class Programs:
+    """Runs programs one after another; a slot that has exited is replaced."""
+
+    def __init__(self, source: Zygote) -> None:
+        self.source = source
+        self.plan = -1
+        self.slot: Slot | None = None
+
+    def ready(self) -> Slot:
+        """A slot of the strongest plan that is to be had."""
+        while self.slot is None:
+            plan = max(self.plan, 0)
+            slot = self.source.spawn(plan)
+            self.slot, self.plan = (None, plan + 1) if slot.hello["problem"] else (slot, plan)
+        return self.slot
+
+    def run(self, code: str, *fetch: str, **fields: Any) -> Outcome:
+        """`fetch`: files to read back, as the outcome's `files`."""
+        outcome = self.ready().run(program(code, **fields), channel.RUN_AND_KEEP if fetch else channel.RUN)
+        if outcome.ended.stale:
+            self.slot = None
+            return self.run(code, *fetch, **fields)
+        if fetch:
+            fetched = self.ready().run(Fetch(list(fetch)))
+            outcome = outcome._replace(ended=fetched.ended, head=fetched.head, tail=fetched.tail)
+        if not outcome.ended.reusable:
+            self.slot = None
+        return outcome
+
+
+@contextmanager
+def programs(**settings: Any) -> Iterator[Programs]:
+    with zygote(**settings) as source:
+        yield Programs(source)
