@@ -377,3 +377,16 @@ def test_the_recipes_of_the_page_load(folder: Path) -> None:
         ("stage3", 10),
     ]
     assert all(f"| `{section}` |" in page for section in Recipe.model_fields if section != "stage")
+
+
+@pytest.mark.parametrize("key", ["slots=3", "preload=numpy"])
+def test_what_a_sandbox_elsewhere_settles_itself_is_refused(folder: Path, key: str) -> None:
+    urls = 'sandbox.urls=["http://a:8700", "http://b:8700"]'
+    assert load_recipe("parent.toml", [urls]).sandbox.urls == ["http://a:8700", "http://b:8700"]
+    told = complaint("parent.toml", urls, f"sandbox.{key}")
+    assert f"sandbox.{key.partition('=')[0]} is not read where sandbox.urls is" in told
+
+
+@pytest.mark.parametrize("url", ["a:8700", "https://a", "http://", "http://a/v1/run", "http://user@a"])
+def test_what_is_no_address_of_a_sandbox_is_refused(folder: Path, url: str) -> None:
+    assert f"'{url}' is no address of a sandbox" in complaint("parent.toml", f"sandbox.urls={url}")

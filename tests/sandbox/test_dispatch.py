@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rocstar.sandbox.call import SandboxDown, SessionLost
 from rocstar.sandbox.client.dispatch import (
     CELL_PAUSE,
     FIRST_PAUSE,
@@ -21,6 +22,7 @@ from rocstar.sandbox.client.dispatch import (
     GiveUp,
     NodeFacts,
     Open,
+    Overloaded,
     Send,
 )
 
@@ -36,7 +38,7 @@ class Bench:
         self.numbers = 0
         self.nodes = [NodeFacts(label=f"n{number}") for number in range(len(slots))]
         for node in self.nodes:
-            self.dispatch.add(node)
+            self.dispatch.nodes.append(node)
         self.dispatch.decide(self.now)
         for node, size in zip(self.nodes, slots, strict=True):
             self.dispatch.came_up(node, size, self.now)
@@ -100,7 +102,8 @@ def test_cells_and_forwarded_calls_are_not_sent_again(session: str, again: bool)
     assert not bench.fails(failed, node, overloaded=False)
     lost, node = bench.sent(session=session, again=again)
     bench.dispatch.died(node, "it died", bench.now)
-    assert bench.decide() == [GiveUp(lost, "it died", lost=bool(session))]
+    (given_up,) = bench.decide()
+    assert given_up.entry is lost and type(given_up.error) is (SessionLost if session else SandboxDown)
 
 
 def test_a_node_without_room_is_left_alone_for_a_growing_time() -> None:
@@ -125,8 +128,7 @@ def test_a_call_waits_for_room_until_its_patience_is_over_and_is_then_given_up()
     assert bench.fails(entry, node, overloaded=True)
     bench.dispatch.died(node, "it died", bench.now)
     node.tries = 100
-    (given_up,) = [each for each in bench.decide(1.0 + SCAN_SECONDS) if isinstance(each, GiveUp)]
-    assert given_up.entry is entry and given_up.late and "within 1 seconds" in given_up.reason
+    assert Overloaded(entry) in bench.decide(1.0 + SCAN_SECONDS)
 
 
 def test_a_refusal_after_a_calls_patience_is_its_answer() -> None:
@@ -169,14 +171,15 @@ def test_a_node_that_died_is_opened_again_after_a_growing_pause() -> None:
 def test_calls_wait_for_a_node_that_starts_and_not_for_one_that_failed_to() -> None:
     bench = Bench()
     node = NodeFacts(label="n0", tries=2)
-    bench.dispatch.add(node)
+    bench.dispatch.nodes.append(node)
     entry = bench.entry()
     assert bench.dispatch.submit(entry, bench.now) is None
     assert bench.decide() == [Open(node)]
     bench.dispatch.died(node, "no such module", bench.now)
     assert bench.decide(FIRST_PAUSE) == [Open(node)]
     bench.dispatch.died(node, "no such module", bench.now)
-    assert bench.decide() == [GiveUp(entry, "no such module")]
+    (given_up,) = bench.decide()
+    assert given_up.entry is entry and str(given_up.error) == "no such module"
     bench.decide(MAX_PAUSE)
     bench.dispatch.came_up(node, 1, bench.now)
     assert bench.sent()[1] is node, "it is used when it comes up after all"
@@ -186,7 +189,7 @@ def test_without_any_node_a_call_is_given_up_at_once() -> None:
     bench = Bench()
     bench.dispatch.submit(bench.entry(), bench.now)
     (given_up,) = bench.decide()
-    assert given_up.reason == "there is no sandbox node"
+    assert str(given_up.error) == "there is no sandbox node"
 
 
 def test_a_removed_node_gets_nothing_and_its_calls_go_elsewhere() -> None:
@@ -217,14 +220,14 @@ class Histories(RuleBasedStateMachine):
     @initialize(count=st.integers(1, 3), tries=st.sampled_from([1, 100]))
     def nodes(self, count: int, tries: int) -> None:
         for number in range(count):
-            self.dispatch.add(NodeFacts(label=f"n{number}", tries=tries))
+            self.dispatch.nodes.append(NodeFacts(label=f"n{number}", tries=tries))
         self.carry_out()
 
     def carry_out(self, seconds: float = 0.0) -> None:
         for decision in self.bench.decide(seconds):
             if isinstance(decision, Send):
                 self.take(decision.entry, decision.node)
-            elif isinstance(decision, GiveUp):
+            elif isinstance(decision, GiveUp | Overloaded):
                 self.end(decision.entry)
             else:
                 self.opening.append(decision.node)

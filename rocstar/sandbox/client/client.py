@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,8 +31,8 @@ from rocstar.sandbox.call import (
     SessionLost,
     Usage,
 )
-from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Send
-from rocstar.sandbox.client.node import REMOTE_TRIES, START_SECONDS, TICKS, ChildConnection, Connection, Node, connector
+from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Overloaded, Send
+from rocstar.sandbox.client.node import TICKS, Node, Place, child, place_of
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, Kind
 
@@ -71,9 +70,10 @@ class SandboxClient:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._settling = False
         self.closed = False
+        self.nodes: Sequence[Node] = self._dispatch.nodes
+        """The daemons, whether they are up or not."""
         for _ in range(daemons):
-            child = partial(ChildConnection, settings or DaemonSettings())
-            self._add("the sandbox daemon", child, tries=1, start_seconds=START_SECONDS)
+            self._use(child(settings or DaemonSettings()))
 
     @classmethod
     def start(
@@ -108,14 +108,9 @@ class SandboxClient:
             raise
         return self
 
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """The daemons, whether they are up or not."""
-        return self._dispatch.nodes
-
     def add(self, address: str, *, token: str = "") -> None:
         """Use this daemon too, as soon as it says hello. Raises SandboxDown for what is no address."""
-        self._add(address, connector(address, token), tries=REMOTE_TRIES, start_seconds=self._silent_seconds)
+        self._use(place_of(address, token))
         self._settle()
 
     def remove(self, address: str) -> None:
@@ -139,7 +134,7 @@ class SandboxClient:
     def info(self) -> DaemonInfo:
         """What the daemons say of themselves: their slots together, the weakest isolation, the rest of the first.
         Raises SandboxDown where none is up."""
-        infos = self.infos()
+        infos = [node.info for node in self.nodes if node.up and node.info is not None]
         if not infos:
             raise SandboxDown("no sandbox daemon has started")
         return replace(
@@ -148,10 +143,6 @@ class SandboxClient:
             failed_probes=tuple(dict.fromkeys(probe for info in infos for probe in info.failed_probes)),
             slots=sum(info.slots for info in infos),
         )
-
-    def infos(self) -> list[DaemonInfo]:
-        """Of each daemon that is up."""
-        return [node.info for node in self.nodes if node.up and node.info is not None]
 
     def usage(self) -> Usage:
         """Of all daemons, as of their last words."""
@@ -225,17 +216,8 @@ class SandboxClient:
     ) -> None:
         self.close()
 
-    def _add(self, label: str, connect: Callable[[], Connection], *, tries: int, start_seconds: float) -> None:
-        node = Node(
-            label,
-            connect,
-            tries=tries,
-            start_seconds=start_seconds,
-            silent_seconds=self._silent_seconds,
-            on_frames=self._on_frames,
-            on_end=self._on_end,
-        )
-        self._dispatch.add(node)
+    def _use(self, place: Place) -> None:
+        self._dispatch.nodes.append(Node(place, self._silent_seconds, self._on_frames, self._on_end))
 
     def _pending(self, patience: float, session: str, **values: Any) -> Pending:
         """Raises SandboxDown when closed."""
@@ -318,14 +300,20 @@ class SandboxClient:
                     self._send(pending, node)
                 case Open(node):
                     node.open(self._loop)
-                case GiveUp(pending, reason, late=True) if pending.call is not None:
-                    overloaded = ServiceOutcome.OVERLOADED
-                    _resolve(pending, Response(id=pending.call.id, outcome=overloaded, message=reason))
-                case GiveUp(pending, reason, lost):
-                    _fail(pending, SessionLost(reason) if lost else SandboxDown(reason))
+                case GiveUp(pending, error):
+                    _fail(pending, error)
+                case Overloaded(pending):
+                    self._tell_overloaded(pending)
         at = self._dispatch.next_at()
         if self._loop is not None and at is not None:
             self._set_timer("dispatch", at - time.monotonic(), self._carry_out)
+
+    def _tell_overloaded(self, pending: Pending) -> None:
+        why = f"no sandbox took the call within {pending.patience:g} seconds"
+        if pending.call is None:
+            _fail(pending, SandboxDown(why))
+        else:
+            _resolve(pending, Response(id=pending.call.id, outcome=ServiceOutcome.OVERLOADED, message=why))
 
     def _tick(self) -> None:
         self._set_timer("tick", self._silent_seconds / TICKS, self._tick)

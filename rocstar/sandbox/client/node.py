@@ -13,9 +13,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from rocstar.sandbox import launch, wire
@@ -24,7 +25,7 @@ from rocstar.sandbox.client.dispatch import NodeFacts
 from rocstar.sandbox.walls import folders
 from rocstar.sandbox.wire import Frame, FrameReader, Kind
 
-START_SECONDS = 120.0  # preloading can be slow on a cold, shared file system
+START_SECONDS = 120.0  # until a child's hello: preloading can be slow on a cold, shared file system
 CLOSE_SECONDS = 5.0
 READ_BYTES = 2**18
 MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
@@ -50,11 +51,8 @@ class Connection:
         """Bytes of frames, and what is to be sent back at once. Raises ValueError and SandboxDown."""
         return data, b""
 
-    def kill(self) -> None:
-        """So that `close` need not wait."""
-
-    def close(self) -> None:
-        """May be called twice."""
+    def close(self, seconds: float) -> None:
+        """seconds: how long to wait for the other end where it is ours."""
         self.socket.close()
 
 
@@ -62,23 +60,19 @@ class ChildConnection(Connection):
     """Starts the daemon as well; it ends with the connection, and with us. Raises OSError."""
 
     def __init__(self, settings: DaemonSettings) -> None:
-        self.workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
-        connected, self.process = launch.start_daemon(settings, self.workdirs)
+        self._workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
+        connected, self.process = launch.start_daemon(settings, self._workdirs)
         super().__init__(connected)
 
-    def kill(self) -> None:
-        self.process.kill()
-
-    def close(self) -> None:
-        """A daemon that does not end when its connection does is killed."""
-        super().close()
+    def close(self, seconds: float) -> None:
+        super().close(seconds)
         try:
-            self.process.wait(CLOSE_SECONDS)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
         with suppress(OSError):  # gone, but where the daemon was killed; then the next daemon's start tries again
-            folders.remove(self.workdirs)
+            folders.remove(self._workdirs)
 
 
 class WebSocketConnection(Connection):
@@ -94,7 +88,7 @@ class WebSocketConnection(Connection):
         if token:
             request.headers["Authorization"] = f"Bearer {token}"
         self._protocol.send_request(request)
-        self.greeting = b"".join(self._protocol.data_to_send())
+        self.greeting = self.wrap(b"")
 
     def wrap(self, frames: bytes) -> bytes:
         for start in range(0, len(frames), MESSAGE_BYTES):
@@ -102,53 +96,56 @@ class WebSocketConnection(Connection):
         return b"".join(self._protocol.data_to_send())
 
     def unwrap(self, data: bytes) -> tuple[bytes, bytes]:
+        from websockets.frames import DATA_OPCODES
         from websockets.frames import Frame as Message
 
         self._protocol.receive_data(data)
         events = self._protocol.events_received()
         if (refused := self._protocol.handshake_exc) is not None:
             raise SandboxDown(f"no sandbox answers there ({refused}); is ROCSTAR_SANDBOX_TOKEN set to its token?")
-        frames = b"".join(event.data for event in events if isinstance(event, Message) and event.opcode <= 2)
-        return frames, b"".join(self._protocol.data_to_send())
+        messages = [event for event in events if isinstance(event, Message) and event.opcode in DATA_OPCODES]
+        return b"".join(message.data for message in messages), self.wrap(b"")
 
 
-def connect_unix(path: str) -> Connection:
-    """Raises OSError."""
-    return _connected(socket.AF_UNIX, path, Connection)
+class Place(NamedTuple):
+    """Where a daemon is."""
+
+    label: str  # how messages call it
+    connect: Callable[[], Connection]  # does not wait; raises OSError
+    tries: int = REMOTE_TRIES  # see NodeFacts
+    start_seconds: float | None = None  # silence before its hello that counts as a failure; None: as later
 
 
-def connect_web(family: int, place: Sequence[object], url: str, token: str) -> Connection:
-    """Begins to connect. Raises OSError."""
-    return _connected(family, place, partial(WebSocketConnection, url=url, token=token))
+def child(settings: DaemonSettings) -> Place:
+    return Place("the sandbox daemon", partial(ChildConnection, settings), tries=1, start_seconds=START_SECONDS)
 
 
-def _connected(family: int, place: object, make: Callable[[socket.socket], Connection]) -> Connection:
-    connecting = socket.socket(family)
-    try:
-        connecting.setblocking(False)
-        connecting.connect(place)  # type: ignore[arg-type]
-    except BlockingIOError:
-        pass  # a refusal is read from the socket later
-    except OSError:
-        connecting.close()
-        raise
-    return make(connecting)
-
-
-def connector(address: str, token: str) -> Callable[[], Connection]:
-    """How to connect to `unix:/path` or `http://host:port`, whose name is looked up now and only now. Raises
-    SandboxDown for what is neither, or is not found."""
+def place_of(address: str, token: str) -> Place:
+    """Of `unix:/path` or `http://host:port`, whose name is looked up now and only now. Raises SandboxDown for what is
+    neither, or is not found."""
     if address.startswith("unix:"):
-        return partial(connect_unix, address.removeprefix("unix:"))
+        return Place(address, partial(_connect, socket.AF_UNIX, address.removeprefix("unix:"), Connection))
     try:
         parts = urlsplit(address)
         if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
             raise ValueError("write http://host:port or unix:/path")
-        host, port = parts.hostname, parts.port or 80
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as error:
         raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
-    return partial(connect_web, found[0][0], found[0][4], f"ws://{parts.netloc}/v1/frames", token)
+    make = partial(WebSocketConnection, url=f"ws://{parts.netloc}/v1/frames", token=token)
+    return Place(address, partial(_connect, family, found, make))
+
+
+def _connect(family: int, address: Any, make: Callable[[socket.socket], Connection]) -> Connection:
+    connecting = socket.socket(family)
+    try:
+        connecting.setblocking(False)
+        with suppress(BlockingIOError):  # a refusal is read from the socket later
+            connecting.connect(address)
+    except OSError:
+        connecting.close()
+        raise
+    return make(connecting)
 
 
 class Node(NodeFacts):
@@ -157,45 +154,27 @@ class Node(NodeFacts):
     Long-lived: consumes what the socket brings, hands answers to `on_frames` and its own end to `on_end`; `send`
     writes once for each turn of the loop; a socket that takes bytes again unblocks it."""
 
-    __slots__ = ("__dict__",)
-
     def __init__(
         self,
-        label: str,
-        connect: Callable[[], Connection],
-        *,
-        tries: int,
-        start_seconds: float,
+        place: Place,
         silent_seconds: float,
         on_frames: Callable[[Node, list[Frame]], None],
         on_end: Callable[[Node, str], None],
     ) -> None:
-        """start_seconds: silence before its hello that counts as a failure; silent_seconds: the same, later.
-        on_frames: HELLO once `info` is known, RESPONSE and LOST; on_end: why, in words."""
-        super().__init__(label=label, tries=tries)
+        """on_frames: HELLO once `info` is known, RESPONSE and LOST; on_end: why, in words."""
+        super().__init__(label=place.label, tries=place.tries)
         self.info: DaemonInfo | None = None
         self.usage = Usage()
         self.connection: Connection | None = None
-        self.past_cpu_seconds = 0.0
-        self._connect, self._on_frames, self._on_end = connect, on_frames, on_end
-        self._start_seconds, self._silent_seconds = start_seconds, silent_seconds
+        self._connect, self._on_frames, self._on_end = place.connect, on_frames, on_end
+        self._start_seconds, self._silent_seconds = place.start_seconds or silent_seconds, silent_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._reader = FrameReader()
-        self._frames = bytearray()
-        """To be sent, as frames."""
-        self._out = bytearray()
-        """To be sent, as bytes for the socket."""
-        self._flushing = False
-        self._silent_ticks = 0
-        self._fault = "it died"
-        """Why the connection ends, when it does."""
+        self._past_cpu_seconds = 0.0
 
     def open(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Connect; HELLO or `on_end` follows."""
-        self._reset()
+        self._reader, self._silent_ticks, self._fault = FrameReader(), 0, "it died"
+        self._frames, self._out, self._flushing = bytearray(), bytearray(), False  # to be sent: frames, then bytes
         try:
             self.connection = self._connect()
         except OSError as error:
@@ -227,7 +206,7 @@ class Node(NodeFacts):
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 self._on_readable()
             else:
-                self._give_up(f"{self.label} did not start within {self._start_seconds:g} seconds")
+                self.close(f"{self.label} did not start within {self._start_seconds:g} seconds", 0.0)
 
     def send(self, kind: Kind, number: int = 0, body: bytes = b"") -> None:
         """After what waits already."""
@@ -243,34 +222,26 @@ class Node(NodeFacts):
         if self.connection is None or not (self.held or self.opening):
             self._silent_ticks = 0
         elif self._silent_ticks * self._silent_seconds / TICKS >= patience:
-            self._give_up(f"{self.label} gave no sign of life for {patience:g} seconds and was given up")
+            self.close(f"{self.label} gave no sign of life for {patience:g} seconds and was given up", 0.0)
         else:
             self._silent_ticks += 1
             if self.up:
                 self.send(Kind.PING)
 
-    def close(self, reason: str = "") -> None:
-        """End the connection, and with it a child; for a reason, report it. May be called twice."""
+    def close(self, reason: str = "", seconds: float = CLOSE_SECONDS) -> None:
+        """End the connection, and with it a child, killed after `seconds`; for a reason, report it. May be called
+        twice."""
         self.detach()
         if self.connection is not None:
-            self.connection.close()
+            self.connection.close(seconds)
             if isinstance(self.connection, ChildConnection):
-                self.past_cpu_seconds += self.usage.cpu_seconds
-                self.usage = Usage()
+                self._past_cpu_seconds, self.usage = self.cpu_seconds(), Usage()
             self.connection = None
         if reason:
             self._on_end(self, reason)
 
     def cpu_seconds(self) -> float:
-        return self.past_cpu_seconds + self.usage.cpu_seconds
-
-    def _ended(self, why: str) -> None:
-        self.close(f"{self.label} was lost ({why})" if self.up else f"{self.label} did not start ({why})")
-
-    def _give_up(self, reason: str) -> None:
-        if self.connection is not None:
-            self.connection.kill()
-        self.close(reason)
+        return self._past_cpu_seconds + self.usage.cpu_seconds
 
     def _on_readable(self) -> None:
         if self.connection is None:
@@ -278,25 +249,21 @@ class Node(NodeFacts):
         try:
             data = self.connection.socket.recv(READ_BYTES)
             if not data:
-                self._ended(self._fault)
-                return
+                raise SandboxDown(self._fault)
             stream, reply = self.connection.unwrap(data)
             self._out += reply
             self._silent_ticks = 0
-            self._on_frames(self, [frame for frame in self._reader.feed(stream) if not self._concerns_us(frame)])
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._ended(str(error.strerror))
-        except SandboxDown as error:
-            self.close(f"{self.label}: {error}")
-        except ValueError:
-            self._give_up(f"{self.label} sent what cannot be read and was given up")
-        else:
+            self._on_frames(self, [frame for frame in self._reader.feed(stream) if not self._is_for_us(frame)])
             if self._out:
                 self._flush()
+        except BlockingIOError:
+            return
+        except (OSError, SandboxDown) as error:
+            self.close(f"{self.label} {'was lost' if self.up else 'did not start'}: {error}")
+        except ValueError:
+            self.close(f"{self.label} sent what cannot be read and was given up", 0.0)
 
-    def _concerns_us(self, frame: Frame) -> bool:
+    def _is_for_us(self, frame: Frame) -> bool:
         """And nobody else. Raises ValueError, and SandboxDown when it refuses to serve."""
         if frame.kind is Kind.HELLO:
             self.info = wire.decode_info(frame.body)
@@ -308,13 +275,12 @@ class Node(NodeFacts):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self.connection is None or self._loop is None:
-            return
-        descriptor = self.connection.socket.fileno()
-        if self._push():
-            self._loop.remove_writer(descriptor)
-        else:
-            self._loop.add_writer(descriptor, self._flush)
+        if self.connection is not None and self._loop is not None:
+            descriptor = self.connection.socket.fileno()
+            if self._push():
+                self._loop.remove_writer(descriptor)
+            else:
+                self._loop.add_writer(descriptor, self._flush)
 
     def _push(self) -> bool:
         """Write what the socket takes. True: all is out. Bytes for a dead one are dropped: its reader sees the end."""
@@ -329,5 +295,5 @@ class Node(NodeFacts):
             pass
         except OSError as error:
             self._out.clear()
-            self._fault = str(error.strerror)
+            self._fault = str(error)
         return not self._out
