@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
 from tests.attacks.support import attack, promised, tried
-from tests.sandbox.support import slot_processes
+from tests.sandbox.support import run
 
 
 async def test_fork_burst_is_bounded_and_killed(client: SandboxClient) -> None:
@@ -93,7 +95,7 @@ print(any(os.waitpid(pid, 0)[1] for pid in pids))
     assert (response.outcome, response.stdout, response.exit_code) == (ProgramOutcome.MEMORY, "True\n", 0)
 
 
-async def test_a_slot_outlives_every_memory_bomb_in_it(client: SandboxClient) -> None:
+async def test_a_memory_bomb_of_many_processes_is_told_as_one(client: SandboxClient) -> None:
     promised(client, "L1", "L2", "L3", without="no_memory_cgroup")
     code = """
 import os
@@ -101,11 +103,9 @@ os.fork(), os.fork(), os.fork()
 held = []
 while True: held.append(bytearray(b"x" * 2**20))
 """
-    before = slot_processes(client)
     for _ in range(3):
         response = await attack(client, code, memory_bytes=100 * 2**20, wall_seconds=2.0)
         assert response.outcome in (ProgramOutcome.MEMORY, ProgramOutcome.WALL_TIMEOUT)
-    assert slot_processes(client) == before
 
 
 async def test_files_count_as_memory_of_the_call_and_are_forgotten_with_it(client: SandboxClient) -> None:
@@ -114,3 +114,132 @@ async def test_files_count_as_memory_of_the_call_and_are_forgotten_with_it(clien
     for _ in range(4):  # kept, they would pass the limit at the third
         response = await attack(client, code, memory_bytes=64 * 2**20)
         assert (response.outcome, response.stdout) == (ProgramOutcome.OK, "written\n")
+
+
+BURN = """
+end = time.process_time() + 0.4
+held = bytearray(b"x") * (150 * 2**20)
+while time.process_time() < end: pass
+"""
+
+
+@pytest.mark.parametrize(
+    "ignore",
+    [
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "libc.syscall(13, 17, struct.pack('QQQQ', 1, 0, 0, 0), None, 8)",
+        "libc.syscall(13, 17, struct.pack('QQQQ', 0, 2, 0, 0), None, 8)",  # SA_NOCLDWAIT
+        "os.fork() and os._exit(0) if os.fork() == 0 else os.wait()",
+    ],
+)
+async def test_children_that_nobody_waits_for_are_counted(client: SandboxClient, ignore: str) -> None:
+    code = f"""
+import ctypes, os, signal, struct, time
+libc = ctypes.CDLL(None)
+{ignore}
+read, write = os.pipe()
+if os.fork() == 0:
+    {"    ".join(BURN.splitlines(keepends=True))}
+    os._exit(0)
+os.close(write)
+os.read(read, 1)
+time.sleep(0.1)
+print("end")
+os._exit(0)
+"""
+    response = await attack(client, code, memory_bytes=512 * 2**20)
+    assert response.stdout.endswith("end\n")
+    assert response.cpu_seconds >= 0.35
+    assert response.peak_memory_bytes >= 150 * 2**20
+
+
+FILL = """
+import os, socket, time
+held, total = [], 0
+def fill(end):
+    global total
+    os.set_blocking(end, False)
+    while True:
+        try: total += os.write(end, bytes(65536))
+        except OSError: return
+for _ in range(14):
+    if os.fork() == 0:
+        try:
+            while True:
+                KIND
+        except OSError:
+            print(total, flush=True)
+            time.sleep(2)
+            os._exit(0)
+time.sleep(1.5)
+"""
+SOCKETS = """
+                pair = socket.socketpair(); held.extend(pair)
+                for end in pair:
+                    for option in (7, 32):
+                        try: end.setsockopt(1, option, 2**27)
+                        except OSError: pass
+                    fill(end.fileno())
+"""
+PIPES = """
+                pair = os.pipe(); held.extend(pair)
+                try: __import__("fcntl").fcntl(pair[1], 1031, 2**20)
+                except OSError: pass
+                fill(pair[1])
+"""
+
+
+@pytest.mark.parametrize("kind", [SOCKETS, PIPES], ids=["sockets", "pipes"])
+async def test_memory_in_buffers_of_the_kernel_is_bounded(client: SandboxClient, kind: str) -> None:
+    code = FILL.replace("                KIND\n", kind.lstrip("\n"))
+    response = await run(client, code, memory_bytes=32 * 2**20)
+    assert response.outcome in (ProgramOutcome.OK, ProgramOutcome.MEMORY), response.stderr
+    assert sum(map(int, response.stdout.split())) <= (32 + 128) * 2**20
+    assert (await run(client, "1")).value == "1"
+
+
+async def test_sockets_in_sockets_are_bounded(client: SandboxClient) -> None:
+    """Descriptors that are on their way do not count against a process's own limit."""
+    code = """
+import array, os, socket
+total, kept = 0, []
+def fill(end):
+    global total
+    end.setblocking(False)
+    while True:
+        try: total += end.send(bytes(65536))
+        except OSError: return
+try:
+    while len(kept) < 3000:
+        carrier, other = socket.socketpair()
+        for _ in range(6):
+            a, b = socket.socketpair()
+            fill(a); fill(b)
+            passed = array.array("i", (a.fileno(), b.fileno()))
+            carrier.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            a.close(); b.close()
+        kept.append((carrier, other))
+except OSError: pass
+print(total)
+"""
+    response = await run(client, code, memory_bytes=32 * 2**20)
+    assert int(response.stdout or 0) <= (32 + 128) * 2**20
+
+
+async def test_output_cannot_be_made_to_vanish_unsaid(client: SandboxClient) -> None:
+    code = """
+import ctypes, fcntl, os
+for fd in (1, 2):
+    for command, value in ((fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | 0o40000), (1031, 4096)):
+        try: fcntl.fcntl(fd, command, value)
+        except OSError: pass
+for number in range(3000): os.write(1, b"%05d" % number)
+"""
+    response = await attack(client, code)
+    assert response.stdout == "".join(f"{number:05}" for number in range(3000))
+    assert (response.stdout_bytes, response.truncated_bytes) == (15_000, 0)
+
+
+async def test_watches_of_the_operator_cannot_be_used_up(client: SandboxClient) -> None:
+    response = await attack(client, tried(*["libc.inotify_init1(0)"] * 300))
+    assert set(response.stdout.split()) == {"-1"}

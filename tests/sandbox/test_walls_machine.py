@@ -1,19 +1,13 @@
-"""Second kernels are told by evidence, and what is asked of them is refused without."""
+"""What counts as evidence of a second kernel around the sandbox."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rocstar.sandbox import host_life, jail, second_kernel
-from rocstar.sandbox.crew import Crew, Terms
-from rocstar.sandbox.groups import Groups
-from rocstar.sandbox.roster import Roster
-from rocstar.sandbox.second_kernel import Evidence
-from rocstar.sandbox.tiers import BARE
-from rocstar.sandbox.wire import HostInfo, Isolation, SandboxDown, info_message, parse_info
+from rocstar.sandbox.walls import machine
+from rocstar.sandbox.walls.machine import Evidence
 
 TABLE = b"FACP\x14\x01\x00\x00\x06\x66%b" + bytes(20)
 RENTED = {  # what a rented virtual machine shows, its hypervisor named wherever that is usual
@@ -50,37 +44,11 @@ def seen(log: bytes = b"", without: str = "sys/", **files: bytes) -> Evidence:
     ],
 )
 def test_only_evidence_counts(evidence: Evidence, name: str) -> None:
-    assert second_kernel.name(evidence) == name
+    assert machine.name(evidence) == name
 
 
 def test_what_cannot_be_read_is_no_evidence(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/version").write_bytes(b"Linux")
     (tmp_path / "proc/cmdline").mkdir()
-    assert second_kernel.gathered(tmp_path).files == {"proc/version": b"Linux"}
-
-
-def checked(walls: jail.Plan, inner: str, **config: Any) -> HostInfo:
-    terms = Terms(size=1, grace_seconds=1.0, workdirs="", compiled=True, groups=Groups())
-    roster = Roster((), terms, jail.PLANS)
-    crew = Crew(BARE, 0, terms, lambda: None)
-    crew.plan = walls
-    given = {"min_isolation": "L1", "slots": 1, "preload": [], "node": "n", **config}
-    return host_life.checked_info(roster, crew, (), given, inner)
-
-
-def test_a_second_kernel_around_namespaces_is_the_highest_level_and_is_named() -> None:
-    info = checked(jail.ROOT, "gvisor", min_isolation="L4")
-    assert (info.isolation, info.walls, info.second_kernel) == (Isolation.L4, Isolation.L3, "gvisor")
-    assert parse_info(info_message(info)) == info
-
-
-def test_a_second_kernel_does_not_replace_namespaces() -> None:
-    info = checked(jail.CONFINED, "firecracker")
-    assert (info.isolation, info.walls, info.second_kernel) == (Isolation.L2, Isolation.L2, "firecracker")
-
-
-@pytest.mark.parametrize(("walls", "inner"), [(jail.ROOT, ""), (jail.CONFINED, "kata"), (jail.PROCESS, "")])
-def test_asking_for_one_where_there_is_none_is_refused(walls: jail.Plan, inner: str) -> None:
-    with pytest.raises(SandboxDown, match="min_isolation asks for L4"):
-        checked(walls, inner, min_isolation="L4")
+    assert machine.gather(tmp_path).files == {"proc/version": b"Linux"}

@@ -1,0 +1,146 @@
+"""Control groups, which count the memory and processes of whole calls; and the sweep of what dead daemons left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocstar.sandbox.call import DaemonSettings
+from rocstar.sandbox.client import SandboxClient
+from rocstar.sandbox.walls import cgroups
+from rocstar.sandbox.walls.cgroups import FIRST_TO_KILL, Group, Groups, Tree
+from tests.sandbox.support import (
+    daemon_process,
+    ended,
+    eventually,
+    keeper_processes,
+    program_processes,
+    run,
+    slot_processes,
+)
+
+OWN_V1 = "9:name=systemd:/\n8:pids:/\n4:memory:/service/worker\n0::/\n"
+MOUNTS_V1 = """\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+40 31 0:37 /pod /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+
+
+@pytest.fixture
+def counted() -> Iterator[Groups]:
+    found = cgroups.found()
+    if not found.folders:
+        pytest.skip("no control group can be made below the one these tests run in")
+    yield found
+    found.close()
+
+
+def groups_of(client: SandboxClient) -> set[str]:
+    """Names of the groups that a daemon has made, as its slots see them."""
+    return {name for slot in slot_processes(client) for name in groups_around(slot.pid)}
+
+
+def groups_around(pid: int) -> set[str]:
+    parts = Path(f"/proc/{pid}/cgroup").read_text().replace("\n", "/").split("/")
+    return {part for part in parts if part.startswith(cgroups.PREFIX)}
+
+
+def all_groups() -> set[str]:
+    return {name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names}
+
+
+def test_hierarchies_are_found_where_this_process_is_in_them() -> None:
+    found = list(cgroups.trees(OWN_V1, MOUNTS_V1))
+    assert found[:2] == [
+        Tree(version=1, controllers=frozenset({"memory"}), folder=Path("/sys/fs/cgroup/memory/service/worker")),
+        Tree(version=1, controllers=frozenset({"pids"}), folder=Path("/sys/fs/cgroup/pids")),
+    ]
+    assert {tree.version for tree in found[2:]} == {2}
+
+
+def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> None:
+    parent = tmp_path / "delegated"
+    parent.mkdir()
+    (parent / "cgroup.subtree_control").write_text("cpu")
+    cgroups.enable(parent, frozenset({"memory", "pids"}))
+    assert (parent / "cgroup.subtree_control").read_text() == "+memory +pids"
+    names = ("cgroup.procs", "memory.max", "memory.swap.max", "memory.current", "memory.events", "pids.max")
+    for name in names:
+        (parent / name).write_text("")
+    (parent / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    group = Group({"memory": parent, "pids": parent}, {"memory": 2, "pids": 2})
+    assert group.procs == (f"{parent}/cgroup.procs",)
+    group.limit(1000, 17)
+    texts = [(parent / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")]
+    assert texts == ["1000", "0", "17"]
+    assert not group.killed()
+    (parent / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert (group.killed(), group.killed()) == (True, False)
+    group.close()
+
+
+def test_a_limit_is_written_only_when_it_changes(counted: Groups) -> None:
+    group = counted.open("one")
+    assert group is not None
+    if "pids" not in group.controllers:
+        pytest.skip("processes cannot be counted here")
+    group.limit(2**28, 5)
+    (group.folders["pids"] / "pids.max").write_text("9")
+    group.limit(2**28, 5)
+    assert (group.folders["pids"] / "pids.max").read_text() == "9\n"
+    group.limit(2**28, 6)
+    assert (group.folders["pids"] / "pids.max").read_text() == "6\n"
+
+
+def test_nothing_of_them_remains_when_the_daemon_ends() -> None:
+    with SandboxClient.start(slots=2, preload=()) as client:
+        if "no_memory_cgroup" in client.info().failed_probes:
+            pytest.skip("no control group can be made here")
+        asyncio.run(run(client, "1"))
+        own = groups_of(client)
+        assert own & all_groups()
+    assert eventually(lambda: not own & all_groups())
+
+
+def test_what_a_killed_daemon_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    settings = DaemonSettings(slots=1, preload=(), skip_plans=2)
+    with SandboxClient(settings) as client:
+        client.launch()
+        client.await_hello()
+        own, family = groups_of(client), daemon_process(client).children(recursive=True)
+        folders = set(Path(tempfile.gettempdir()).glob(f"rocstar-sandbox-{os.getpid()}-*"))
+        assert folders
+        daemon_process(client).send_signal(signal.SIGKILL)
+        assert eventually(lambda: all(map(ended, family)))
+    with SandboxClient.start(slots=1, preload=()):
+        assert eventually(lambda: not any(folder.exists() for folder in folders))
+        assert not own or eventually(lambda: swept(own))
+
+
+def swept(own: set[str]) -> bool:
+    """Starts are what sweeps; processes of the killed daemon may have been there for a moment during the last."""
+    cgroups.found().close()
+    return not own & all_groups()
+
+
+def score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+async def test_programs_are_to_be_killed_before_their_slot_and_only_they_are_in_its_group() -> None:
+    with SandboxClient.start(slots=1, preload=()) as client:
+        task = asyncio.ensure_future(run(client, "import time\ntime.sleep(20)"))
+        assert await asyncio.to_thread(eventually, lambda: bool(program_processes(client)))
+        (program,), (slot,), (keeper,) = program_processes(client), slot_processes(client), keeper_processes(client)
+        assert [score(process.pid) for process in (program, slot, keeper)] == [FIRST_TO_KILL, *[score(os.getpid())] * 2]
+        assert not groups_around(keeper.pid)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
