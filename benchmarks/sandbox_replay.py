@@ -27,7 +27,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cpu import cpu_seconds
 from replay_compare import TIME_LIMITS, Shown, agreement, as_class, cause, error_of
 
 from rocstar.sandbox.call import Limits, ProgramOutcome, Response
@@ -176,9 +175,9 @@ def main() -> None:
         sys.exit(f"no traces at {folder}; set ROCSTAR_DATA to the folder that has traces/")
     chosen = list(traces(folder))[:: options.every]
     with SandboxClient.start(slots=options.slots, preload=PRELOAD) as client:
-        level, cpu, wall = client.info().isolation, cpu_seconds(os.getpid()), time.monotonic()
+        level, cpu, wall = client.info().isolation, client.cpu_seconds() + time.process_time(), time.monotonic()
         runs = asyncio.run(replay(client, chosen))
-        cpu, wall = cpu_seconds(os.getpid()) - cpu, time.monotonic() - wall
+        cpu, wall = client.cpu_seconds() + time.process_time() - cpu, time.monotonic() - wall
     found = figures(runs, cpu, wall)
     for name, value in found.items():
         if isinstance(value, dict):
