@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 import pytest
 
@@ -52,11 +53,12 @@ def test_an_operators_list_that_is_one_of_ours_is_not_offered_twice() -> None:
     assert [tier.modules for tier in tiers.offered(("numpy",))].count(("numpy",)) == 1
 
 
-def test_warming_up_runs_what_is_loaded_and_no_other_library() -> None:
-    seen: list[str] = []
-    tiers.warm_up(seen.append)
-    assert "print(1)" in seen
-    assert not any("networkx" in code for code in seen) or importlib.util.find_spec("networkx")
+def test_what_is_rehearsed_is_python_that_runs_or_fails_as_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sympy", raising=False)
+    texts = set(tiers.rehearsal())
+    assert "print(1)" in texts and not any("import sympy" in text for text in texts)
+    for text in tiers.EVERYDAY:
+        exec(compile(text, "<rehearsal>", "exec"), {})
 
 
 def test_a_zygote_that_cannot_import_a_module_names_it() -> None:

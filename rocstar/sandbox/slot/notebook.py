@@ -100,9 +100,7 @@ class Notebook:
         program.flush_all()
         self.allow_cpu(IDLE_CPU_SECONDS)
         execution.reserve.close()
-        if execution.is_slack:
-            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            resource.setrlimit(resource.RLIMIT_AS, (self.memory, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory + program.MEMORY_SLACK))
 
     def report(
         self, execution: Execution, found: dict[str, bytes], images: list[bytes]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
-import gc
 import io
 import linecache
 import mmap
@@ -23,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from rocstar.sandbox.slot import channel, files, seeds
-from rocstar.sandbox.slot.seeds import Hooks
+from rocstar.sandbox.slot.seeds import Hooks, Seeder
 from rocstar.sandbox.walls.plans import Inside
 
 FILENAME = "<program>"
@@ -35,7 +34,6 @@ MAX_FRAMES = 1500  # the last ones; the usual recursion limit is 1,000, without 
 MEMORY_ERROR_FRAMES = 20
 RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
 MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
-FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # the kernel's memory behind a descriptor; free of charge for a call
 
@@ -46,6 +44,7 @@ class Base(NamedTuple):
     memory: int
     """Address space in use before any program, bytes."""
     inside: Inside
+    seeder: Seeder
     hooks: Hooks
     """To be done when the program forks."""
 
@@ -69,9 +68,9 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
 
 def enter(base: Base, seed: int) -> None:
     """What programs and notebooks do first."""
-    gc.enable()
-    base.inside.enter_call()
-    seeds.reseed(seed)
+    if not base.inside.private_processes:
+        base.inside.enter_call()
+    base.seeder.reseed(seed)
     seeds.register_hooks(base.hooks)
 
 
@@ -99,11 +98,10 @@ def attach_stdin(stdin: str) -> None:
 
 
 def limit(base: Base, memory_bytes: int, processes: int) -> None:
-    """Of the process and all it starts: memory beyond the base, files, processes."""
+    """Of the process and all it starts: memory beyond the base, open files, processes."""
     memory = base.memory + memory_bytes
     open_files = max(FEWEST_FILES, min(MOST_FILES, (memory_bytes + PIPES_BYTES) // (processes * PIPE_BYTES)))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_SLACK))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     if base.inside.processes_beside is not None:
         processes += base.inside.processes_beside
@@ -132,7 +130,6 @@ class Execution:
         self.dropped = 0
         self.failure: list[Any] | None = None
         self.status = 0
-        self.is_slack = False  # it was given memory beyond its limit, to report that it had none
         self.reserve = mmap.mmap(-1, RESERVE_BYTES)
 
     def run(self) -> None:
@@ -168,18 +165,13 @@ class Execution:
         out_of_memory = isinstance(error, MemoryError)
         with suppress(MemoryError):
             if out_of_memory:
-                self.allow_slack()
+                allow_slack()
             self.failure = explained(error, MEMORY_ERROR_FRAMES if out_of_memory else MAX_FRAMES)
             return
         error.__traceback__ = error.__context__ = error.__cause__ = None  # lets go of all the program had on its stack
-        self.allow_slack()
+        allow_slack()
         write_stderr("MemoryError\n")
         self.failure = ["MemoryError", "", None]
-
-    def allow_slack(self) -> None:
-        self.is_slack = True
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
     def head(self) -> dict[str, object]:
         """Of a report."""
@@ -241,6 +233,11 @@ def compiled_by_tree(code: str, name: str, flags: int) -> tuple[CodeType, CodeTy
 def hidden_by_semicolon(code: str, last: ast.Expr) -> bool:
     line = code.encode("utf-8", "surrogatepass").split(b"\n")[(last.end_lineno or 1) - 1]
     return line[last.end_col_offset or 0 :].lstrip().startswith(b";")
+
+
+def allow_slack() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def explained(error: BaseException, frames: int) -> list[Any]:

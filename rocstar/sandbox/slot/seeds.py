@@ -15,76 +15,57 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+MODULES = ("random", "numpy.random", "sympy.core.random")
 NUMPY_SEEDS = 2**32
+POSTPONED = {"random", "threading", "logging"}
+
+Hooks = list[dict[str, Callable[[], Any]]]
+"""Arguments of `os.register_at_fork`."""
 
 
-def seed_numpy(module: ModuleType, seed: int) -> None:
-    module.seed(seed % NUMPY_SEEDS)
+class Seeder:
+    """Seeds the generators that are loaded; and others as soon as they are: it is a finder of modules, which leaves the
+    search to others. Made in the zygote, where a tier's modules have been loaded."""
 
+    def __init__(self) -> None:
+        self.loaded = [sys.modules[name] for name in MODULES if name in sys.modules]
+        self.awaited = {name for name in MODULES if name not in sys.modules}
+        self.seed = 0
+        if self.awaited:
+            sys.meta_path.insert(0, self)
 
-def seed_sympy(module: ModuleType, seed: int) -> None:
-    module.seed(seed)
-
-
-Seeder = Callable[[ModuleType, int], None]
-SEEDERS: dict[str, Seeder] = {"numpy.random": seed_numpy, "sympy.core.random": seed_sympy}
-
-
-def reseed(seed: int) -> None:
-    """In a program's process: seed what is loaded, and see to it that what is loaded later is seeded too."""
-    later = seed_loaded(seed)
-    if later:
-        sys.meta_path.insert(0, SeedOnImport(seed, later))
-
-
-def seed_loaded(seed: int) -> dict[str, Seeder]:
-    """Seed what is loaded; the seeders of what is not."""
-    import random  # here: the zygote loads it where its fork hooks are postponed
-
-    random.seed(seed)
-    modules = sys.modules
-    return {name: seeder for name, seeder in SEEDERS.items() if not seeded(modules.get(name), seeder, seed)}
-
-
-def seeded(module: ModuleType | None, seeder: Seeder, seed: int) -> bool:
-    if module is not None:
-        seeder(module, seed)
-    return module is not None
-
-
-class SeedOnImport:
-    """A finder that leaves the search to others, and has the modules it waits for seeded as soon as they are loaded."""
-
-    def __init__(self, seed: int, seeders: dict[str, Seeder]) -> None:
+    def reseed(self, seed: int) -> None:
         self.seed = seed
-        self.seeders = seeders
+        for module in self.loaded:
+            self.seed_module(module)
+
+    def seed_module(self, module: Any) -> None:
+        module.seed(self.seed % NUMPY_SEEDS if module.__name__ == "numpy.random" else self.seed)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        seeder = self.seeders.pop(name, None)  # popped first: the search below comes here again
-        spec = importlib.util.find_spec(name) if seeder else None
-        if seeder and spec and spec.loader:
-            load, seed = spec.loader.exec_module, self.seed
+        if name not in self.awaited:
+            return None
+        self.awaited.remove(name)  # first: the search below comes here again
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
 
             def load_and_seed(module: ModuleType) -> None:
                 load(module)
-                seeder(module, seed)
+                self.loaded.append(module)
+                self.seed_module(module)
 
             spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]
         return spec
 
 
-# Fork hooks of libraries: `random` draws a seed from the system after each fork, `threading` and `logging` make new
-# locks: 0.1 to 0.3 ms in every call, for nothing. A zygote has one thread, none of its locks is held when a slot forks,
-# and every program is seeded. So they are postponed to the forks that programs make.
-
-POSTPONED = {"random", "threading", "logging"}
-Hooks = list[dict[str, Callable[[], Any]]]
-"""Arguments of `os.register_at_fork`."""
-
-
 @contextmanager
 def postponed_hooks() -> Iterator[Hooks]:
-    """Collect the hooks that the modules above register within the context; others are registered as usual."""
+    """Collect the fork hooks that some modules register within the context; those of others are registered as usual.
+
+    `random` draws a seed from the system after each fork, `threading` and `logging` make new locks: 0.1 to 0.3 ms a
+    call, for nothing. A zygote has one thread, no lock is held when a slot forks, and every program is seeded. So the
+    hooks are registered in the program's process, for the forks that it makes (`register_hooks`)."""
     register = os.register_at_fork
     collected: Hooks = []
 
@@ -102,6 +83,5 @@ def postponed_hooks() -> Iterator[Hooks]:
 
 
 def register_hooks(hooks: Hooks) -> None:
-    """In a program's process."""
     for hook in hooks:
         os.register_at_fork(**hook)

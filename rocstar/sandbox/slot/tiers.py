@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 OFFERED = {"numpy": ("numpy",), "sympy": ("numpy", "sympy")}
@@ -134,11 +134,10 @@ nx.shortest_path(graph, 0, 3), list(nx.connected_components(graph)), nx.is_conne
 }
 
 
-def warm_up(rehearse: Callable[[str], None]) -> None:
-    """For the modules that are loaded. `rehearse` runs a text as programs are run; standard streams lead nowhere."""
+def rehearsal() -> Iterator[str]:
+    """The texts to be run, for the modules that are loaded."""
     for name, code in LIBRARIES.items():
         if name in sys.modules:
-            rehearse(code)
+            yield code
     for _ in range(ROUNDS):
-        for code in EVERYDAY + FAILING:
-            rehearse(code)
+        yield from EVERYDAY + FAILING

@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from rocstar.sandbox.slot import channel, files, notebook, program, seeds, serve, tiers
 from rocstar.sandbox.slot.program import Base
@@ -31,6 +32,7 @@ CHANNEL = 3  # descriptor of a slot's connection to the daemon
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 MAX_COMMAND_BYTES = 4096
 MAX_SWEEPS = 100  # each takes what it sees; the next takes the orphans that made
+FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
 HOME = "/tmp"
 # What programs import most, beside what Python loads anyway.
@@ -38,11 +40,8 @@ COMMON = """bisect cmath collections.abc copy datetime decimal fractions functoo
 random re statistics string textwrap time typing"""
 
 
-class Started(NamedTuple):
-    """A slot that has just been started; only it sees one."""
-
-    channel: socket.socket
-    walls: Walls
+Slot = tuple[socket.socket, Walls]
+"""Its connection to the daemon, and what it knows of its walls."""
 
 
 def main() -> None:
@@ -70,7 +69,8 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     del sys.argv[1:]
     with seeds.postponed_hooks() as hooks, program.own_streams():
         problem = load(settings["preload"])
-        tiers.warm_up(rehearse)
+        seeder = seeds.Seeder()
+        warm_up(seeder)
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
@@ -79,12 +79,11 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     gc.freeze()
     memory = base_memory()
     commands.send(json.dumps({"problem": "", "fork_path": "c" if compiled else "python"}).encode())
-    started = Zygote(commands, settings["workdirs"]).obey()
-    if started is not None:
-        walls = started.walls
-        answer = compiled.serve if compiled and walls.private_processes else serve.serve
-        control = answer(started.channel, walls)
-        be_program(control, Base(memory, walls.inside, hooks))
+    slot = Zygote(commands, settings["workdirs"]).obey()
+    if slot is not None:
+        connection, walls = slot
+        loop = compiled.serve if compiled and walls.private_processes else serve.serve
+        be_program(loop(connection, walls), Base(memory, walls.inside, seeder, hooks))
 
 
 def be_program(control: int, base: Base) -> NoReturn:
@@ -118,12 +117,12 @@ def load(preload: Sequence[str]) -> str:
     return ""
 
 
-def rehearse(code: str) -> None:
-    """Run a text as a program would be run, in this process."""
-    sink = os.open("/dev/null", os.O_WRONLY)
-    seeds.seed_loaded(0)
-    program.rehearse(code, sink)
-    os.close(sink)
+def warm_up(seeder: seeds.Seeder) -> None:
+    """Do what programs' processes do, in this process."""
+    with open(os.devnull, "wb") as sink:
+        for code in tiers.rehearsal():
+            seeder.reseed(0)
+            program.rehearse(code, sink.fileno())
 
 
 def compiled_part() -> ModuleType | None:
@@ -150,7 +149,7 @@ class Zygote:
         self.workdirs = workdirs
         self.keepers: dict[int, int] = {}
 
-    def obey(self) -> Started | None:
+    def obey(self) -> Slot | None:
         """Until the daemon goes away: None. In a slot: that slot."""
         linux.become_subreaper()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer to act on
@@ -166,9 +165,9 @@ class Zygote:
             self.sweep(children)
             if "lost" in command:
                 continue
-            started = self.spawn(command, fds[0])
-            if started is not None:
-                return started
+            slot = self.spawn(command, fds[0])
+            if slot is not None:
+                return slot
 
     def sweep(self, children: int) -> None:
         """Without a pid namespace, what a dead slot's programs have started comes here."""
@@ -177,12 +176,13 @@ class Zygote:
                 return
             time.sleep(0.001)
 
-    def spawn(self, command: dict[str, Any], fd: int) -> Started | None:
+    def spawn(self, command: dict[str, Any], fd: int) -> Slot | None:
         """Fork; the slot, in the slot."""
         try:
             pid = os.fork()
-        except OSError as error:
-            refuse(fd, error)
+        except OSError as error:  # the machine has no room now; the daemon asks again later
+            with socket.socket(fileno=fd) as connection:
+                send_hello(connection, f"the sandbox zygote could not fork ({error})", busy=True)
             return None
         if pid:
             os.close(fd)
@@ -194,13 +194,7 @@ class Zygote:
             os._exit(1)
 
 
-def refuse(fd: int, error: OSError) -> None:
-    """Tell the daemon that the machine has no room for another process now; it asks again later."""
-    with socket.socket(fileno=fd) as connection, suppress(OSError):
-        send_hello(connection, {"problem": f"the sandbox zygote could not fork ({error})", "busy": True})
-
-
-def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Started:
+def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     """In a fresh fork: the keeper, which never returns, or the slot."""
     plan = plans.PLANS[command["plan"]]
     keep_descriptors(fd)
@@ -208,15 +202,15 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Started:
     try:
         walls = plans.start(plan, command["spawn"], workdir, membership(command))
     except OSError as error:
-        send_hello(connection, {"problem": f"{plan.name}: {error}", "busy": error.errno in NO_ROOM})
+        send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     walls.may_age = walls.may_age and not command.get("session")
-    process = {"slot": walls.process, "keeper": walls.keeper}
-    send_hello(connection, {"problem": "", "failed": walls.failed, "groups": walls.groups, **process})
-    return Started(connection, walls)
+    send_hello(connection, failed=walls.failed, groups=walls.groups, slot=walls.process, keeper=walls.keeper)
+    return connection, walls
 
 
 def membership(command: dict[str, Any]) -> Membership:
@@ -238,5 +232,7 @@ def keep_descriptors(connection: int) -> None:
     os.closerange(CHANNEL + 1, LAST_DESCRIPTOR)
 
 
-def send_hello(connection: socket.socket, message: dict[str, object]) -> None:
-    connection.send(json.dumps({"busy": False, **message}).encode())
+def send_hello(connection: socket.socket, problem: str = "", busy: bool = False, **facts: object) -> None:
+    """A slot's first message."""
+    with suppress(OSError):  # the daemon has gone
+        connection.send(json.dumps({"problem": problem, "busy": busy, **facts}).encode())
