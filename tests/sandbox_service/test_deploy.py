@@ -33,8 +33,8 @@ def given(arguments: list[str]) -> set[str]:
 
 
 def test_the_image_is_made_of_files_that_exist_and_starts_a_command_that_exists() -> None:
-    instructions = {name: rest for name, rest in DOCKERFILE}
-    assert [name for name, _ in DOCKERFILE][0] == "FROM"
+    instructions = dict(DOCKERFILE)
+    assert DOCKERFILE[0][0] == "FROM"
     sources = [word for name, rest in DOCKERFILE if name == "COPY" for word in rest.split()[:-1]]
     assert sources and all((ROOT / source).exists() for source in sources)
     entrypoint, command = json.loads(instructions["ENTRYPOINT"]), json.loads(instructions["CMD"])

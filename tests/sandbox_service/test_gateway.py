@@ -149,6 +149,7 @@ def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningSe
     node = RunningService()
     with running(nodes=(node.url,)) as url:
         http = Http(url)
-        with http.under_way("/v1/run", {"code": "import time; time.sleep(9); print('done')"}) as connection:
+        slow = {"code": "import time; time.sleep(9); print('done')", "limits": {"wall_seconds": 60}}
+        with http.under_way("/v1/run", slow) as connection:
             assert node.stop() == 0
             assert b'"stdout":"done\\n"' in connection.recv(65536)

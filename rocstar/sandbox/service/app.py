@@ -26,19 +26,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from rocstar.sandbox.call import Response, SandboxDown
-from rocstar.sandbox.service import code_judge, native, sandbox_fusion
-from rocstar.sandbox.service.core import (
-    MAX_BODY_BYTES,
-    Asked,
-    BadRequest,
-    Endpoint,
-    Reply,
-    Service,
-    Settings,
-    decode,
-    encode,
-    is_loopback,
-)
+from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # a load balancer asks them and learns nothing
@@ -95,7 +84,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.token, self.metrics = app, settings.token, metrics
         # A page in the operator's browser can reach a loopback address under a name of its own (DNS rebinding).
-        self.only_plain_hosts = not settings.token and is_loopback(settings.host)
+        self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.requests.inc()
@@ -137,7 +126,7 @@ def is_plain(host: str) -> bool:
         name = urlsplit(f"//{host}").hostname
     except ValueError:
         return False
-    return name is None or is_loopback(name) or name.replace(".", "").isdigit() or ":" in name
+    return name is None or core.is_loopback(name) or name.replace(".", "").isdigit() or ":" in name
 
 
 class Bodies:
@@ -150,14 +139,14 @@ class Bodies:
         """Raises BadRequest: 413 for a body over the limit, 503 when others fill the memory set aside for them. One
         that comes too slowly is ended from below (`server`)."""
         announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and len(announced) < 20 and int(announced) > MAX_BODY_BYTES:
+        if announced.isdecimal() and len(announced) < 20 and int(announced) > core.MAX_BODY_BYTES:
             raise too_long()
         body = bytearray()
         try:
             async for chunk in request.stream():
                 body += chunk
                 self.being_read += len(chunk)
-                if len(body) > MAX_BODY_BYTES:
+                if len(body) > core.MAX_BODY_BYTES:
                     raise too_long()
                 if self.being_read > MAX_BODIES_BYTES:
                     raise BadRequest("too many large requests arrive at once; try again in a second", 503, 1)
@@ -169,7 +158,7 @@ class Bodies:
 
 
 def too_long() -> BadRequest:
-    return BadRequest(f"the body is longer than {MAX_BODY_BYTES} bytes; send it in parts", 413)
+    return BadRequest(f"the body is longer than {core.MAX_BODY_BYTES} bytes; send it in parts", 413)
 
 
 def refused(error: BadRequest) -> HttpResponse:

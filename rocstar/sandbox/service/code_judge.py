@@ -17,19 +17,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, SandboxDown, ServiceOutcome
-from rocstar.sandbox.service.core import (
-    BATCH_PATIENCE_SECONDS,
-    Asked,
-    BadRequest,
-    Endpoint,
-    Reply,
-    Service,
-    decode,
-    encode,
-    failed,
-    refuse_long_batch,
-    says,
-)
+from rocstar.sandbox.service import core
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, decode, encode, failed, says
 
 SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait so long; 5 s of it are for running
 MAX_OUTPUT_CHARACTERS = 1000  # per stream: what models that learned with code-judge were shown
@@ -68,7 +57,7 @@ async def single(keep_output: bool, asked: Asked) -> Reply:
 
 
 async def batch(keep_output: bool, patience_seconds: float, asked: Asked) -> Reply:
-    refuse_long_batch(asked.body, b"solution")
+    core.refuse_long_batch(asked.body, b"solution")
     submitted = decode(asked.body, BatchSubmission, 422)
     results = await judged(asked.service, submitted.submissions, patience_seconds, keep_output)
     return Reply(encode({"sub_id": submitted.sub_id or fresh_id(), "results": results}))
@@ -133,7 +122,7 @@ def endpoints(prefix: str) -> list[Endpoint]:
     ]
     for verb, keep_output, what in (("run", True, ""), ("judge", False, ", without the output")):
         short = partial(batch, keep_output, SHORT_PATIENCE_SECONDS)
-        long = partial(batch, keep_output, BATCH_PATIENCE_SECONDS)
+        long = partial(batch, keep_output, core.BATCH_PATIENCE_SECONDS)
         found += [
             Endpoint("POST", f"{prefix}/{verb}", partial(single, keep_output), f"As code-judge{what}.", Submission),
             Endpoint("POST", f"{prefix}/{verb}/batch", short, f"As code-judge{what}.", BatchSubmission),

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rocstar.sandbox.call import Call, Response, ServiceOutcome
 from rocstar.sandbox.service.core import BadRequest, Service
-from rocstar.sandbox.service.native import CallLimits, CellShape, OpenSession, Sessions, limits_of
+from rocstar.sandbox.service.native import CellShape, OpenSession, Sessions, limits_of
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -48,7 +48,7 @@ def server_of(service: Service, sessions: Sessions) -> "MCPServer[None]":
         """Run a Python program in a sandbox without network; numpy and sympy are at hand. Nothing is kept."""
         settings = service.settings
         try:
-            limits = limits_of(CallLimits(wall_seconds=wall_seconds), settings)
+            limits = limits_of({} if wall_seconds is None else {"wall_seconds": wall_seconds}, settings)
         except BadRequest as error:
             raise ToolError(str(error)) from None
         call = Call(id="", code=code, stdin=stdin, limits=limits, patience_seconds=settings.patience_seconds)
@@ -61,7 +61,7 @@ def server_of(service: Service, sessions: Sessions) -> "MCPServer[None]":
         """Run a cell of a Python notebook in the sandbox: it sees names and files of the cells before it. `state_lost`
         says that the cell ended the notebook's process: names and files are gone."""
         try:
-            held = sessions.find(session) if session else sessions.open(OpenSession())
+            held = await (sessions.find(session) if session else sessions.open(OpenSession()))
             response = await sessions.run(held, CellShape(code=code))
         except BadRequest as error:
             raise ToolError(str(error)) from None
@@ -70,7 +70,7 @@ def server_of(service: Service, sessions: Sessions) -> "MCPServer[None]":
     async def close_python_session(session: Annotated[str, Field(description="As python_session returned it.")]) -> str:
         """End a notebook and forget it."""
         try:
-            await sessions.close(sessions.find(session))
+            await sessions.close(await sessions.find(session))
         except BadRequest as error:
             raise ToolError(str(error)) from None
         return "closed"

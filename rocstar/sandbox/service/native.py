@@ -10,9 +10,10 @@ import asyncio
 import base64
 import binascii
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,24 +32,8 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
     SessionLost,
 )
-from rocstar.sandbox.service.core import (
-    BATCH_PATIENCE_SECONDS,
-    LOG,
-    MAX_BODY_BYTES,
-    Asked,
-    BadRequest,
-    Endpoint,
-    Reply,
-    Service,
-    Settings,
-    decode,
-    decode_part,
-    encode,
-    failed,
-    over_limits,
-    refuse_long_batch,
-    says,
-)
+from rocstar.sandbox.service import core
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, Settings, decode, failed, says
 from rocstar.sandbox.wire import Kind
 
 if TYPE_CHECKING:
@@ -59,47 +44,27 @@ MAX_REPLY_BYTES = 128 * 2**20  # results of a batch or a notebook are held until
 MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
-MAX_CALL_BYTES = 2 * MAX_BODY_BYTES  # of a call that comes as a frame
+MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
 MAX_UNSENT_BYTES = 256 * 2**20
 USAGE_SECONDS = 0.25  # between reports of our load, while there are answers
 
 STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
 
 Seconds = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(gt=0, lt=2**40)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+STRINGS = {"type": "array", "items": {"type": "string"}}
 Code = Annotated[str, says("Python source; what it leaves as last expression is the `value`.")]
 Id = Annotated[str, says("Comes back in the response.")]
-Files = Annotated[
-    Raw,
-    says(
-        'Put into the working directory: relative path to text, or to `{"base64": text}`.',
-        extra_json_schema={"type": "object"},
-    ),
-]
-Fetch = Annotated[
-    Raw,
-    says(
-        "Files to send back, relative to the working directory.",
-        extra_json_schema={"type": "array", "items": {"type": "string"}},
-    ),
+IN = 'Put into the working directory: relative path to text, or to `{"base64": text}`.'
+Files = Annotated[Raw, says(IN, extra_json_schema={"type": "object"})]
+Fetch = Annotated[Raw, says("Files to send back, relative to the working directory.", extra_json_schema=STRINGS)]
+GivenLimits = Annotated[
+    dict[str, int | float],
+    says("Any of wall_seconds, cpu_seconds, memory_bytes, output_bytes, processes; others are the service's own."),
 ]
 RandomSeed = Annotated[Seed | None, says("Seeds the random numbers; null draws a fresh seed.")]
 Patience = Annotated[Seconds | None, says("How long it may wait for its turn before it is `overloaded`, seconds.")]
 Replay = Annotated[bool, says("When the service lost the session, run its cells again (`replayed_cells`).")]
-
-
-class CallLimits(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
-    """Fields left out take the service's defaults."""
-
-    wall_seconds: Annotated[Seconds | None, says("Time from start to end, seconds; waiting excluded.")] = None
-    cpu_seconds: Annotated[Seconds | None, says("CPU of any one process, seconds; else as `wall_seconds`.")] = None
-    memory_bytes: Annotated[Count | None, says("Memory on top of what is preloaded, bytes.")] = None
-    output_bytes: Annotated[Count | None, says("stdout and stderr together, bytes.")] = None
-    processes: Annotated[Count | None, says("Processes and threads alive at once.")] = None
-
-
-NO_LIMITS = CallLimits()
 
 
 class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -117,7 +82,7 @@ class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     stdin: Annotated[str, says("Standard input.")] = ""
     seed: RandomSeed = None
-    limits: CallLimits = NO_LIMITS
+    limits: GivenLimits = msgspec.field(default_factory=dict)
 
 
 class Batch(Struct, forbid_unknown_fields=True, frozen=True):
@@ -127,7 +92,7 @@ class Batch(Struct, forbid_unknown_fields=True, frozen=True):
 class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A session; the limits are those of each cell."""
 
-    limits: CallLimits = NO_LIMITS
+    limits: GivenLimits = msgspec.field(default_factory=dict)
     seed: RandomSeed = None
     replay: Replay = False
     idle_seconds: Annotated[Seconds | None, says("Forgotten after so long without a cell, seconds.")] = None
@@ -136,11 +101,11 @@ class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
 class Notebook(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Cells of a session that ends with the last; an error does not stop those after it."""
 
-    cells: Annotated[Raw, says("Python sources.", extra_json_schema={"type": "array", "items": {"type": "string"}})]
+    cells: Annotated[Raw, says("Python sources.", extra_json_schema=STRINGS)]
     id: Id = ""
     files: Files = msgspec.field(default_factory=Raw)
     fetch: Fetch = msgspec.field(default_factory=Raw)
-    limits: CallLimits = NO_LIMITS
+    limits: GivenLimits = msgspec.field(default_factory=dict)
     seed: RandomSeed = None
     patience_seconds: Patience = None
 
@@ -162,7 +127,7 @@ def answer(service: Service, response: Response) -> Reply:
 
 def full(response: Response) -> bytes:
     """All its fields as JSON, also those that have their default."""
-    return encode({name: getattr(response, name) for name in response.__struct_fields__})
+    return core.encode({name: getattr(response, name) for name in response.__struct_fields__})
 
 
 def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
@@ -194,7 +159,7 @@ async def stream(asked: Asked) -> Reply:
 
 
 def decode_batch(body: bytes) -> list[CallShape]:
-    refuse_long_batch(body, b"code")
+    core.refuse_long_batch(body, b"code")
     return decode(body, Batch).calls
 
 
@@ -207,7 +172,7 @@ async def results_of(service: Service, calls: Sequence[CallShape]) -> AsyncGener
 def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
     """One bad call does not spoil its batch."""
     try:
-        return call_of(shape, settings, BATCH_PATIENCE_SECONDS)
+        return call_of(shape, settings, core.BATCH_PATIENCE_SECONDS)
     except BadRequest as error:
         return failed(shape.id, ProgramOutcome.REJECTED, str(error))
 
@@ -230,7 +195,7 @@ def files_of(raw: Raw) -> dict[str, bytes]:
     """Raises BadRequest, as do the next three."""
     if not raw:
         return {}
-    files = decode_part(raw, dict[str, str | Base64], 3 * MAX_NAMES, "files")
+    files = core.decode_part(raw, dict[str, str | Base64], 3 * MAX_NAMES, "files")
     return {name: text.encode() if isinstance(text, str) else unpacked(name, text) for name, text in files.items()}
 
 
@@ -242,24 +207,27 @@ def unpacked(name: str, packed: Base64) -> bytes:
 
 
 def fetch_of(raw: Raw) -> tuple[str, ...]:
-    return decode_part(raw, tuple[str, ...], MAX_NAMES, "fetch") if raw else ()
+    return core.decode_part(raw, tuple[str, ...], MAX_NAMES, "fetch") if raw else ()
 
 
-def limits_of(asked: CallLimits, settings: Settings) -> Limits:
-    if asked is NO_LIMITS:
-        return settings.limits
-    given = {name: value for name in CallLimits.__struct_fields__ if (value := getattr(asked, name)) is not None}
-    if "wall_seconds" in given and "cpu_seconds" not in given:
-        given["cpu_seconds"] = given["wall_seconds"]  # more CPU than time is of use to threads only
-    limits = structs.replace(settings.limits, **given)
-    if problem := over_limits(limits, settings):
+def limits_of(given: Mapping[str, int | float], settings: Settings) -> Limits:
+    if unknown := sorted(given.keys() - Limits.__struct_fields__):
+        known = " ".join(Limits.__struct_fields__)
+        raise BadRequest(f"the request has a wrong field: there is no limit {unknown[0]!r:.80}, only {known}")
+    # More CPU than time is of use to threads only.
+    cpu = {"cpu_seconds": given["wall_seconds"]} if "wall_seconds" in given else {}
+    try:
+        limits = msgspec.convert({**structs.asdict(settings.limits), **cpu, **given}, Limits)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the request has a wrong limit: {error}") from None
+    if problem := core.over_limits(limits, settings):
         raise BadRequest(problem)
     return limits
 
 
 async def notebook(asked: Asked) -> Reply:
     service, shape = asked.service, decode(asked.body, Notebook)
-    cells = decode_part(shape.cells, list[str], MAX_NAMES, "cells")
+    cells = core.decode_part(shape.cells, list[str], MAX_NAMES, "cells")
     responses = await play(
         service,
         cells,
@@ -332,8 +300,11 @@ class Held:
     """Cells that wait or run."""
     remembered_bytes: int = 0
     """Cells and files that the client keeps, to run them again."""
-    timer: asyncio.TimerHandle | None = None
-    """Forgets it, unless a cell comes."""
+    used: float = field(default_factory=time.monotonic)
+    """When its last cell ended."""
+
+    def is_idle(self) -> bool:
+        return not self.under_way and time.monotonic() - self.used > self.idle_seconds
 
 
 class Sessions:
@@ -343,15 +314,21 @@ class Sessions:
         self.service = service
         self.held: dict[str, Held] = {}
 
-    def find(self, name: str) -> Held:
+    async def find(self, name: str) -> Held:
         """Raises BadRequest."""
+        await self._forget_idle()
         if name not in self.held:
             why = "it was closed, was lost, or was without a cell for too long; open one with POST /v1/sessions"
             raise BadRequest(f"there is no session {name[:40]!r}: {why}", 404)
         return self.held[name]
 
-    def open(self, shape: OpenSession) -> Held:
+    async def _forget_idle(self) -> None:
+        for held in [held for held in self.held.values() if held.is_idle()]:
+            await self.close(held)
+
+    async def open(self, shape: OpenSession) -> Held:
         """Raises BadRequest, also when there are too many."""
+        await self._forget_idle()
         settings = self.service.settings
         most = settings.session_idle_seconds
         idle = shape.idle_seconds or most
@@ -364,7 +341,6 @@ class Sessions:
         session = self.service.client.open_session(limits=limits, seed=shape.seed, replay=shape.replay)
         held = Held(secrets.token_hex(16), session, idle, shape.replay)
         self.held[held.name] = held
-        self._set_timer(held)
         return held
 
     async def run(self, held: Held, shape: CellShape) -> Response:
@@ -386,47 +362,33 @@ class Sessions:
             await self.close(held)
         finally:
             held.under_way -= 1
-            self._set_timer(held)
-        self.find(held.name)  # it may have been closed meanwhile
+            held.used = time.monotonic()
+        await self.find(held.name)  # it may have been closed meanwhile
         held.cells += 1
         return structs.replace(response, id=shape.id)
 
     async def close(self, held: Held) -> None:
         """End its process, a cell that runs too, and forget it."""
         if self.held.pop(held.name, None) is not None:
-            self._set_timer(held)
             await held.session.close()
 
-    def _set_timer(self, held: Held) -> None:
-        if held.timer is not None:
-            held.timer.cancel()
-        if held.name in self.held:
-            loop = asyncio.get_running_loop()
-            held.timer = loop.call_later(held.idle_seconds, self._forget, held)
-
-    def _forget(self, held: Held) -> None:
-        if held.under_way:
-            self._set_timer(held)
-        else:
-            self.closing = asyncio.ensure_future(self.close(held))
-
     async def serve_open(self, asked: Asked) -> Reply:
-        return self.state(self.open(decode(asked.body or b"{}", OpenSession)), 201)
+        return self.state(await self.open(decode(asked.body or b"{}", OpenSession)), 201)
 
     async def serve_state(self, asked: Asked) -> Reply:
-        return self.state(self.find(asked.name), 200)
+        return self.state(await self.find(asked.name), 200)
 
     async def serve_cell(self, asked: Asked) -> Reply:
-        response = await self.run(self.find(asked.name), decode(asked.body, CellShape))
+        response = await self.run(await self.find(asked.name), decode(asked.body, CellShape))
         return answer(self.service, response)
 
     async def serve_close(self, asked: Asked) -> Reply:
-        await self.close(self.find(asked.name))
+        await self.close(await self.find(asked.name))
         return Reply(b"", 204)
 
     def state(self, held: Held, status: int) -> Reply:
         state = {"session": held.name, "cells": held.cells, "idle_seconds": held.idle_seconds, "replay": held.replay}
-        return Reply(encode(state), status)
+        return Reply(core.encode(state), status)
 
     def endpoints(self) -> list[Endpoint]:
         root, one = "/v1/sessions", "/v1/sessions/{id}"
@@ -486,7 +448,7 @@ class FrameConnection:
             await self.socket.send_bytes(wire.pack(Kind.REFUSED, 0, wire.encode(str(error))))
             await self.socket.close()
         except (ValueError, KeyError) as error:  # KeyError: a message of text
-            LOG.warning("a client sent what is no frame (%s); its connection was closed", error)
+            core.LOG.warning("a client sent what is no frame (%s); its connection was closed", error)
             await self.socket.close(1002)
         finally:
             sender.cancel()
@@ -559,7 +521,7 @@ class FrameConnection:
             return failed(peek.id, ServiceOutcome.OVERLOADED, "the service is shutting down; send it elsewhere")
         if len(self.unsent) > MAX_UNSENT_BYTES:
             return failed(peek.id, ServiceOutcome.OVERLOADED, "responses wait to be read; read them first")
-        problem = over_limits(peek.limits, self.service.settings)
+        problem = core.over_limits(peek.limits, self.service.settings)
         if size > MAX_CALL_BYTES:
             problem = f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
         return failed(peek.id, ProgramOutcome.REJECTED, problem) if problem else None
