@@ -178,7 +178,10 @@ def application(settings: Settings, service: Service, metrics: Metrics, nodes: N
         async def serve(request: Request) -> HttpResponse:
             try:
                 name = request.path_params.get("id", "")
-                reply = await endpoint.serve(Asked(service, await bodies.read(request), name))
+                asked = Asked(service, await bodies.read(request), name)
+                if len(asked.body) > core.BIG_BODY_BYTES:
+                    await asyncio.sleep(0)  # others first: decoding it takes a while
+                reply = await endpoint.serve(asked)
             except BadRequest as error:
                 metrics.refused.inc()
                 return refused(error)

@@ -33,7 +33,7 @@ REASONS: dict[Outcome, str] = {
 }
 
 
-class Submission(Struct, frozen=True):
+class Submission(Struct, frozen=True, gc=False):
     type: Annotated[Literal["python", "cpp", "math"], says("Only python is run.")]
     solution: Annotated[str, says("The program.")]
     sub_id: Annotated[str | None, says("Comes back; made up when missing.")] = None

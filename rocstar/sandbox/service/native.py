@@ -7,8 +7,6 @@ with a Retry-After. A batch is always 200: its calls have outcomes of their own.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -21,7 +19,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, structs
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from rocstar.sandbox import wire
+from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import (
     Call,
     Limits,
@@ -39,7 +37,7 @@ from rocstar.sandbox.wire import Kind
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
 
-MAX_NAMES = 1000  # files, paths to fetch, and cells of a notebook
+MAX_NAMES = check.MAX_FILES  # or paths to fetch, or cells of a notebook
 MAX_REPLY_BYTES = 128 * 2**20  # results of a batch or a notebook are held until the last one
 MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
@@ -67,7 +65,7 @@ Patience = Annotated[Seconds | None, says("How long it may wait for its turn bef
 Replay = Annotated[bool, says("When the service lost the session, run its cells again (`replayed_cells`).")]
 
 
-class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
     """One cell of a session."""
 
     code: Code
@@ -77,7 +75,7 @@ class CellShape(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     patience_seconds: Patience = None
 
 
-class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
     """One program."""
 
     stdin: Annotated[str, says("Standard input.")] = ""
@@ -111,12 +109,14 @@ class Notebook(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
-    base64: str
+    base64: bytes
 
 
 async def run(asked: Asked) -> Reply:
-    service = asked.service
-    call = call_of(decode(asked.body, CallShape), service.settings, service.settings.patience_seconds)
+    service, shape = asked.service, decode(asked.body, CallShape)
+    if shape.files:
+        await asyncio.sleep(0)  # others first: decoding files takes a while
+    call = call_of(shape, service.settings, service.settings.patience_seconds)
     return answer(service, await service.run(call))
 
 
@@ -178,7 +178,7 @@ def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
 
 
 def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Call:
-    """Raises BadRequest for a limit over the operator's, and for a file that is not base64."""
+    """Raises BadRequest."""
     return Call(
         id=shape.id,
         code=shape.code,
@@ -192,18 +192,11 @@ def call_of(shape: CallShape, settings: Settings, patience_seconds: float) -> Ca
 
 
 def files_of(raw: Raw) -> dict[str, bytes]:
-    """Raises BadRequest, as do the next three."""
+    """Raises BadRequest, as do the next two."""
     if not raw:
         return {}
     files = core.decode_part(raw, dict[str, str | Base64], 3 * MAX_NAMES, "files")
-    return {name: text.encode() if isinstance(text, str) else unpacked(name, text) for name, text in files.items()}
-
-
-def unpacked(name: str, packed: Base64) -> bytes:
-    try:
-        return base64.b64decode(packed.base64, validate=True)
-    except (binascii.Error, ValueError):  # the latter: characters beyond ASCII
-        raise BadRequest(f"file {name!r} is not base64; send text as a string of its own") from None
+    return {name: given.encode() if isinstance(given, str) else given.base64 for name, given in files.items()}
 
 
 def fetch_of(raw: Raw) -> tuple[str, ...]:
@@ -220,7 +213,7 @@ def limits_of(given: Mapping[str, int | float], settings: Settings) -> Limits:
         limits = msgspec.convert({**structs.asdict(settings.limits), **cpu, **given}, Limits)
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request has a wrong limit: {error}") from None
-    if problem := core.over_limits(limits, settings):
+    if problem := check.of_limits(limits) or core.over_limits(limits, settings):
         raise BadRequest(problem)
     return limits
 

@@ -10,8 +10,6 @@ see there where they have a file system of their own; others are left out. Not s
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -57,12 +55,8 @@ class Common(Struct, frozen=True, kw_only=True):
 
     def contents(self) -> dict[str, bytes]:
         """Raises BadRequest."""
-        files = decode_part(self.files or b"{}", dict[str, str | None], 2 * native.MAX_NAMES, "files", 422)
-        try:
-            given = {path: base64.b64decode(text, validate=True) for path, text in files.items() if text is not None}
-        except (binascii.Error, ValueError):
-            raise BadRequest("files must be base64", 422) from None
-        return {OUR_PLACES.sub("", path): content for path, content in given.items()}
+        files = decode_part(self.files or b"{}", dict[str, bytes | None], 2 * native.MAX_NAMES, "files", 422)
+        return {OUR_PLACES.sub("", path): content for path, content in files.items() if content is not None}
 
     def fetched(self) -> dict[str, str]:
         """Path as asked for -> path in the working directory. Raises BadRequest."""
