@@ -32,11 +32,13 @@ OVERHEAD = 1_000  # bytes; the names of a call's fields take 100
 BOUNDS: dict[str, tuple[float, float]] = {
     "wall_seconds": (0.01, 10**6),
     "cpu_seconds": (0.01, 10**6),
-    "memory_bytes": (16 * 2**20, 2**40),  # less does not start a program
+    "memory_bytes": (4 * 2**20, 2**40),  # a program starts with one, in every tier
     "output_bytes": (1, MAX_OUTPUT_BYTES),
     "processes": (1, 2**15),
 }
 """Smallest and largest of each of `Limits`."""
+START_BYTES = 2 * 2**20  # of memory that a process takes before its program runs
+INPUT_COPIES = 2  # of a program's text, standard input and files in its process while it starts
 MAX_PATIENCE_SECONDS = 10**9
 
 peek = msgpack.Decoder(dict[str, Raw]).decode
@@ -78,6 +80,7 @@ def complaint(call: Call) -> str:
         or of_limits(call.limits)
         or of_patience(call.patience_seconds)
         or (of_files(call) if call.files or call.stdin else "")
+        or of_memory(call)
         or (of_fetch(call.fetch) if call.fetch else "")
     )
 
@@ -121,6 +124,15 @@ def of_files(call: Call) -> str:
     if why := of_paths("files", list(call.files), MAX_FILES):
         return why
     return of_tree([os.path.normpath(path) for path in call.files])
+
+
+def of_memory(call: Call) -> str:
+    """The process reads all of its input before it runs."""
+    size = size_of(call.code) + size_of(call.stdin) + sum(map(len, call.files.values()))
+    least = START_BYTES + INPUT_COPIES * size
+    if call.limits.memory_bytes >= least:
+        return ""
+    return f"limit memory_bytes must be at least {least} for a call of {size} bytes, got {call.limits.memory_bytes}"
 
 
 def of_fetch(paths: Sequence[str]) -> str:

@@ -122,6 +122,7 @@ class Queue(asyncio.Protocol):
         else:
             self.place(queued)
         self.fresh.append(queued)
+        self.report_later()
 
     def wait(self, queued: Queued) -> None:
         """As long as its patience lasts."""
@@ -243,6 +244,10 @@ class Queue(asyncio.Protocol):
             traceback.print_exc()
             body = wire.encode(verdict.fault(response.id, f"the answer could not be encoded ({type(error).__name__})"))
         self.transport.write(wire.pack(Kind.RESPONSE, number, body))
+        self.report_later()
+
+    def report_later(self) -> None:
+        """Of the load; not more often than it is of use."""
         if self.usage_timer is None:
             self.usage_timer = self.loop.call_later(USAGE_SECONDS, self.send_usage)
 

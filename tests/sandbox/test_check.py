@@ -1,0 +1,144 @@
+"""Calls that cannot be run: each is refused with a sentence, before anything of it runs, and holds nobody up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec import msgpack
+
+from rocstar.sandbox import check, wire
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Limits, ProgramOutcome
+from tests.sandbox.driver import Daemon
+
+NAN, INFINITE = float("nan"), float("inf")
+LIMITS: dict[str, list[float]] = {
+    "wall_seconds": [0, -1, 0.001, NAN, INFINITE, -INFINITE, 1e300],
+    "cpu_seconds": [0, -1, 0.001, NAN, INFINITE, 1e300],
+    "memory_bytes": [0, -1, 1, 2**20, 2**41, 2**63 - 1],
+    "output_bytes": [0, -1, MAX_OUTPUT_BYTES + 1, 2**62],
+    "processes": [0, -1, 2**20],
+}
+PATHS = ["", ".", "/", "/etc/passwd", "..", "../x", "a/../b", "a/..", "a/", "a/.", "x\0y", "n" * 256, "é" * 128]
+PATHS += ["a/" * 60 + "b", "/".join(["n" * 200] * 21)]
+FILES: list[dict[str, bytes]] = [
+    *({path: b""} for path in PATHS),
+    {"a": b"", "a/b": b""},
+    {"a/b/c": b"", "a/b": b""},
+    {"a": b"", "./a": b""},
+    {"a/b": b"", "a//b": b""},
+    {".stdin": b""},
+    {f"{n}": b"" for n in range(1001)},
+    {f"{n}/{n}/f": b"" for n in range(500)},
+    {f"{n:04}{'x' * 200}": b"" for n in range(600)},
+    {"f": bytes(48 * 2**20 + 1)},
+]
+CALLS: list[dict[str, Any]] = [
+    *({"limits": Limits(**{name: value})} for name, values in LIMITS.items() for value in values),  # type: ignore[arg-type]
+    *({"files": files} for files in FILES),
+    *({"fetch": (path,)} for path in PATHS),
+    {"fetch": tuple(map(str, range(1001)))},
+    {"fetch": ("x" * 255,) * 500},
+    {"code": "x" * (16 * 2**20 + 1)},
+    {"stdin": "x" * (48 * 2**20 + 1)},
+    {"stdin": "x" * 2**20, "limits": Limits(memory_bytes=2**22)},
+    {"id": "x" * 10_001},
+    *({"patience_seconds": seconds} for seconds in (-1.0, NAN, INFINITE)),
+    {"cell": 1},
+    {"session": "s" * 201, "cell": 1},
+    {"session": "s"},
+    {"session": "s", "cell": -1},
+    {"session": "s", "cell": 1, "stdin": "x"},
+]
+GOOD: dict[str, Any] = {"id": "1", "code": "print('ran')"}
+BODIES: list[bytes] = [
+    b"",
+    b"\xc1",
+    b"\xff" * 100,
+    b"\x91" * 100_000,
+    b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90",
+    msgpack.encode([1, 2]),
+    msgpack.encode({"id": "1"}),
+    msgpack.encode({"code": "1"}),
+    msgpack.encode(GOOD)[:-1],
+    msgpack.encode(GOOD) + b"x",
+    b"\x82\xa2id\xa1x\xa4code\xa3\xed\xa0\x80",
+    *(msgpack.encode(GOOD | {name: 7}) for name in ("id", "code", "stdin", "limits", "files", "fetch", "session")),
+    *(msgpack.encode(GOOD | {name: "x"}) for name in ("seed", "limits", "files", "fetch", "patience_seconds", "cell")),
+    *(msgpack.encode(GOOD | {name: None}) for name in ("code", "stdin", "files", "limits", "cell")),
+    msgpack.encode(GOOD | {"limits": {"memory_bytes": 1.5}}),
+    msgpack.encode(GOOD | {"limits": {"wall_seconds": "1"}}),
+    msgpack.encode(GOOD | {"files": {"a": "text"}}),
+    msgpack.encode(GOOD | {"files": {1: b""}}),
+    msgpack.encode(GOOD | {"fetch": [1]}),
+    msgpack.encode(GOOD | {"seed": 2**63}) + b"\x00",
+]
+"""What is no call at all."""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as started:
+        yield started
+
+
+def test_there_are_a_hundred_of_them() -> None:
+    assert len(CALLS) + len(BODIES) >= 100
+
+
+@pytest.mark.parametrize("fields", CALLS, ids=[f"{n} {next(iter(call))}" for n, call in enumerate(CALLS)])
+def test_a_call_that_cannot_be_run_is_refused_with_a_sentence(daemon: Daemon, fields: dict[str, Any]) -> None:
+    call = Call(**GOOD | fields)
+    response = daemon.answer(daemon.submit_body(wire.encode(call)))
+    assert (response.id, response.outcome, response.stdout) == (call.id, ProgramOutcome.REJECTED, "")
+    assert len(response.message.split()) > 3 and len(response.message) < 1500
+
+
+@pytest.mark.parametrize("body", BODIES, ids=[f"{n}" for n in range(len(BODIES))])
+def test_what_is_no_call_is_refused_under_its_number(daemon: Daemon, body: bytes) -> None:
+    response = daemon.answer(daemon.submit_body(body))
+    assert (response.id, response.outcome) == ("", ProgramOutcome.REJECTED)
+    assert response.message.startswith("the call cannot be read")
+
+
+def many(name: str, count: int, entry: bytes) -> bytes:
+    """A call whose field announces and has so many entries."""
+    kind = b"\xdf" if name == "files" else b"\xdd"
+    field = msgpack.encode(name) + kind + count.to_bytes(4, "big") + entry * count
+    return b"\x83" + b"".join(msgpack.encode(part) for pair in GOOD.items() for part in pair) + field
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (many("files", 3_000_000, b"\xa1f\xc4\x00"), "files has 3000000 entries; at most 1000 are accepted"),
+        (many("fetch", 10_000_000, b"\xa1f"), "fetch has 10000000 entries; at most 1000 are accepted"),
+        (b"\xdf\x00\x50\x00\x00" + b"\xa1a\x01" * 5_242_880, "the call has 5242880 fields; there are only"),
+        (
+            b"\x84" + many("files", 1_000_000, b"\xa1f\xc4\x00")[1:] + msgpack.encode("files") + b"\x80",
+            "a field stands in the call twice",
+        ),
+    ],
+    ids=["files", "fetch", "fields", "twice"],
+)
+def test_millions_of_entries_are_refused_before_they_are_built(body: bytes, told: str) -> None:
+    assert check.frame(body).startswith(told)
+
+
+def test_the_largest_calls_are_run(daemon: Daemon) -> None:
+    folders = {f"{n % 400}/{n}": b"x" for n in range(1000)}
+    response = daemon.run("import os\nsum(len(files) for _, _, files in os.walk('.'))", files=folders)
+    assert response.value == "1000", response
+    files = {"large": bytes(20 * 2**20)}
+    response = daemon.run("import os, sys\nos.path.getsize('large'), len(sys.stdin.read())", files=files, stdin="é" * 10**6)
+    assert response.value == f"({20 * 2**20}, 1000000)", response
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_smallest_limits_start_a_program(daemon: Daemon, name: str) -> None:
+    response = daemon.run("import os\nos.write(1, b'x');", **{name: check.BOUNDS[name][0]})
+    if name == "wall_seconds":
+        assert response.outcome in (ProgramOutcome.OK, ProgramOutcome.WALL_TIMEOUT)
+    else:
+        assert (response.outcome, response.stdout) == (ProgramOutcome.OK, "x"), response

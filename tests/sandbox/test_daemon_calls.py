@@ -1,0 +1,297 @@
+"""The queue, the workers and the daemon's life, seen from its connection: every call is answered once, truthfully."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import Isolation, Response
+from rocstar.sandbox.walls import plans
+from rocstar.sandbox.wire import Kind
+from tests.sandbox.driver import Daemon, Refused, unread
+
+SLEEP = "import time\ntime.sleep(60)"
+SHORT_SLEEP = "import time\ntime.sleep(0.4)"
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """One slot; a test may break it."""
+    with Daemon(slots=1, grace_seconds=1.0) as started:
+        yield started
+
+
+def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
+    """Whether it comes true; the time is a bound on a wait, not a measurement."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def zygote(daemon: Daemon) -> psutil.Process:
+    return psutil.Process(daemon.process.pid).children()[0]
+
+
+def slot(daemon: Daemon) -> psutil.Process:
+    """Below the daemon come its zygote, a keeper for each slot, and the slot."""
+    keeper = zygote(daemon).children()[0]
+    return keeper.children()[0]
+
+
+def begun(daemon: Daemon, code: str = SLEEP, **fields: object) -> int:
+    """A call that runs."""
+    number = daemon.submit(code, **fields)
+    assert eventually(lambda: slot(daemon).children())
+    return number
+
+
+def test_calls_of_one_tier_start_in_the_order_they_came(daemon: Daemon) -> None:
+    numbers = [daemon.submit("import time\ntime.time()") for _ in range(10)]
+    times = [float(daemon.answer(number).value or 0) for number in numbers]
+    assert times == sorted(times)
+
+
+def test_no_more_programs_run_at_once_than_there_are_slots() -> None:
+    with Daemon(slots=2) as daemon:
+        code = "import time\na = time.time()\ntime.sleep(0.2)\na, time.time()"
+        numbers = [daemon.submit(code) for _ in range(4)] + [daemon.submit(f"{code} # numpy") for _ in range(2)]
+        numbers += [daemon.submit(code, session=f"s{n}", cell=1) for n in range(2)]
+        spans = [eval(daemon.answer(number).value or "") for number in numbers]
+    for at, _ in spans:
+        assert sum(start <= at < end for start, end in spans) <= 2
+
+
+def test_a_call_waits_no_longer_than_its_patience(daemon: Daemon) -> None:
+    first = begun(daemon)
+    response = daemon.run("1", patience_seconds=0.2)
+    assert (response.outcome, response.isolation) == ("overloaded", "")
+    assert "patience of 0.2 seconds" in response.message
+    daemon.send(Kind.CANCEL, number=first)
+    assert daemon.run("1", patience_seconds=0.2).value == "1"
+
+
+def test_a_full_queue_says_so_at_once() -> None:
+    with Daemon(slots=1, max_queue=2) as daemon:
+        first = begun(daemon)
+        waiting = [daemon.submit("1") for _ in range(2)]
+        assert daemon.run("1").outcome == "overloaded"
+        daemon.send(Kind.CANCEL, number=first)
+        assert [daemon.answer(number).value for number in waiting] == ["1", "1"]
+
+
+def test_queueing_is_not_run_time(daemon: Daemon) -> None:
+    first, second = daemon.submit(SHORT_SLEEP), daemon.submit("1")
+    assert daemon.answer(first).run_seconds >= 0.4
+    answer = daemon.answer(second)
+    assert answer.queue_seconds >= 0.3 > answer.run_seconds
+
+
+def test_a_cancelled_program_ends_and_one_that_waits_never_runs(daemon: Daemon) -> None:
+    running, waiting = begun(daemon), daemon.submit("print('never')")
+    for number in (waiting, running, 999):
+        daemon.send(Kind.CANCEL, number=number)
+    answers = [daemon.answer(waiting), daemon.answer(running)]
+    assert [answer.outcome for answer in answers] == ["cancelled", "cancelled"]
+    assert daemon.run("1").value == "1"
+
+
+def test_the_same_number_twice_is_refused(daemon: Daemon) -> None:
+    first = begun(daemon)
+    daemon.number -= 1
+    assert "that of another call" in daemon.answer(daemon.submit("1")).message
+    daemon.send(Kind.CANCEL, number=first)
+    assert daemon.answer(first).outcome == "cancelled"
+
+
+def test_files_go_in_and_come_back_and_the_next_call_finds_none(daemon: Daemon) -> None:
+    code = "import os\nopen('out', 'wb').write(open('d/in', 'rb').read() * 2)\nos.symlink('/etc/passwd', 'link')"
+    response = daemon.run(code, files={"d/in": b"\xff\0"}, fetch=("out", "link", "d", "missing"))
+    assert response.files == {"out": b"\xff\0\xff\0"}
+    assert daemon.run("import os\nos.listdir('.')").value == "[]"
+    large = daemon.run("open('f', 'wb').write(bytes(10**7));", fetch=("f",))
+    assert len(large.files["f"]) == 10**7
+
+
+def test_files_come_back_from_a_program_that_was_ended(daemon: Daemon) -> None:
+    response = daemon.run(f"open('f', 'w').write('half')\n{SLEEP}", fetch=("f",), wall_seconds=0.5)
+    assert (response.outcome, response.files) == ("wall_timeout", {"f": b"half"})
+
+
+def test_a_slot_that_dies_under_a_call_is_our_fault_and_is_replaced(daemon: Daemon) -> None:
+    number = begun(daemon)
+    slot(daemon).kill()
+    response = daemon.answer(number)
+    assert (response.outcome, response.isolation) == ("internal", "")
+    assert daemon.run("1").value == "1"
+
+
+def test_a_slot_that_is_stuck_before_the_program_ran_is_our_fault(daemon: Daemon) -> None:
+    slot(daemon).suspend()
+    assert daemon.run("1", wall_seconds=0.1).outcome == "internal"
+    assert daemon.run("1").value == "1"
+
+
+def test_a_slot_that_is_stuck_under_a_program_that_took_too_long_does_not_excuse_it(daemon: Daemon) -> None:
+    number = begun(daemon, wall_seconds=1.0)
+    slot(daemon).suspend()
+    response = daemon.answer(number)
+    assert (response.outcome, response.kill_reason) == ("wall_timeout", "wall")
+    assert daemon.run("1").value == "1"
+
+
+def test_a_zygote_that_dies_is_replaced(daemon: Daemon) -> None:
+    number = begun(daemon)
+    zygote(daemon).kill()
+    assert daemon.answer(number).outcome == "internal"
+    assert daemon.run("1").value == "1"
+
+
+def test_a_bug_while_an_answer_is_made_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocstar.sandbox import launch
+
+    boot = launch.BOOT.replace(
+        "main()",
+        "\nfrom rocstar.sandbox.daemon import verdict\nkeep = verdict.value_of\n"
+        "verdict.value_of = lambda report, tail, call: 1 / 0 if call.code == '7' else keep(report, tail, call)\nmain()",
+    )
+    monkeypatch.setattr(launch, "BOOT", boot)
+    with Daemon(slots=1) as daemon:
+        response = daemon.run("7")
+        assert (response.outcome, response.id) == ("internal", "1")
+        assert "ZeroDivisionError" in response.message
+        assert daemon.run("8").value == "8"
+
+
+def test_every_call_is_answered_once(daemon: Daemon) -> None:
+    codes = ["1", "1 / 0", "import os\nos._exit(1)", "print('x' * 10**5)"] * 10
+    numbers = [daemon.submit(code, output_bytes=1000) for code in codes]
+    for number in numbers[::7]:
+        daemon.send(Kind.CANCEL, number=number)
+    answers = [daemon.answer(number) for number in numbers]
+    assert all(isinstance(answer, Response) for answer in answers)
+    assert not unread(daemon)
+
+
+def test_usage_counts_what_runs_and_what_waits_and_the_cpu_of_programs(daemon: Daemon) -> None:
+    before = daemon.usage()
+    burned = daemon.run("import time\nwhile time.process_time() < 0.5: pass").cpu_seconds
+    begun(daemon)
+    daemon.submit("1")
+    usage = daemon.usage()
+    assert (usage.running, usage.waiting, usage.sessions) == (1, 1, 0)
+    assert usage.cpu_seconds - before.cpu_seconds >= burned >= 0.5
+
+
+def test_usage_follows_answers_and_not_each_of_them(daemon: Daemon) -> None:
+    for _ in range(20):
+        daemon.run("1")
+    assert daemon.next_frame().kind is Kind.USAGE
+    assert len(daemon.usages) < 20
+
+
+def test_memory_of_a_whole_call_is_limited(daemon: Daemon) -> None:
+    if "no_memory_cgroup" in daemon.info.failed_probes:
+        pytest.skip("no memory groups here")
+    code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = b'x' * (90 * 2**20)\n        time.sleep(20)\n        os._exit(0)\ntime.sleep(20)"
+    response = daemon.run(code, memory_bytes=128 * 2**20)
+    assert (response.outcome, response.kill_reason) == ("memory", "memory")
+    assert daemon.run("1").value == "1"
+
+
+def test_a_call_is_watched_where_no_group_counts_it() -> None:
+    with Daemon(slots=1, groups=False) as daemon:
+        code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = b'x' * (90 * 2**20)\n        time.sleep(20)\n        os._exit(0)\ntime.sleep(20)"
+        response = daemon.run(code, memory_bytes=128 * 2**20)
+        assert (response.outcome, response.kill_reason) == ("memory", "memory")
+
+
+# The daemon's life
+
+
+@pytest.mark.parametrize("plan", range(len(plans.PLANS)), ids=[plan.name for plan in plans.PLANS])
+def test_its_end_leaves_no_process_no_folder_and_no_group(plan: int) -> None:
+    try:
+        daemon = Daemon(skip_plans=plan, min_isolation=Isolation.L0)
+    except Refused as error:
+        pytest.skip(f"{error}")
+    assert daemon.run("open('left', 'w').write('1')").outcome == "ok"
+    daemon.cell("s", 1, "open('left', 'w').write('1')")
+    daemon.submit(SLEEP)
+    family = daemon.below()
+    assert family
+    daemon.close()
+    assert eventually(lambda: not any(process.is_running() for process in family))
+    assert glob.glob(f"{daemon.workdirs}*") == []
+
+
+def test_it_ends_with_the_process_that_started_it_even_where_the_connection_stays_open() -> None:
+    code = """
+        import os, sys, time
+        from tests.sandbox.driver import Daemon
+        daemon = Daemon()
+        print(daemon.process.pid, flush=True)
+        if os.fork() == 0:
+            time.sleep(60)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        family = [process, *process.children(recursive=True)]
+        heirs = psutil.Process(parent.pid).children()
+        parent.kill()
+    assert eventually(lambda: not any(each.is_running() for each in family))
+    for heir in heirs:
+        if heir.is_running():
+            heir.kill()
+
+
+def test_what_is_no_frame_ends_the_connection(daemon: Daemon) -> None:
+    daemon.socket.sendall(b"\xff" * 100)
+    with pytest.raises((EOFError, ConnectionError)):
+        while True:
+            daemon.next_frame()
+    assert daemon.process.wait(20) == 0
+
+
+def test_it_says_why_it_does_not_serve() -> None:
+    with pytest.raises(Refused, match=r"no_such_module.*install it or take it out"):
+        Daemon(preload=("no_such_module",))
+    with pytest.raises(Refused, match="asks for L4"):
+        Daemon(skip_plans=2, min_isolation=Isolation.L4)
+    with pytest.raises(Refused, match="no sandbox slot can be started here"):
+        Daemon(skip_plans=len(plans.PLANS))
+
+
+def test_hello_says_what_it_is() -> None:
+    with Daemon(slots=3, preload=("numpy",), node="here", compiled=False) as daemon:
+        info = daemon.info
+    assert (info.slots, info.preload, info.node, info.fork_path) == (3, ("numpy",), "here", "python")
+    assert info.tiers[:2] == ("bare", "preload")
+
+
+def test_no_secret_of_its_environment_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "secret")
+    with Daemon() as daemon:
+        for process in (psutil.Process(daemon.process.pid), zygote(daemon)):
+            assert "secret" not in f"{process.cmdline()} {process.environ()}"
+        assert "secret" not in (daemon.run("import os\ndict(os.environ)").value or "secret")
+
+
+def test_signals_of_the_terminal_do_not_end_it(daemon: Daemon) -> None:
+    os.kill(daemon.process.pid, signal.SIGINT)
+    assert daemon.run("1").value == "1"
+    assert wire.decode_info(wire.encode(daemon.info)) == daemon.info

@@ -1,0 +1,197 @@
+"""Sessions at the daemon: one live process each, cells in order, children swept, loss said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import Response
+from rocstar.sandbox.wire import Kind
+from tests.sandbox.driver import Daemon
+from tests.sandbox.test_daemon_calls import eventually
+
+CHILDREN = {
+    "child": "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
+    "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
+    "bomb": "import os, time\nfor _ in range(9):\n    if os.fork() == 0: time.sleep(60); os._exit(0)",
+    "siblings": "import ctypes, time\nfor _ in range(3):\n    if ctypes.CDLL(None).syscall(56, 0x8011, 0, 0, 0, 0) == 0: time.sleep(60)",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["namespaces", "confined"])
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    with Daemon(skip_plans=request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def own() -> Iterator[Daemon]:
+    """A test may break it."""
+    with Daemon(session_slots=2, grace_seconds=1.0) as started:
+        yield started
+
+
+def lost(daemon: Daemon, session: str, cell: int) -> bool:
+    return daemon.frame(daemon.submit("1", session=session, cell=cell)).kind is Kind.LOST
+
+
+def test_cells_share_names_and_files_and_seed(daemon: Daemon) -> None:
+    daemon.cell("a", 1, "import random\nx = 20\nopen('f', 'w').write('kept')", seed=5)
+    response = daemon.cell("a", 2, "x + 1, open('f').read(), open('in').read()", files={"in": b"new"}, fetch=("f",))
+    assert (response.value, response.files) == ("(21, 'kept', 'new')", {"f": b"kept"})
+    numbers = [daemon.cell("a", 3, "random.random()").value, daemon.cell("b", 1, "import random\nrandom.random()", seed=5).value]
+    assert numbers[0] == numbers[1]
+
+
+def test_a_cell_is_answered_as_a_program_is(daemon: Daemon) -> None:
+    response = daemon.cell("c", 1, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n'last'")
+    assert (response.outcome, response.stdout, response.stderr) == ("ok", "out\n", "err\n")
+    assert (response.value, response.exit_code, response.isolation) == ("'last'", 0, daemon.info.isolation)
+    assert response.cpu_seconds > 0 and response.run_seconds > 0 and response.peak_memory_bytes > 2**20
+    failed = daemon.cell("c", 2, "y = 2\n1 / 0")
+    assert (failed.outcome, failed.state_lost) == ("exception", False)
+    assert failed.exception is not None and failed.exception.type == "ZeroDivisionError"
+    assert daemon.cell("c", 3, "y").value == "2"
+    exited = daemon.cell("c", 4, "import sys\nsys.exit(3)")
+    assert (exited.outcome, exited.exit_code, exited.state_lost) == ("exit_nonzero", 3, False)
+
+
+def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemon) -> None:
+    numbers = [daemon.submit(f"order = [*globals().get('order', []), {n}]\norder", session="d", cell=n) for n in range(1, 9)]
+    assert [daemon.answer(number).value for number in numbers][-1] == str(list(range(1, 9)))
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "outcome"),
+    [
+        ("x = 2\nimport time\ntime.sleep(60)", {"wall_seconds": 0.5}, "wall_timeout"),
+        ("x = 2\nwhile True: pass", {"cpu_seconds": 1.0}, "cpu_timeout"),
+        ("x = 2\nwhile True: print('y' * 1000)", {"output_bytes": 5000}, "output_limit"),
+        ("x = 2\nb = bytearray(10**10)", {}, "memory"),
+    ],
+)
+def test_a_cell_over_its_limit_is_interrupted_and_the_session_goes_on(
+    daemon: Daemon, code: str, limits: dict[str, float], outcome: str
+) -> None:
+    name = f"limit-{outcome}"
+    daemon.cell(name, 1, "x = 1")
+    response = daemon.cell(name, 2, code, **limits)
+    assert (response.outcome, response.state_lost) == (outcome, False), response
+    assert len(response.stdout) <= 5000
+    assert daemon.cell(name, 3, "x").value == "2"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("import os\nos._exit(3)", "exit_nonzero"),
+        ("import ctypes\nctypes.string_at(0)", "signal"),
+        ("while True:\n    try:\n        while True: pass\n    except BaseException: pass", "wall_timeout"),
+        ("import os, time\nos.closerange(3, 256)\ntime.sleep(60)", "wall_timeout"),
+    ],
+)
+def test_a_cell_that_ends_its_process_is_told_truly_and_the_session_is_lost(own: Daemon, code: str, outcome: str) -> None:
+    own.cell("e", 1, "x = 1")
+    response = own.cell("e", 2, code, wall_seconds=1.0)
+    assert (response.outcome, response.state_lost) == (outcome, True), response
+    assert lost(own, "e", 3)
+    assert own.cell("e", 1, "'x' in globals()").value == "False"
+
+
+@pytest.mark.parametrize("code", CHILDREN.values(), ids=CHILDREN)
+def test_nothing_a_cell_started_outlives_it(daemon: Daemon, code: str) -> None:
+    name = f"children-{code[:40]}"
+    daemon.cell(name, 1, "x = 1")
+    before = len(daemon.below())
+    for n in range(2, 6):
+        daemon.cell(name, n, code)
+        assert eventually(lambda: len(daemon.below()) <= before)
+    assert daemon.cell(name, 6, "x").value == "1"
+
+
+def test_a_cell_of_an_unknown_session_is_lost(daemon: Daemon) -> None:
+    assert lost(daemon, "nobody's", 2)
+
+
+def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Daemon) -> None:
+    before = len(own.below())
+    first = own.submit("import time\ntime.sleep(60)", session="f", cell=1)
+    second = own.submit("1", session="f", cell=2)
+    assert eventually(lambda: len(own.below()) >= before + 3)
+    own.send(Kind.CLOSE, wire.encode("f"))
+    frames = own.frame(second), own.frame(first)
+    assert frames[0].kind is Kind.LOST
+    closed = wire.decode_response(frames[1].body)
+    assert (closed.outcome, closed.state_lost) == ("cancelled", True)
+    assert eventually(lambda: len(own.below()) <= before)
+    own.send(Kind.CLOSE, b"\xc1")
+    own.send(Kind.CLOSE, wire.encode("nobody's"))
+    assert own.run("1").value == "1"
+
+
+def test_a_cancelled_cell_is_interrupted_and_one_that_waits_is_passed_over(own: Daemon) -> None:
+    own.cell("g", 1, "x = 1")
+    running = own.submit("x = 2\nimport time\ntime.sleep(60)", session="g", cell=2)
+    waiting = own.submit("x = 3", session="g", cell=3)
+    last = own.submit("x", session="g", cell=4)
+    time.sleep(0.3)
+    for number in (waiting, running):
+        own.send(Kind.CANCEL, number=number)
+    assert [own.answer(number).outcome for number in (waiting, running)] == ["cancelled", "cancelled"]
+    assert own.answer(last).value == "2"
+
+
+def test_the_session_idle_for_longest_makes_way_and_busy_ones_do_not(own: Daemon) -> None:
+    for name in ("one", "two", "three"):
+        own.cell(name, 1, "1")
+    assert lost(own, "one", 2)
+    busy = [own.submit("import time\ntime.sleep(60)", session=name, cell=2) for name in ("two", "three")]
+    response = own.cell("four", 1, "1")
+    assert (response.outcome, "2 sessions are busy" in response.message) == ("overloaded", True)
+    assert own.usage().sessions == 2
+    for number in busy:
+        own.send(Kind.CANCEL, number=number)
+        assert own.answer(number).outcome == "cancelled"
+
+
+def test_an_idle_session_ends() -> None:
+    with Daemon(session_idle_seconds=0.2) as daemon:
+        before = len(daemon.below())
+        daemon.cell("h", 1, "1")
+        assert eventually(lambda: len(daemon.below()) <= before)
+        assert lost(daemon, "h", 2)
+
+
+def test_limits_of_the_whole_session_are_those_of_its_first_cell(own: Daemon) -> None:
+    own.cell("i", 1, "1", memory_bytes=2**28)
+    response = own.cell("i", 2, "1", memory_bytes=2**29)
+    assert (response.outcome, response.isolation) == ("rejected", "")
+    assert f"was set to {2**28} by its first cell" in response.message
+    assert own.cell("i", 3, "7", memory_bytes=2**28, cpu_seconds=3.0).value == "7"
+
+
+def test_a_session_whose_slot_is_killed_is_lost_and_others_live(own: Daemon) -> None:
+    own.cell("j", 1, "1")
+    before = {process.pid for process in own.below()}
+    own.cell("k", 1, "y = 7")
+    new = [process for process in own.below() if process.pid not in before]
+    number = own.submit("import time\ntime.sleep(60)", session="k", cell=2)
+    time.sleep(0.2)
+    psutil.Process(min(process.pid for process in new)).kill()  # its keeper
+    response = own.answer(number)
+    assert (response.outcome, response.state_lost) == ("internal", True)
+    assert lost(own, "k", 3)
+    assert own.cell("j", 2, "2").value == "2"
+
+
+def test_a_session_that_cannot_be_started_says_so_and_leaves_nothing(own: Daemon) -> None:
+    number = own.submit("1", session="l", cell=1)
+    own.send(Kind.CLOSE, wire.encode("l"))
+    response: Response = own.answer(number)
+    assert response.outcome in ("cancelled", "internal", "ok")
+    assert own.usage().sessions == 0
+    assert own.cell("l", 1, "5").value == "5"

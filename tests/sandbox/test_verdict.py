@@ -1,0 +1,140 @@
+"""What a caller is told, from what was seen: the kernel's word first, the program's own within bounds."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from rocstar.sandbox import wire
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
+from rocstar.sandbox.daemon import verdict
+from rocstar.sandbox.daemon.verdict import Seen
+from rocstar.sandbox.slot.channel import Ended
+
+CALL = Call(id="1", code="", limits=Limits(output_bytes=1000, cpu_seconds=2.0), fetch=("a", "b"))
+SEEN = Seen(stdout=b"", stderr=b"", dropped=(0, 0), report=b"", reason="")
+ENDED = Ended(0, False, False, 0.5, 0.25, 0.25, 1.0, 10**6, True)
+
+
+def told(report: bytes = b"", *, status: int = 0, reason: str = "", stopped: bool = False, **ended: float) -> Response:
+    """Of a program whose slot reported this wait status; what is told must fit into a frame."""
+    seen = SEEN._replace(report=report, reason=reason)
+    response = verdict.program(CALL, seen, ENDED._replace(wait_status=status, stopped=stopped, **ended))
+    assert wire.decode_response(wire.encode(response)) == response
+    return response
+
+
+def report(tail: bytes = b"", **head: object) -> bytes:
+    return json.dumps(head).encode() + b"\n" + tail
+
+
+FORGED = {
+    "no JSON": b"garbage\n",
+    "no object": b"[1, 2]\n",
+    "no text": b"\xff\xfe\n",
+    "huge integer": b'{"dropped": ' + b"9" * 5000 + b"}\n",
+    "integer beyond 64 bits": b'{"dropped": 99999999999999999999}\n',
+    "negative": b'{"dropped": -1}\n',
+    "NaN": b'{"dropped": NaN}\n',
+    "infinite": b'{"dropped": 1e999}\n',
+    "fraction": b'{"value": 0.5}\n',
+    "value longer than the tail": report(b"1", value=2),
+    "value shorter than the tail": report(b"123", value=2),
+    "sizes that overflow": report(b"", value=2**40, files=[["a", 2**40]]),
+    "exception of two": report(exception=["E", "m"]),
+    "exception without text": report(exception=[1, 2, 3]),
+    "exception's huge line": b'{"exception": ["E", "m", ' + b"9" * 40 + b"]}\n",
+    "half a character": b'{"exception": ["E", "\\ud800", 1]}\n',
+    "deep": b'{"x": ' + b"[" * 100_000,
+    "long head": b'{"x": "' + b"x" * 2**21 + b'"}\n',
+    "many files": report(files=[["a", 0]] * 1001),
+}
+
+
+@pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)
+@pytest.mark.parametrize("status", [0, 3 << 8])
+def test_a_report_that_cannot_be_is_as_none(body: bytes, status: int) -> None:
+    assert told(body, status=status) == told(status=status)
+    assert verdict.cell(CALL, SEEN._replace(report=body)).outcome is ProgramOutcome.EXIT_NONZERO
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "exit_code", "signal_name"),
+    [
+        (0, "ok", 0, None),
+        (7 << 8, "exit_nonzero", 7, None),
+        (signal.SIGSEGV, "signal", None, "SIGSEGV"),
+        (signal.SIGSEGV | 128, "signal", None, "SIGSEGV"),  # with a core
+        (37, "signal", None, "SIG37"),
+        (64, "signal", None, "SIGRTMAX"),
+    ],
+)
+def test_the_kernel_says_how_it_ended(status: int, outcome: str, exit_code: int | None, signal_name: str | None) -> None:
+    response = told(status=status)
+    assert (response.outcome, response.exit_code, response.signal) == (outcome, exit_code, signal_name)
+    assert response.kill_reason == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGKILL])
+def test_the_signal_of_the_cpu_limit_counts_only_when_it_was_reached(number: int) -> None:
+    response = told(status=number, own_cpu_seconds=2.01)
+    assert (response.outcome, response.kill_reason) == (ProgramOutcome.CPU_TIMEOUT, "cpu")
+    assert told(status=number, own_cpu_seconds=0.1, cpu_seconds=9.0).outcome is ProgramOutcome.SIGNAL
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [("wall", "wall_timeout"), ("output", "output_limit"), ("memory", "memory"), ("cancelled", "cancelled")],
+)
+def test_what_we_stopped_for_is_what_is_told(reason: str, outcome: str) -> None:
+    response = told(report(b"1", value=1), status=signal.SIGKILL, reason=reason, stopped=True)
+    assert (response.outcome, response.kill_reason) == (outcome, reason)
+    assert (response.exit_code, response.signal, response.value) == (None, None, None)
+
+
+def test_a_stop_that_we_did_not_ask_for_is_a_signal() -> None:
+    assert told(status=signal.SIGKILL, stopped=True).outcome is ProgramOutcome.SIGNAL
+
+
+def test_an_exception_is_told_of_a_failure_and_never_of_a_success() -> None:
+    body = report(exception=["ValueError", "x" * 5000, 3])
+    failed = told(body, status=1 << 8)
+    assert failed.exception is not None
+    assert (failed.exception.type, len(failed.exception.message), failed.exception.line) == ("ValueError", 2000, 3)
+    assert told(body).exception is None
+    assert told(report(exception=["MemoryError", "", None]), status=1 << 8).outcome is ProgramOutcome.MEMORY
+
+
+@pytest.mark.parametrize(
+    ("size", "dropped", "kept", "truncated"),
+    [(10, 0, 10, 0), (10, 500, 10, 0), (1000, 500, 1000, 500), (1000, 2**39, 1000, 0), (1500, 0, 1000, 500)],
+)
+def test_a_truncation_counts_only_where_there_can_have_been_one(
+    size: int, dropped: int, kept: int, truncated: int
+) -> None:
+    response = told(report(b"v" * size, value=size, dropped=dropped))
+    assert (len(response.value or ""), response.truncated_bytes) == (kept, truncated)
+
+
+def test_files_are_those_that_were_asked_for_and_as_much_as_is_allowed() -> None:
+    large = verdict.MAX_FETCHED_BYTES
+    body = report(b"1" + bytes(large) + b"22", files=[["c", 1], ["a", large], ["b", 2]])
+    assert verdict.program(CALL, SEEN, ENDED, body).files == {"a": bytes(large)}
+
+
+def test_images_are_png_and_nothing_else() -> None:
+    png = verdict.PNG + b"data"
+    body = report(b"v" + png + b"GIF89a", value=1, images=[len(png), 6], status=0)
+    response = verdict.cell(CALL, SEEN._replace(report=body))
+    assert (response.images, response.value) == ((png,), "v")
+
+
+def test_a_refusal_is_believed_only_of_what_has_files_and_was_silent() -> None:
+    body = report(refused="no room")
+    call = Call(id="1", code="", files={"f": b""})
+    assert verdict.program(call, SEEN._replace(report=body), ENDED._replace(wait_status=1 << 8)).message == "no room"
+    loud = SEEN._replace(report=body, stdout=b"x")
+    assert verdict.program(call, loud, ENDED._replace(wait_status=1 << 8)).outcome is ProgramOutcome.EXIT_NONZERO
+    assert told(body, status=1 << 8).outcome is ProgramOutcome.EXIT_NONZERO
