@@ -122,11 +122,14 @@ def receive(control: int) -> Any:
 
 def read(control: int, size: int) -> bytes:
     data = os.read(control, size)
-    while len(data) < size:
-        more = os.read(control, min(size - len(data), 2**20))
-        if not more:
-            raise EOFError
-        data += more
+    if len(data) < size:
+        whole = bytearray(data)
+        while len(whole) < size:
+            more = os.read(control, min(size - len(whole), 2**20))
+            if not more:
+                raise EOFError
+            whole += more
+        data = bytes(whole)
     return data
 
 

@@ -147,7 +147,7 @@ def main(task: channel.Notebook, control: int, base: Base) -> NoReturn:
     try:
         os.environ["MPLBACKEND"] = "Agg"
         program.enter(base, task.seed)
-        program.limit(base, task.memory_bytes, task.processes)
+        program.limit(program.limits(base, task.memory_bytes, task.processes))
         Notebook(control, base.memory + task.memory_bytes).serve()
     except (EOFError, OSError):
         pass  # the session is over

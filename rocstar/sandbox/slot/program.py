@@ -6,6 +6,7 @@ kernel and cannot.
 
 from __future__ import annotations
 
+import _thread
 import ast
 import atexit
 import builtins
@@ -16,7 +17,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -38,6 +39,10 @@ MOST_FILES, FEWEST_FILES = 256, 32  # open at once
 PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # the kernel's memory behind a descriptor; free of charge for a call
 
 
+Limit = tuple[int, int, int]
+"""Number of a resource, soft and hard limit."""
+
+
 class Base(NamedTuple):
     """What a program's process inherits."""
 
@@ -54,16 +59,39 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
     status = 1
     try:
         enter(base, task.seed)
-        refused = prepare(task)
-        if refused:
-            channel.send_report(control, {"refused": refused})
-        else:
-            limit(base, task.memory_bytes, task.processes)
-            limit_cpu(task.cpu_seconds)
-            status = run(Execution(task.code, FILENAME, ModuleType("__main__"), task.output_bytes), control)
-            finish()
+        cpu = whole_seconds(task.cpu_seconds)
+        bounds = limits(base, task.memory_bytes, task.processes)
+        status = perform(task, control, (*bounds, (resource.RLIMIT_CPU, cpu, cpu + 1)))
+        finish()
     finally:
         os._exit(status)
+
+
+def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int:
+    """Its exit status; what there is to say goes over control."""
+    refused = prepare(task) if task.files or task.stdin else ""
+    if refused:
+        channel.send_report(control, {"refused": refused})
+        return 1
+    limit(bounds)
+    execution = Execution(task.code, FILENAME, ModuleType("__main__"), task.output_bytes)
+    pid = os.getpid()
+    execution.run()
+    if os.getpid() == pid and (head := execution.head()):  # a fork of the program that comes back here does not report
+        with suppress(OSError):  # the program has closed it
+            channel.send_report(control, head, [execution.value or b""])
+    execution.reserve.close()
+    return execution.status
+
+
+def rehearse(control: int, base: Base) -> None:
+    """Do what `main` does, in the zygote, which lives on: limits are computed, and left as they are."""
+    task = channel.receive(control)
+    base.seeder.reseed(task.seed)
+    bounds = limits(base, task.memory_bytes, task.processes)
+    perform(task, control, [(which, *resource.getrlimit(which)) for which, _, _ in bounds])
+    flush_all()
+    linecache.cache.pop(FILENAME, None)
 
 
 def enter(base: Base, seed: int) -> None:
@@ -76,7 +104,7 @@ def enter(base: Base, seed: int) -> None:
 
 def prepare(task: channel.Program) -> str:
     """Files and standard input; why they could not be had, or ""."""
-    refused = files.write(task.files) if task.files else ""
+    refused = files.write(task.files)
     if task.stdin and not refused:
         try:
             attach_stdin(task.stdin)
@@ -97,21 +125,25 @@ def attach_stdin(stdin: str) -> None:
     os.close(source)
 
 
-def limit(base: Base, memory_bytes: int, processes: int) -> None:
+def limits(base: Base, memory_bytes: int, processes: int) -> list[Limit]:
     """Of the process and all it starts: memory beyond the base, open files, processes."""
     memory = base.memory + memory_bytes
     open_files = max(FEWEST_FILES, min(MOST_FILES, (memory_bytes + PIPES_BYTES) // (processes * PIPE_BYTES)))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_SLACK))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+    bounds = [(resource.RLIMIT_AS, memory, memory + MEMORY_SLACK), (resource.RLIMIT_NOFILE, open_files, open_files)]
     if base.inside.processes_beside is not None:
         processes += base.inside.processes_beside
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+        bounds.append((resource.RLIMIT_NPROC, processes, processes))
+    return bounds
 
 
-def limit_cpu(seconds: float) -> None:
-    """Rounded up to a whole second: then SIGXCPU, and a second later SIGKILL."""
-    whole = max(1, -int(-seconds // 1))
-    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
+def limit(bounds: Sequence[Limit]) -> None:
+    for which, soft, hard in bounds:
+        resource.setrlimit(which, (soft, hard))
+
+
+def whole_seconds(seconds: float) -> int:
+    """The kernel knows no parts of a second: rounded up."""
+    return max(1, -int(-seconds // 1))
 
 
 class Execution:
@@ -181,24 +213,6 @@ class Execution:
         if self.value is not None:
             head |= {"value": len(self.value), "dropped": self.dropped}
         return head
-
-
-def run(execution: Execution, control: int) -> int:
-    """Run it and report, where there is anything to say; the exit status."""
-    pid = os.getpid()
-    execution.run()
-    if os.getpid() == pid and (head := execution.head()):  # a fork of the program that comes back here does not report
-        with suppress(OSError):  # the program has closed it
-            channel.send_report(control, head, [execution.value or b""])
-    return execution.status
-
-
-def rehearse(code: str, control: int) -> None:
-    """Run a text as a program would be run, in this process, which lives on."""
-    execution = Execution(code, FILENAME, ModuleType("__main__"), 1000)
-    run(execution, control)
-    execution.reserve.close()
-    linecache.cache.pop(FILENAME, None)
 
 
 def compiled(code: str, name: str, flags: int = 0) -> tuple[CodeType, CodeType | None]:
@@ -297,7 +311,7 @@ def write_stderr(text: str) -> None:
 def finish() -> None:
     """What the interpreter does at its end, without taking itself apart (which costs 50 ms with sympy)."""
     try:
-        if "threading" in sys.modules:
+        if _thread._count():  # threads beside this one
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
     finally:
