@@ -31,7 +31,7 @@ async def attack(client: SandboxClient, code: str, **limits: Any) -> Response:
     after = await run(
         client, "import os\nprint(1 + 1, [name for name in os.listdir('.') if not os.path.ismount(name)])"
     )
-    assert (after.outcome, after.stdout, after.attempt) == (ProgramOutcome.OK, "2 []\n", 1)
+    assert (after.outcome, after.stdout, after.attempt) == (ProgramOutcome.OK, "2 []\n", 1), after
     return response
 
 

@@ -22,14 +22,15 @@ for n in range(60):
         print(n, error.errno)
         break
 """
-    assert (await attack(client, code, processes=10)).stdout == "9 11\n"
+    response = await attack(client, code, processes=10)
+    assert response.stdout == "9 11\n" or response.kill_reason == "processes"  # where they are watched, not limited
 
 
 async def test_fork_bomb_ends_at_the_wall_limit(client: SandboxClient) -> None:
     promised(client, "L1", "L2", "L3", without="no_process_limit")
     code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     response = await attack(client, code, wall_seconds=0.5, processes=16)
-    assert response.outcome is ProgramOutcome.WALL_TIMEOUT
+    assert response.outcome is ProgramOutcome.WALL_TIMEOUT or response.kill_reason == "processes"
     assert response.cpu_seconds > 0.05  # that of all its processes, not of the first one
 
 
