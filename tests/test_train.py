@@ -126,9 +126,9 @@ def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(
         assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
 
 
-def sandbox_host(command: Command) -> psutil.Process:
+def sandbox_daemon(command: Command) -> psutil.Process:
     children = psutil.Process(command.process.pid).children()
-    return next(child for child in children if any("host" in word for word in child.cmdline()))
+    return next(child for child in children if any("sandbox.daemon" in word for word in child.cmdline()))
 
 
 def test_a_sandbox_killed_in_the_middle_costs_no_attempt_its_reward(
@@ -137,7 +137,7 @@ def test_a_sandbox_killed_in_the_middle_costs_no_attempt_its_reward(
     """Either the run goes on with a new sandbox, or it says in a sentence that it cannot; never a reward of 0."""
     folder = workplace(tmp_path / "w")
     command = Command.start(folder, "train", "tiny.toml")
-    ended = command.after_step(SFT_STEPS + 1, lambda: sandbox_host(command).kill())
+    ended = command.after_step(SFT_STEPS + 1, lambda: sandbox_daemon(command).kill())
     assert "Traceback" not in ended.told, ended.told
     if ended.code == 0:
         assert metrics(folder) == metrics(finished[0])

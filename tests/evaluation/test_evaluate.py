@@ -16,7 +16,7 @@ from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
-from rocstar.rollout import environment, episode
+from rocstar.rollout import episode
 from rocstar.rollout.collect import Roller
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
@@ -28,7 +28,6 @@ SETUP = {"model": "m"}
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(episode, "RETRY_SECONDS", 0.0)
 
 
