@@ -54,13 +54,56 @@ def test_a_bad_call_is_refused_in_one_sentence(http: Http, body: bytes, status: 
     [
         {"files": {"../x": ""}},
         {"fetch": ["/etc/passwd"]},
-        {"limits": {"memory_bytes": 1}},
         {"files": {"a": "", "a/b": ""}},
     ],
 )
 def test_what_the_daemon_does_not_run_is_rejected_with_a_response(http: Http, fields: dict[str, Any]) -> None:
     status, response = http.post("/v1/run", {"code": "1", **fields})
     assert (status, response["outcome"], response["message"] != "") == (400, "rejected", True)
+
+
+CODE: dict[str, Any] = {
+    "type": "python",
+    "solution": "1",
+    "input": "a",
+    "expected_output": "b",
+    "sub_id": "x",
+    "options": {},
+}
+FILES: dict[str, Any] = {"files": {"a": "AAAA"}, "fetch_files": ["a"], "memory_limit_MB": 99}
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/run": {"code": "1", "id": "a", "stdin": "", "files": {}, "fetch": [], "seed": 1, "limits": {}},
+    "/v1/stream": {"calls": [{"code": "1"}]},
+    "/v1/notebook": {"cells": ["1"], "files": {"a": "b"}, "fetch": ["a"], "id": "x", "patience_seconds": 9},
+    "/v1/sessions": {"limits": {"wall_seconds": 1}, "seed": 1, "replay": False, "idle_seconds": 5},
+    "/run": CODE,
+    "/judge/long-batch": {"type": "batch", "submissions": [CODE], "sub_id": "x"},
+    "/run_code": {"code": "1", "language": "python", "run_timeout": 1, "compile_timeout": 1, "stdin": "x", **FILES},
+    "/run_jupyter": {"cells": ["1"], "total_timeout": 2, "cell_timeout": 1, "kernel": "python3", **FILES},
+}
+BAD: list[Any] = [
+    None, True, -1, 0, 1e-320, 2**70, float("nan"), "", "x" * 100_000, "\ud800", [], [[]], [1], {}, {"a": {"b": 1}},
+    {"": ""}, {"\0": ""}, {"a": None}, {"../x": ""}, {"base64": 1}, ["\0"], ["/etc/passwd"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_whatever_a_field_holds_it_is_run_or_refused_and_never_our_failure(http: Http, path: str) -> None:
+    for field in GOOD[path]:
+        for value in BAD:
+            status, answer = http.post(path, {**GOOD[path], field: value})
+            assert status in (200, 201, 400, 422), (field, value, answer)
+            if status in (400, 422):
+                assert set(answer) <= {"error", "detail"} or answer["message"], (field, value, answer)
+    for body in (
+        b"null",
+        b"[]",
+        json.dumps(GOOD[path]).encode()[:-1],
+        b"{" * 5000,
+        json.dumps(GOOD[path]).encode("utf-16"),
+    ):
+        status, answer = http.post(path, body)
+        assert (status in (400, 422), len(answer)) == (True, 1) or path == "/v1/sessions", (body, answer)
 
 
 MANY = 1_000_000
@@ -98,7 +141,8 @@ def test_unknown_paths_and_methods_are_named(http: Http) -> None:
 
 def test_a_web_page_of_another_site_is_refused(http: Http) -> None:
     for path in ("/v1/run", "/mcp"):
-        assert http.post(path, {"code": "1"}, Origin="http://evil.example")[0] == 403
+        for origin in ("http://evil.example", "http://[", "null"):
+            assert http.post(path, {"code": "1"}, Origin=origin)[0] == 403
     assert http.get("/status", Host="evil.example")[0] == 403
     assert http.get("/status", Host="localhost:8700")[0] == 200
 

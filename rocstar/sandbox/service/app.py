@@ -106,7 +106,7 @@ class Guard:
         """Why the request may not be served; None when it may."""
         headers = Headers(scope=scope)
         origin, host = headers.get("origin"), headers.get("host", "")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             return BadRequest(f"a page of {origin} may not call this service", 403)
         if self.only_plain_hosts and not is_plain(host):
             return BadRequest(f"the host name {host} is not this machine's address; use 127.0.0.1 or localhost", 403)
@@ -170,21 +170,15 @@ def refused(error: BadRequest) -> HttpResponse:
     return HttpResponse(body, error.status, headers, media_type="application/json")
 
 
-def application(settings: Settings, service: Service, metrics: Metrics, nodes: Nodes | None) -> ASGIApp:
-    bodies = Bodies()
-    sessions = native.Sessions(service)
+def application(settings: Settings, service: Service, metrics: Metrics) -> ASGIApp:
+    bodies, sessions = Bodies(), native.Sessions(service)
 
     def route(endpoint: Endpoint) -> Route:
         async def serve(request: Request) -> HttpResponse:
-            try:
-                name = request.path_params.get("id", "")
-                asked = Asked(service, await bodies.read(request), name)
-                if len(asked.body) > core.BIG_BODY_BYTES:
-                    await asyncio.sleep(0)  # others first: decoding it takes a while
-                reply = await endpoint.serve(asked)
-            except BadRequest as error:
-                metrics.refused.inc()
-                return refused(error)
+            asked = Asked(service, await bodies.read(request), request.path_params.get("id", ""))
+            if len(asked.body) > core.BIG_BODY_BYTES:
+                await asyncio.sleep(0)  # others first: decoding it takes a while
+            reply = await endpoint.serve(asked)
             kind = HttpResponse if isinstance(reply.body, bytes) else StreamingResponse
             return kind(reply.body, reply.status, dict(reply.headers), media_type=reply.media_type)  # type: ignore[arg-type]
 
@@ -193,30 +187,28 @@ def application(settings: Settings, service: Service, metrics: Metrics, nodes: N
     async def frames(socket: WebSocket) -> None:
         await native.FrameConnection(service, socket).converse()
 
+    async def refuse(request: Request, error: Exception) -> HttpResponse:
+        metrics.refused.inc()
+        return refused(error if isinstance(error, BadRequest) else meant(request, error))
+
     endpoints = [*native.ENDPOINTS, *code_judge.ENDPOINTS, *sandbox_fusion.ENDPOINTS, *sessions.endpoints()]
+    endpoints += Nodes(settings).endpoints() if settings.accept_nodes else []
     endpoints += Pages(service, metrics, endpoints).endpoints()
-    if nodes is not None:
-        endpoints.append(Endpoint("POST", "/v1/nodes", nodes.serve_join, "Join this gateway for a while.", Joining))
-    routes = [
-        *map(route, endpoints),
-        WebSocketRoute("/v1/frames", frames),
-        Route("/mcp", McpEndpoint(service, sessions)),
-    ]
-    return Guard(
-        Starlette(routes=routes, exception_handlers={HTTPException: unknown, Exception: broken}), settings, metrics
-    )
+    routes = [WebSocketRoute("/v1/frames", frames), Route("/mcp", McpEndpoint(service, sessions))]
+    handlers = {BadRequest: refuse, HTTPException: refuse, Exception: refuse}
+    app = Starlette(routes=[*map(route, endpoints), *routes], exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Guard(app, settings, metrics)
 
 
-async def unknown(request: Request, error: Exception) -> HttpResponse:
+def meant(request: Request, error: Exception) -> BadRequest:
+    """What an error of the web framework means, or a bug of ours, whose traceback goes to the log."""
     path, method = request.url.path, request.method
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        return refused(BadRequest(f"{path} is not called by {method}; see GET /docs", 405))
-    return refused(BadRequest(f"there is no {path} here; GET /docs lists what there is", 404))
-
-
-async def broken(request: Request, error: Exception) -> HttpResponse:
-    """A bug of ours: its traceback goes to the log, a sentence to the caller."""
-    return refused(BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500))
+    if not isinstance(error, HTTPException):
+        return BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500)
+    if error.status_code == 405:
+        return BadRequest(f"{path} is not called by {method}; see GET /docs", 405)
+    return BadRequest(f"there is no {path} here; GET /docs lists what there is", 404)
 
 
 class Joining(Struct, forbid_unknown_fields=True):
@@ -231,6 +223,9 @@ class Nodes:
     def __init__(self, settings: Settings) -> None:
         self.token = settings.token
         self.timers: dict[str, asyncio.TimerHandle] = {}
+
+    def endpoints(self) -> list[Endpoint]:
+        return [Endpoint("POST", "/v1/nodes", self.serve_join, "Join this gateway for a while.", Joining)]
 
     async def serve_join(self, asked: Asked) -> Reply:
         address, client = decode(asked.body, Joining).address, asked.service.client

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES = check.MAX_FILES  # or paths to fetch, or cells of a notebook
 MAX_REPLY_BYTES = 128 * 2**20  # results of a batch or a notebook are held until the last one
+MIN_CELL_SECONDS = check.BOUNDS["wall_seconds"][0]
 MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
@@ -213,7 +214,7 @@ def limits_of(given: Mapping[str, int | float], settings: Settings) -> Limits:
         limits = msgspec.convert({**structs.asdict(settings.limits), **cpu, **given}, Limits)
     except msgspec.ValidationError as error:
         raise BadRequest(f"the request has a wrong limit: {error}") from None
-    if problem := check.of_limits(limits) or core.over_limits(limits, settings):
+    if problem := core.over_limits(limits, settings) or check.of_limits(limits):
         raise BadRequest(problem)
     return limits
 
@@ -257,25 +258,21 @@ async def play(
                 code,
                 files=files if number == 1 else {},
                 fetch=fetch if number == len(cells) else (),
-                wall_seconds=min(left, limits.wall_seconds),
+                wall_seconds=max(MIN_CELL_SECONDS, min(left, limits.wall_seconds)),
                 patience_seconds=patience_seconds,
             )
             try:
                 responses.append(await service.outcome_of("", running))
             except SessionLost as error:
                 responses.append(failed("", ServiceOutcome.INTERNAL, str(error)))
-            left -= responses[-1].run_seconds
-            size += size_of(responses[-1])
+            last = responses[-1]
+            left -= last.run_seconds
+            size += sum(map(len, (last.stdout, last.stderr, last.value or "", *last.images, *last.files.values())))
             if size > MAX_REPLY_BYTES:
                 raise BadRequest(f"the cells gave more than {MAX_REPLY_BYTES} bytes; send fewer at once", 413)
-            if left <= 0 or isinstance(responses[-1].outcome, ServiceOutcome):
+            if left <= 0 or isinstance(last.outcome, ServiceOutcome):
                 break
     return responses
-
-
-def size_of(response: Response) -> int:
-    texts = len(response.stdout) + len(response.stderr) + len(response.value or "")
-    return texts + sum(map(len, response.images)) + sum(map(len, response.files.values()))
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rocstar.sandbox.service.app import Metrics, Nodes, application
+from rocstar.sandbox.service.app import Metrics, application
 from rocstar.sandbox.service.core import LOG, Service, Settings, encode
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ class Server(uvicorn.Server):
         metrics = Metrics()
         self.service = Service(settings, client, metrics.ended)
         metrics.watch(self.service)
-        nodes = Nodes(settings) if settings.accept_nodes else None
         config = uvicorn.Config(
-            application(settings, self.service, metrics, nodes),
+            application(settings, self.service, metrics),
             http=bounded(settings.request_seconds),
             ws="websockets-sansio",
             ws_max_size=MESSAGE_BYTES,
@@ -118,11 +117,7 @@ def address_of(listener: socket.socket) -> str:
 def listen(settings: Settings) -> socket.socket:
     """Raises OSError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((settings.host, settings.port))
-    listener.listen(BACKLOG)
-    return listener
+    return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
 
 
 def refusal(status: str, sentence: str) -> bytes:
