@@ -131,7 +131,9 @@ def test_the_largest_calls_are_run(daemon: Daemon) -> None:
     response = daemon.run("import os\nsum(len(files) for _, _, files in os.walk('.'))", files=folders)
     assert response.value == "1000", response
     files = {"large": bytes(20 * 2**20)}
-    response = daemon.run("import os, sys\nos.path.getsize('large'), len(sys.stdin.read())", files=files, stdin="é" * 10**6)
+    response = daemon.run(
+        "import os, sys\nos.path.getsize('large'), len(sys.stdin.read())", files=files, stdin="é" * 10**6
+    )
     assert response.value == f"({20 * 2**20}, 1000000)", response
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rocstar.sandbox import wire
-from rocstar.sandbox.call import Isolation, Response
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Isolation, Response
 from rocstar.sandbox.walls import plans
 from rocstar.sandbox.wire import Kind
 from tests.sandbox.driver import Daemon, Refused, unread
@@ -295,3 +295,43 @@ def test_signals_of_the_terminal_do_not_end_it(daemon: Daemon) -> None:
     os.kill(daemon.process.pid, signal.SIGINT)
     assert daemon.run("1").value == "1"
     assert wire.decode_info(wire.encode(daemon.info)) == daemon.info
+
+
+# As much as is allowed
+
+
+def test_memory_up_to_the_limit_is_there_whatever_earlier_calls_held(daemon: Daemon) -> None:
+    files = {"large": bytes(15 * 2**20)}
+    for _ in range(3):
+        assert daemon.run("1", files=files, fetch=("large",)).files == files
+        response = daemon.run("len(bytearray(80 * 2**20))", memory_bytes=100 * 2**20)
+        assert response.value == str(80 * 2**20)
+        assert response.peak_memory_bytes > 80 * 2**20
+
+
+def test_recursion_without_a_limit_is_bounded(daemon: Daemon) -> None:
+    response = daemon.run("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", memory_bytes=2**25)
+    assert response.outcome in ("memory", "signal", "exception")
+
+
+@pytest.mark.parametrize(("byte", "shown"), [(0, "\0"), (255, "\ufffd")], ids=["control", "no text"])
+def test_the_longest_answer_fits_a_frame(daemon: Daemon, byte: int, shown: str) -> None:
+    code = f"""
+        import os
+        class Long:
+            def __repr__(self): return "\\0" * 10**6
+        open("f", "wb").write(bytes(2**24))
+        for _ in range({MAX_OUTPUT_BYTES // 2**16}): os.write(1, bytes([{byte}]) * 2**16)
+        Long()
+    """
+    response = daemon.run(textwrap.dedent(code), output_bytes=MAX_OUTPUT_BYTES, fetch=("f",))
+    assert (response.outcome, response.stdout) == ("ok", shown * MAX_OUTPUT_BYTES), response.message
+    assert len(response.value or "") + response.truncated_bytes == 10**6
+    assert response.files["f"] == bytes(2**24)
+
+
+def test_a_client_that_takes_no_answers_holds_what_waits_and_loses_nothing(daemon: Daemon) -> None:
+    code = f"import os\nfor _ in range({MAX_OUTPUT_BYTES // 2**16}): os.write(1, bytes([255]) * 2**16)"
+    numbers = [daemon.submit(code, output_bytes=MAX_OUTPUT_BYTES) for _ in range(6)]
+    time.sleep(2.0)
+    assert all(len(daemon.answer(number).stdout) == MAX_OUTPUT_BYTES for number in numbers)

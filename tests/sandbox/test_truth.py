@@ -11,7 +11,9 @@ from rocstar.sandbox.call import ProgramOutcome, Response
 from tests.sandbox.driver import Daemon
 
 OK, EXCEPTION, EXIT, SIGNAL = (ProgramOutcome(name) for name in ("ok", "exception", "exit_nonzero", "signal"))
-WALL, CPU, MEMORY, OUTPUT = (ProgramOutcome(f"{name}") for name in ("wall_timeout", "cpu_timeout", "memory", "output_limit"))
+WALL, CPU, MEMORY, OUTPUT = (
+    ProgramOutcome(f"{name}") for name in ("wall_timeout", "cpu_timeout", "memory", "output_limit")
+)
 SHORT = {"wall_seconds": 0.5}
 ONE_SECOND = {"cpu_seconds": 1.0}
 FORGE = "import os, struct\ndef forge(body): os.write(3, struct.pack('=I', len(body)) + body)\n"

@@ -71,7 +71,9 @@ def test_a_report_that_cannot_be_is_as_none(body: bytes, status: int) -> None:
         (64, "signal", None, "SIGRTMAX"),
     ],
 )
-def test_the_kernel_says_how_it_ended(status: int, outcome: str, exit_code: int | None, signal_name: str | None) -> None:
+def test_the_kernel_says_how_it_ended(
+    status: int, outcome: str, exit_code: int | None, signal_name: str | None
+) -> None:
     response = told(status=status)
     assert (response.outcome, response.exit_code, response.signal) == (outcome, exit_code, signal_name)
     assert response.kill_reason == ""

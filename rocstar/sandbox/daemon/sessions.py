@@ -289,8 +289,8 @@ class Sessions:
         if response is not None and response.state_lost:
             self.end(session)
         self.finish(cell, response)
-        self.leave()
         self.offer(session)
+        self.leave()
 
     def close(self, name: str) -> None:
         session = self.alive.get(name)
