@@ -7,7 +7,6 @@ wall limit, other processes of the session, output. Those are the daemon's.
 
 from __future__ import annotations
 
-import inspect
 import io
 import math
 import os
@@ -15,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from _ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from contextlib import suppress
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,6 +25,7 @@ from rocstar.sandbox.slot.program import Base, Execution
 if TYPE_CHECKING:
     from asyncio import Runner
 
+COROUTINE = 0x80  # `inspect.CO_COROUTINE`, without a module of 1 MB
 MAX_IMAGES = 16
 MAX_IMAGES_BYTES = 8_000_000  # together
 MAX_REPORT_BYTES = 23 * 2**20  # without its head
@@ -50,7 +50,7 @@ class Cell(Execution):
 
     def execute(self, code: CodeType) -> Any:
         result = super().execute(code)
-        return self.notebook.runner().run(result) if code.co_flags & inspect.CO_COROUTINE else result
+        return self.notebook.runner().run(result) if code.co_flags & COROUTINE else result
 
 
 class Notebook:

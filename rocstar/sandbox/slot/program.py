@@ -6,8 +6,8 @@ kernel and cannot.
 
 from __future__ import annotations
 
+import _ast as ast  # without the rest of `ast`, which no program should have to carry
 import _thread
-import ast
 import atexit
 import builtins
 import io
@@ -183,7 +183,8 @@ class Execution:
         body, last = compiled(self.code, name, self.flags)
         module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = module
-        self.execute(body)
+        if body:
+            self.execute(body)
         value = self.execute(last) if last else None
         return None if value is None else repr(value)
 
@@ -215,20 +216,22 @@ class Execution:
         return head
 
 
-def compiled(code: str, name: str, flags: int = 0) -> tuple[CodeType, CodeType | None]:
+def compiled(code: str, name: str, flags: int = 0) -> tuple[CodeType | None, CodeType | None]:
     """The program, and its last expression apart when it ends in one that no semicolon hides."""
     return compiled_by_lines(code, name, flags) or compiled_by_tree(code, name, flags)
 
 
-def compiled_by_lines(code: str, name: str, flags: int) -> tuple[CodeType, CodeType] | None:
+def compiled_by_lines(code: str, name: str, flags: int) -> tuple[CodeType | None, CodeType] | None:
     """Without a syntax tree, which costs 0.2 ms: when all lines but the last are a whole program and the last is a
     whole expression, then together they are that program followed by that expression."""
     head, _, last = code.rstrip().rpartition("\n")
     if not last or last[0] in " \t#)]}":
         return None
     try:
+        if not head:
+            return None, compile(last, name, "eval", flags, dont_inherit=True)
         body = compile(head + "\n", name, "exec", flags, dont_inherit=True)
-        lead = "\n" * (head.count("\n") + 1) if head else ""
+        lead = "\n" * (head.count("\n") + 1)
         return body, compile(lead + last, name, "eval", flags | body.co_flags & FUTURE_FLAGS, dont_inherit=True)
     except (SyntaxError, ValueError):
         return None

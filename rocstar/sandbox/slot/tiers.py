@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 OFFERED = {"numpy": ("numpy",), "sympy": ("numpy", "sympy")}
 EVERYTHING = ("numpy", "sympy", "scipy", "pandas", "networkx", "sklearn", "statsmodels")
@@ -22,8 +22,7 @@ COMES_WITH = {"mpmath": "sympy"}
 HIDDEN = re.compile(r"\b(?:__import__|importlib|exec|eval|b64decode)\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+class Tier(NamedTuple):
     name: str
     modules: tuple[str, ...]
     """What its zygote imports, in this order."""

@@ -36,8 +36,8 @@ FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmp
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
 HOME = "/tmp"
 # What programs import most, beside what Python loads anyway.
-COMMON = """bisect cmath collections.abc copy datetime decimal fractions functools heapq itertools json math operator
-random re statistics string textwrap time typing"""
+COMMON = """bisect collections.abc copy datetime decimal fractions functools heapq itertools json math operator random
+re string textwrap time typing"""
 
 
 Slot = tuple[socket.socket, Walls]

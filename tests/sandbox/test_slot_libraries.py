@@ -1,4 +1,4 @@
-"""What real programs do, behind every way to isolate: the filter must not stand in its way."""
+"""What real programs do, behind every way to isolate: neither the walls nor the slot may stand in their way."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.jail import PLANS
-from rocstar.sandbox.wire import ProgramOutcome
-from tests.sandbox.support import run
-from tests.sandbox.ways import launched
-
-
-@pytest.fixture(scope="module", params=range(len(PLANS) - 1), ids=[plan.name for plan in PLANS[:-1]])
-def walled(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
-    yield from launched(SandboxClient(slots=1, preload=(), skip_plans=request.param), request.param)
-
+from rocstar.sandbox.walls.plans import PLANS
+from tests.sandbox.slots import Programs, programs
 
 PROGRAMS = {
     "numpy": """
@@ -113,15 +104,26 @@ print(sorted(queue.get() for _ in workers))
 NEEDED = {name: name for name in ("numpy", "scipy", "pandas", "sympy", "matplotlib")}
 
 
+@pytest.fixture(scope="module", params=range(len(PLANS) - 1), ids=[plan.name for plan in PLANS[:-1]])
+def walled(request: pytest.FixtureRequest) -> Iterator[Programs]:
+    with programs() as started:
+        started.plan = request.param
+        started.ready()
+        if started.plan != request.param:
+            pytest.skip(f"{PLANS[request.param].name} is not to be had here")
+        yield started
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-async def test_real_programs_do_what_they_do_elsewhere(walled: SandboxClient, name: str) -> None:
+def test_real_programs_do_what_they_do_elsewhere(walled: Programs, name: str) -> None:
     if name in NEEDED and importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    if name == "multiprocessing" and walled.info().walls < "L3":
+    slot = walled.ready()
+    if name == "multiprocessing" and PLANS[walled.plan].level < "L3":
         pytest.skip("its semaphores need /dev/shm, which is there in L3 only")
-    if name == "files and time" and "same_user" in walled.info().failed_probes:
+    if name == "files and time" and "same_user" in slot.hello["failed"]:
         pytest.skip("what copies the modes of files is refused where programs run as the user who started the sandbox")
-    response = await run(walled, PROGRAMS[name], memory_bytes=2**31, wall_seconds=60.0, cpu_seconds=60.0)
-    assert response.outcome is ProgramOutcome.OK, response.stderr
-    assert response.stdout
-    assert "False" not in response.stdout
+    seen = walled.run(PROGRAMS[name], memory_bytes=2**31, cpu_seconds=60.0)
+    assert seen.exit_code == 0, seen.stderr
+    assert seen.stdout
+    assert "False" not in seen.stdout
