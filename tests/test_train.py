@@ -6,6 +6,11 @@ import json
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -146,6 +151,39 @@ def test_a_sandbox_killed_in_the_middle_costs_no_attempt_its_reward(
         assert "sandbox" in ended.told.splitlines()[-1].lower()
         faults = [row for row in attempts(folder) if row["stop"] == "environment_failed"]
         assert all(row["reward"] is None and not row["kept"] for row in faults)
+
+
+@pytest.fixture
+def service() -> Iterator[str]:
+    """A sandbox elsewhere: its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "rocstar", "sandbox", "serve", f"--port={port}", "--preload="]
+    running = subprocess.Popen(command, env={**os.environ, "ROCSTAR_SANDBOX_TOKEN": "secret"})
+    while running.poll() is None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            break
+    yield f"http://127.0.0.1:{port}"
+    running.terminate()
+    assert running.wait(60) == 0
+
+
+def test_a_run_whose_programs_run_elsewhere_learns_the_same(
+    finished: tuple[Path, Ended], service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workplace(tmp_path / "w")
+    refused = Command.start(folder, "train", "tiny.toml", f"sandbox.urls={service}").wait()
+    assert refused.code == 3 and "ROCSTAR_SANDBOX_TOKEN" in refused.told, refused.told
+    monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "secret")
+    command = Command.start(workplace(tmp_path / "v"), "train", "tiny.toml", f"sandbox.urls={service}")
+    children: list[list[str]] = []
+    step = SFT_STEPS + 1
+    ended = command.after_step(
+        step, lambda: children.extend(c.cmdline() for c in psutil.Process(command.process.pid).children())
+    )
+    assert ended.code == 0, ended.told
+    assert not any("sandbox" in word for words in children for word in words), "it needs no sandbox of its own"
+    assert metrics(command.folder) == metrics(finished[0])
 
 
 def test_a_run_whose_attempts_have_notebooks_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path) -> None:

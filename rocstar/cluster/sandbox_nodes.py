@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import ray
@@ -25,7 +26,6 @@ from rocstar.sandbox.call import SandboxDown
 
 SLOTS_PER_CORE = 4  # what a node asks Ray for: one core per so many slots
 START_SECONDS = 300.0  # Ray may have to start machines first
-PAUSE_SECONDS = 1.0  # before a service that ended is started again
 
 
 class NodeActor:
@@ -48,8 +48,9 @@ class NodeActor:
 
     def _keep(self) -> None:
         while True:
-            subprocess.run(self._command, env=self._environment, preexec_fn=_end_with_parent)
-            time.sleep(PAUSE_SECONDS)
+            end_with_us = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+            subprocess.run(self._command, env=self._environment, preexec_fn=end_with_us)
+            time.sleep(1.0)  # one that cannot start is not tried without a pause
 
 
 class SandboxNodes(NamedTuple):
@@ -77,7 +78,3 @@ def start(nodes: int, *, slots: int, preload: Sequence[str] = (), min_isolation:
         placed.close()
         need = f"{nodes} nodes of {slots} slots need {nodes * cores:g} cores"
         raise SandboxDown(f"Ray did not bring up the sandbox nodes ({need}; each logs why): {error}") from error
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

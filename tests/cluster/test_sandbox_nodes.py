@@ -1,77 +1,65 @@
-"""Sandbox nodes as actors of a small Ray instance on this machine."""
+"""Sandbox services as actors of a small Ray instance on this machine."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
 import ray
 
-from rocstar.cluster.sandbox_nodes import RaySandbox
-from rocstar.sandbox.wire import Limits, ProgramOutcome, Response, SandboxDown
-from tests.sandbox_router.support import answer, is_alive, sleeper, until
+from rocstar.cluster import sandbox_nodes
+from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
+from rocstar.sandbox.client import SandboxClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+NAP = Call(id="x", code="import time; time.sleep(0.3); 7", limits=Limits(wall_seconds=20.0))
 
 
 @pytest.fixture(scope="module")
-def instance() -> Iterator[None]:
+def nodes() -> Iterator[sandbox_nodes.SandboxNodes]:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
+    started = sandbox_nodes.start(2, slots=2)
+    yield started
+    started.close()
     ray.shutdown()
 
 
-def test_actors_serve_and_the_death_of_one_loses_nothing(instance: None) -> None:
-    with RaySandbox.start(nodes=2, slots=2, preload=()) as sandbox:
-        assert sandbox.info().slots == 4
-        pids = ray.get([actor.pid.remote() for actor in sandbox.actors])
-        responses = asyncio.run(with_a_death(sandbox, pids[0]))
-    assert {response.outcome for response in responses} == {ProgramOutcome.OK}
-    assert [response.stdout for response in responses] == [answer(number) for number in range(len(responses))]
-    assert {response.attempt for response in responses} == {1, 2}
-    deadline = time.monotonic() + 20
-    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(is_alive(pid) for pid in pids)
+def services(nodes: sandbox_nodes.SandboxNodes) -> list[psutil.Process]:
+    ports = [f"--port={address.rpartition(':')[2]}" for address in nodes.addresses]
+    running = [(each, each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    return [each for each, words in running if any(port in words for port in ports)]
 
 
-async def with_a_death(sandbox: RaySandbox, pid: int) -> list[Response]:
-    """60 calls, one node killed among them; returns when Ray has brought it back."""
-    await sandbox.router.wait_for_nodes(2, seconds=30.0)
-    calls = [asyncio.create_task(sandbox.run(sleeper(number, 0.1))) for number in range(60)]
-    await asyncio.sleep(0.4)
-    os.kill(pid, signal.SIGKILL)
+async def with_a_death(client: SandboxClient, service: psutil.Process) -> list[Response]:
+    """Twenty calls, one service killed among them; then once more, when it is back."""
+    calls = [asyncio.ensure_future(client.run(NAP)) for _ in range(20)]
+    await asyncio.sleep(0.5)
+    service.kill()
     responses = await asyncio.gather(*calls)
-    await until(lambda: sum(node.connected for node in sandbox.nodes()) == 2, seconds=60.0)
-    return list(responses)
+    async with asyncio.timeout(60):
+        while not all(node.up for node in client.nodes):  # noqa: ASYNC110 - another process makes it true
+            await asyncio.sleep(0.1)
+    return [*responses, await client.run(NAP)]
 
 
-def test_a_session_goes_on_when_its_actors_node_is_killed(instance: None) -> None:
-    with RaySandbox.start(nodes=2, slots=2, preload=()) as sandbox:
-        assert asyncio.run(session_with_a_death(sandbox)) == ["21", "22"]
+def test_services_are_used_directly_and_one_that_dies_loses_nothing_and_comes_back(
+    nodes: sandbox_nodes.SandboxNodes,
+) -> None:
+    with SandboxClient.connect(nodes.addresses, token=nodes.token) as client:
+        assert client.info().slots == 4
+        responses = asyncio.run(with_a_death(client, services(nodes)[0]))
+    assert {(response.outcome, response.value) for response in responses} == {(ProgramOutcome.OK, "7")}
+    assert {response.attempt for response in responses} == {1, 2}
 
 
-async def session_with_a_death(sandbox: RaySandbox) -> list[str | None]:
-    """The values of two cells, one before and one after."""
-    await sandbox.router.wait_for_nodes(2, seconds=30.0)
-    async with sandbox.open_session(limits=Limits(wall_seconds=20.0), seed=1) as session:
-        await session.run("x = 20")
-        before = await session.run("x += 1; x")
-        pids = await asyncio.to_thread(ray.get, [actor.pid.remote() for actor in sandbox.actors])
-        labels = await asyncio.to_thread(ray.get, [actor.label.remote() for actor in sandbox.actors])
-        os.kill(dict(zip(labels, pids, strict=True))[before.node], signal.SIGKILL)
-        after = await session.run("x += 1; x")
-        assert after.replayed_cells == 2  # on either node: Ray may have brought the killed one back by then
-        return [before.value, after.value]
-
-
-def test_a_node_that_cannot_start_is_told(instance: None) -> None:
-    with pytest.raises(SandboxDown, match="no_such_module"):
-        RaySandbox.start(nodes=1, slots=1, preload=("no_such_module",))
+def test_services_end_with_their_actors(nodes: sandbox_nodes.SandboxNodes) -> None:
+    running = services(nodes)
+    assert len(running) == 2
+    nodes.close()
+    _, alive = psutil.wait_procs(running, timeout=60)
+    assert not alive
