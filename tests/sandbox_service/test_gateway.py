@@ -124,7 +124,9 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     bearer = {"Authorization": "Bearer t"}
     http = Http(gateway.url)
     assert http.post("/v1/run", {"code": "1"}, **bearer)[0] == 500
-    assert http.get("/v1/status", **bearer)[0] == 503
+    for path in ("/v1/status", "/status"):
+        assert http.get(path, **bearer) == (503, {"error": "no sandbox daemon has started"})
+    assert http.post("/v1/batch", {"calls": [{"code": "1"}]}, **bearer)[0] == 503
     assert http.post("/v1/nodes", {"address": "ftp://x"}, **bearer)[0] == 400
     nodes = [RunningService(join=gateway.url, token="t") for _ in range(2)]
     assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 4)

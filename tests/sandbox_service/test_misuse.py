@@ -228,6 +228,7 @@ def test_a_token_is_asked_of_everybody_but_the_pulse() -> None:
         ({"patience_seconds": float("nan")}, "--patience-seconds must be above 0, got nan"),
         ({"token": "zwei Worte"}, "printable ASCII"),
         ({"nodes": ("http://a:1",), "join": "http://b:2"}, "either --join or --nodes"),
+        ({"host": "0.0.0.0", "token": "x", "join": "http://b:2"}, "give --advertise"),
         ({"limits": Limits(wall_seconds=1e5)}, "limit wall_seconds is at most 600"),
     ],
 )

@@ -195,15 +195,17 @@ def application(settings: Settings, service: Service, metrics: Metrics) -> ASGIA
     endpoints += Nodes(settings).endpoints() if settings.accept_nodes else []
     endpoints += Pages(service, metrics, endpoints).endpoints()
     routes = [WebSocketRoute("/v1/frames", frames), Route("/mcp", McpEndpoint(service, sessions))]
-    handlers = {BadRequest: refuse, HTTPException: refuse, Exception: refuse}
+    handlers = dict.fromkeys((BadRequest, SandboxDown, HTTPException, Exception), refuse)
     app = Starlette(routes=[*map(route, endpoints), *routes], exception_handlers=handlers)
     app.router.redirect_slashes = False
     return Guard(app, settings, metrics)
 
 
 def meant(request: Request, error: Exception) -> BadRequest:
-    """What an error of the web framework means, or a bug of ours, whose traceback goes to the log."""
+    """What an error of the web framework or of the client means, or a bug of ours: its traceback goes to the log."""
     path, method = request.url.path, request.method
+    if isinstance(error, SandboxDown):
+        return BadRequest(str(error), 503, 1)
     if not isinstance(error, HTTPException):
         return BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500)
     if error.status_code == 405:
@@ -264,17 +266,14 @@ class Pages:
         ]
 
     async def status(self, asked: Asked) -> Reply:
-        service, usage = self.service, self.service.client.usage()
-        try:
-            info = structs.asdict(service.client.info())
-        except SandboxDown as error:
-            raise BadRequest(str(error), 503, 1) from None
+        client, usage = self.service.client, self.service.client.usage()
+        info = structs.asdict(client.info())
         rest = {
             "num_workers": info["slots"],
             "queue": usage.waiting,
             "running": usage.running,
             "sessions": usage.sessions,
-            "uptime_seconds": round(time.time() - service.started, 3),
+            "uptime_seconds": round(time.time() - self.service.started, 3),
             "calls": self.metrics.outcomes,
             "cpu_seconds": round(usage.cpu_seconds + time.process_time(), 3),
         }

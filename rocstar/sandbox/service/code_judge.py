@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, decode, encode, failed, says
+from rocstar.sandbox.service.core import Asked, Endpoint, Reply, Service, decode, encode, failed, says
 
 SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait so long; 5 s of it are for running
 MAX_OUTPUT_CHARACTERS = 1000  # per stream: what models that learned with code-judge were shown
@@ -105,10 +105,7 @@ def fresh_id() -> str:
 
 async def status(asked: Asked) -> Reply:
     client = asked.service.client
-    try:
-        return Reply(encode({"queue": client.usage().waiting, "num_workers": client.info().slots}))
-    except SandboxDown as error:
-        raise BadRequest(str(error), 503, 1) from None
+    return Reply(encode({"queue": client.usage().waiting, "num_workers": client.info().slots}))
 
 
 async def ping(asked: Asked) -> Reply:

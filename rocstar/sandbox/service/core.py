@@ -127,6 +127,8 @@ def complaint(settings: Settings) -> str:
         return f"--port must be from 0 to 65535, got {settings.port}"
     if settings.join and settings.is_gateway:
         return "a gateway does not --join another one; give either --join or --nodes and --accept-nodes"
+    if settings.join and not settings.advertise and settings.host in ("0.0.0.0", "::"):
+        return f"{settings.host} is no address that the gateway could reach; give --advertise http://ADDRESS:PORT"
     if not settings.token.isascii() or not settings.token.isprintable() or " " in settings.token:
         return "the token must be printable ASCII without blanks: it is sent in a header; choose another one"
     if not is_loopback(settings.host) and not settings.token and not settings.open_to_network:

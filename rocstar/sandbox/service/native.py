@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -453,8 +453,9 @@ class FrameConnection:
             await self.wake.wait()
             self.wake.clear()
             unsent, self.unsent = bytes(self.unsent), bytearray()
-            for start in range(0, len(unsent), MESSAGE_BYTES):
-                await self.socket.send_bytes(unsent[start : start + MESSAGE_BYTES])
+            with suppress(WebSocketDisconnect):  # `converse` hears of it too
+                for start in range(0, len(unsent), MESSAGE_BYTES):
+                    await self.socket.send_bytes(unsent[start : start + MESSAGE_BYTES])
 
     def _take(self, frame: wire.Frame) -> None:
         """Raises ValueError for what no client of ours sends."""
