@@ -36,8 +36,9 @@ FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmp
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
 HOME = "/tmp"
 # What programs import most, beside what Python loads anyway.
-COMMON = """bisect collections.abc copy datetime decimal fractions functools heapq itertools json math operator random
-re string textwrap time typing"""
+COMMON = (
+    "bisect collections.abc copy decimal fractions functools heapq itertools json math operator random re string time"
+)
 
 
 Slot = tuple[socket.socket, Walls]
@@ -213,9 +214,8 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    walls.may_age = walls.may_age and not command.get("session")
     send_hello(connection, failed=walls.failed, groups=walls.groups, slot=walls.process, keeper=walls.keeper)
-    return connection, walls
+    return connection, walls._replace(may_age=walls.may_age and not command.get("session"))
 
 
 def membership(command: dict[str, Any]) -> Membership:

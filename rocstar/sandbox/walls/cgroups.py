@@ -13,8 +13,8 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rocstar.sandbox.walls import folders
 
@@ -26,8 +26,7 @@ KILLS_BYTES = 512
 FIRST_TO_KILL = 1000  # oom_score_adj, the highest there is
 
 
-@dataclass(frozen=True, slots=True)
-class Shield:
+class Shield(NamedTuple):
     """Where memory runs out, the kernel kills programs before their slot: what they inherit at the fork says so."""
 
     fd: int = -1
@@ -57,8 +56,7 @@ class Shield:
                 os.pwrite(self.fd, b"%d" % score, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(NamedTuple):
     """The groups that a slot shall be in with all its programs."""
 
     files: tuple[int, ...] = ()
@@ -77,8 +75,7 @@ class Membership:
         return joined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class Tree(NamedTuple):
     """A hierarchy of groups, and where in it we may make our own."""
 
     version: int
@@ -142,15 +139,15 @@ class Group:
         self._files.clear()
 
 
-@dataclass(slots=True)
 class Groups:
     """The groups of one daemon: `open` gives one by name, `close` removes them all."""
 
-    folders: dict[str, Path] = field(default_factory=dict)
-    """By controller: a folder of this daemon's own, locked for as long as it lives."""
-    versions: dict[str, int] = field(default_factory=dict)
-    locks: list[int] = field(default_factory=list)
-    opened: dict[str, Group] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.folders: dict[str, Path] = {}
+        """By controller: a folder of this daemon's own, locked for as long as it lives."""
+        self.versions: dict[str, int] = {}
+        self.locks: list[int] = []
+        self.opened: dict[str, Group] = {}
 
     def open(self, name: str) -> Group | None:
         """The group of this name, made if need be; None where there are no groups. Raises OSError."""

@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Callable, Container
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, NoReturn
@@ -36,8 +35,7 @@ NO_SHARED_COUNTS = (resource.RLIMIT_CORE, resource.RLIMIT_SIGPENDING, resource.R
 real-time ones need no place in a queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One way to isolate a slot."""
 
     name: str
@@ -88,8 +86,7 @@ class Inside(NamedTuple):
             seccomp.install(seccomp.build_without_signals(linux.machine()))
 
 
-@dataclass(slots=True, kw_only=True)
-class Walls:
+class Walls(NamedTuple):
     """What a slot needs to know about the walls around it."""
 
     process: int
