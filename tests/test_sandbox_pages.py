@@ -46,12 +46,14 @@ def services() -> Iterator[dict[int, int]]:
     ports = {port: free_port() for port in PORTS}
     serve = [sys.executable, "-m", "rocstar", "sandbox", "serve", "--preload", "", "--port"]
     started = [subprocess.Popen([*serve, str(port)], cwd=ROOT) for port in ports.values()]
-    for port in ports.values():
-        wait_for(port)
-    yield ports
-    for process in started:
-        process.terminate()
-        process.wait()
+    try:
+        for port, process in zip(ports.values(), started, strict=True):
+            wait_for(port, process)
+        yield ports
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
 
 
 def free_port() -> int:
@@ -60,14 +62,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(port: int) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
+    while time.monotonic() < until and process.poll() is None:
         try:
             return socket.create_connection(("127.0.0.1", port), 1.0).close()
         except OSError:
             time.sleep(0.05)
-    pytest.fail(f"no service at port {port} within {START_SECONDS} seconds")
+    pytest.fail(f"no service at port {port}: it ended, or did not start within {START_SECONDS} seconds")
 
 
 def here(text: str, services: dict[int, int]) -> str:
