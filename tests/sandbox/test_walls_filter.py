@@ -15,7 +15,6 @@ AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "i386": 0x40000003}
 ALLOW, KILL, DONE = "allow", "kill", 0
 SLOT = 77
 POINTER = 0x7FFF12345678
-TABLES = ("ALLOWED", "REFUSED", "ON_ONESELF", "DONE_FOR_NOBODY", "CHANGING_MODES", "ON_PRIVATE_FILES", "SIGNALLING")
 IN_NAMESPACES = {"private_files": True, "own_files": False, "slot": SLOT}
 BESIDE = {"private_files": False, "own_files": True, "slot": None}
 WITH_ALL_ZERO: Mapping[str, str | int] = {
@@ -64,24 +63,23 @@ def meaning(value: int) -> str | int:
 
 def numbers(table: str, machine: str) -> dict[str, int]:
     column = MACHINES.index(machine)
-    rows: seccomp.Numbers = getattr(seccomp, table)
-    return {name: row[column] for name, row in rows.items() if row[column] is not None}  # type: ignore[misc]
+    return {name: row[column] for name, row in seccomp.tables()[table].items() if row[column] is not None}  # type: ignore[misc]
 
 
 def expected(machine: str, *, private_files: bool, own_files: bool) -> Mapping[int, str | int]:
     said: dict[str, str | int] = {
-        "ALLOWED": ALLOW,
-        "REFUSED": errno.EPERM,
-        "ON_ONESELF": ALLOW,
-        "DONE_FOR_NOBODY": DONE,
-        "CHANGING_MODES": errno.EPERM if own_files else ALLOW,
-        "ON_PRIVATE_FILES": ALLOW if private_files else errno.EPERM,
-        "SIGNALLING": ALLOW,
+        "allowed": ALLOW,
+        "refused": errno.EPERM,
+        "on-oneself": ALLOW,
+        "done-for-nobody": DONE,
+        "changing-modes": errno.EPERM if own_files else ALLOW,
+        "on-private-files": ALLOW if private_files else errno.EPERM,
+        "signalling": ALLOW,
     }
     table: dict[int, str | int] = dict.fromkeys(range(1024), errno.ENOSYS)
-    for name in TABLES:
+    for name in said:
         table |= dict.fromkeys(numbers(name, machine).values(), said[name])
-    return table | {number: WITH_ALL_ZERO[name] for name, number in numbers("INSPECTED", machine).items()}
+    return table | {number: WITH_ALL_ZERO[name] for name, number in numbers("inspected", machine).items()}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -94,7 +92,7 @@ def test_every_number_is_treated_as_the_tables_say(machine: str, walls: dict[str
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_number_stands_in_two_tables(machine: str) -> None:
-    found = [number for name in (*TABLES, "INSPECTED") for number in numbers(name, machine).values()]
+    found = [number for name in seccomp.tables() for number in numbers(name, machine).values()]
     assert len(found) == len(set(found)) > 290
 
 
@@ -171,7 +169,11 @@ def test_foreign_architectures_and_numbers_get_nowhere(machine: str) -> None:
         *(("madvise", (POINTER, 4096, advice), errno.EINVAL, errno.EINVAL) for advice in (12, 20, 21)),
         ("setpgid", (0, SLOT), errno.EPERM, ALLOW),
         ("setpgid", (5, 0), ALLOW, ALLOW),
-        *((name, (SLOT, 10), errno.EPERM, ALLOW) for name in seccomp.SIGNALLING if name != "pidfd_send_signal"),
+        *(
+            (name, (SLOT, 10), errno.EPERM, ALLOW)
+            for name in seccomp.tables()["signalling"]
+            if name != "pidfd_send_signal"
+        ),
         ("kill", (2**32 - SLOT, 10), errno.EPERM, ALLOW),
         ("kill", (2**64 - SLOT, 10), errno.EPERM, ALLOW),
         ("kill", (2**32 - 1, 9), ALLOW, ALLOW),
@@ -181,7 +183,7 @@ def test_foreign_architectures_and_numbers_get_nowhere(machine: str) -> None:
 def test_arguments_decide_where_they_must(
     machine: str, name: str, arguments: tuple[int, ...], inside: str | int, beside: str | int
 ) -> None:
-    known = {name: number for table in (*TABLES, "INSPECTED") for name, number in numbers(table, machine).items()}
+    known = {name: number for table in seccomp.tables() for name, number in numbers(table, machine).items()}
     seen = [
         verdict(seccomp.build(machine, **walls), machine, known[name], *arguments)[0]  # type: ignore[arg-type]
         for walls in (IN_NAMESPACES, BESIDE)
@@ -194,7 +196,7 @@ def test_arguments_decide_where_they_must(
 )
 def test_pipes_cannot_be_made_to_drop_what_a_reader_leaves(machine: str, direct: int, folder: int) -> None:
     code = seccomp.build(machine, private_files=True, own_files=False, slot=SLOT)
-    named = numbers("INSPECTED", machine)
+    named = numbers("inspected", machine)
     assert verdict(code, machine, named["pipe2"], POINTER, direct)[0] == errno.EINVAL
     assert verdict(code, machine, named["fcntl"], 1, 4, direct)[0] == errno.EINVAL
     assert verdict(code, machine, named["fcntl"], 1, 4, folder)[0] == ALLOW
@@ -202,7 +204,7 @@ def test_pipes_cannot_be_made_to_drop_what_a_reader_leaves(machine: str, direct:
 
 def test_in_a_pid_namespace_everybody_but_the_slot_can_be_signalled() -> None:
     code = seccomp.build("x86_64", private_files=True, own_files=False, slot=1)
-    kill = numbers("SIGNALLING", "x86_64")["kill"]
+    kill = numbers("signalling", "x86_64")["kill"]
     said = [verdict(code, "x86_64", kill, target, 9)[0] for target in (1, 2**32 - 1, 0, 2, 2**32 - 2)]
     assert said == [errno.EPERM, ALLOW, ALLOW, ALLOW, ALLOW]
 
@@ -211,7 +213,7 @@ def test_in_a_pid_namespace_everybody_but_the_slot_can_be_signalled() -> None:
 def test_the_second_filter_refuses_signals_and_nothing_else(machine: str) -> None:
     code = seccomp.build_without_signals(machine)
     refused = {number for number in range(1024) if verdict(code, machine, number)[0] != ALLOW}
-    assert refused == set(numbers("SIGNALLING", machine).values())
+    assert refused == set(numbers("signalling", machine).values())
 
 
 @pytest.mark.parametrize("machine", MACHINES)

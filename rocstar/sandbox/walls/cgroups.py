@@ -213,7 +213,8 @@ def make_folder(tree: Tree, controllers: frozenset[str]) -> tuple[Path, int]:
     had there."""
     if tree.version == 2:
         enable(tree.folder, controllers)
-    folder, lock = folders.make_locked(lambda: tree.folder / f"{PREFIX}{os.urandom(6).hex()}")
+    folder = tree.folder / f"{PREFIX}{os.urandom(6).hex()}"
+    lock = folders.make_locked(folder)
     try:
         if tree.version == 2:
             enable(folder, controllers)

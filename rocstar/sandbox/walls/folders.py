@@ -7,11 +7,10 @@ import fcntl
 import glob
 import os
 import stat
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 MAX_TRIES = 10  # a sweep may come between making a folder and locking it
+Path = str | os.PathLike[str]
 CLOSED = 0o111
 """Mode of a slot's folder: programs pass through it to `run`. They can neither list it nor make, move or remove
 anything in it, and so leave no mark on it."""
@@ -92,17 +91,16 @@ def moved_up(path: str, folder: str) -> str:
     return target
 
 
-def make_locked(name: Callable[[], Path]) -> tuple[Path, int]:
-    """A new folder that only we may list, and the descriptor that holds its lock until it is closed or we die.
+def make_locked(folder: Path) -> int:
+    """Make a folder that only we may list: the descriptor that holds its lock until it is closed or we die.
 
-    name: proposes one, another at each call. Raises OSError."""
+    Raises OSError."""
     for _ in range(MAX_TRIES):
-        folder = name()
-        folder.mkdir(mode=0o711)
+        os.mkdir(folder, 0o711)
         lock = try_lock(folder)
         if lock is not None:
-            return folder, lock
-    raise OSError(f"no folder like {folder} could be locked")
+            return lock
+    raise OSError(f"the new folder {folder} could not be locked")
 
 
 def try_lock(folder: Path) -> int | None:
@@ -123,13 +121,14 @@ def try_lock(folder: Path) -> int | None:
 
 def sweep(parent: Path, prefix: str) -> None:
     """Remove our own user's folders of this kind that no living process holds the lock of."""
-    for folder in parent.glob(f"{prefix}*"):
-        try:
-            is_ours = folder.lstat().st_uid == os.geteuid()
-        except FileNotFoundError:
-            continue
-        lock = try_lock(folder) if is_ours else None
-        if lock is not None:
-            with suppress(OSError):  # the next start tries again
-                remove(str(folder))
-            os.close(lock)
+    with os.scandir(parent) as entries:
+        left = [entry for entry in entries if entry.name.startswith(prefix)]
+    for entry in left:
+        with suppress(OSError):  # gone, or the next start tries again
+            is_ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+            lock = try_lock(entry.path) if is_ours else None
+            if lock is not None:
+                try:
+                    remove(entry.path)
+                finally:
+                    os.close(lock)

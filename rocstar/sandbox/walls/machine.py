@@ -9,7 +9,7 @@ runs. It cannot tell who else lives in here: what shares the guest with the sand
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 
 from rocstar.sandbox.walls import linux
@@ -74,33 +74,21 @@ if ctypes.CDLL(None).unshare(0x10000000) == 0:
 """A program that prints a name for each property that the walls should give and do not, one a line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What `second_kernel` judges by."""
-
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    """Content of those of EVIDENCE that exist and may be read."""
-    log: bytes = b""
-    """The kernel's log; empty where it may not be read."""
-
-    def text(self, path: str) -> str:
-        return self.files.get(path, b"").decode("utf-8", "replace")
-
-
-def gather(root: Path = Path("/")) -> Evidence:
-    files = {}
-    for path in EVIDENCE:
-        try:
-            with open(root / path, "rb") as file:
-                files[path] = file.read(FILE_BYTES)
-        except OSError:
-            continue
-    return Evidence(files, linux.kernel_log(FILE_BYTES))
+Evidence = Mapping[str, bytes]
+"""Content of those of EVIDENCE that exist and may be read, and of the kernel's log as `log`."""
 
 
 def second_kernel() -> str:
     """`gvisor`, `kata`, `firecracker`, `microvm` (one whose maker cannot be told), or nothing."""
     return name(gather())
+
+
+def gather(root: Path = Path("/")) -> Evidence:
+    files = {"log": linux.kernel_log(FILE_BYTES)}
+    for path in EVIDENCE:
+        with suppress(OSError), open(root / path, "rb") as file:
+            files[path] = file.read(FILE_BYTES)
+    return files
 
 
 def name(evidence: Evidence) -> str:
@@ -110,24 +98,22 @@ def name(evidence: Evidence) -> str:
 
 def is_gvisor(evidence: Evidence) -> bool:
     """Its kernel log is made up and begins with its name; a real log holds times and may quote any text later on."""
-    return b"Starting gVisor" in evidence.log.split(b"\n", 1)[0]
+    return b"Starting gVisor" in evidence.get("log", b"").split(b"\n", 1)[0]
 
 
 def is_kata(evidence: Evidence) -> bool:
     """The guest's kernel is told to start its agent, or the root comes over the agent's shared file system."""
-    has_agent = "systemd.unit=kata-containers.target" in evidence.text("proc/cmdline").split()
-    mounts = evidence.text("proc/mounts").splitlines()
-    return has_agent or any(line.split()[:1] == ["kataShared"] for line in mounts)
+    has_agent = b"systemd.unit=kata-containers.target" in evidence.get("proc/cmdline", b"").split()
+    return has_agent or b"\nkataShared " in b"\n" + evidence.get("proc/mounts", b"")
 
 
 def is_firecracker(evidence: Evidence) -> bool:
     """The tables of its hardware bear its name, in the field for their maker."""
-    tables = [evidence.files.get(path, b"") for path in EVIDENCE if "/acpi/" in path]
-    return any(table[10:16] == b"FIRECK" for table in tables)
+    return any(evidence[path][10:16] == b"FIRECK" for path in evidence if "/acpi/" in path)
 
 
 def is_microvm(evidence: Evidence) -> bool:
     """It has neither such tables nor a maker's name, and its devices stand on the kernel's command line: the smallest
     of machines, which are made for one workload."""
-    lists_devices = "virtio_mmio.device=" in evidence.text("proc/cmdline")
-    return lists_devices and not any(path.startswith("sys/") for path in evidence.files)
+    lists_devices = b"virtio_mmio.device=" in evidence.get("proc/cmdline", b"")
+    return lists_devices and not any(path.startswith("sys/") for path in evidence)

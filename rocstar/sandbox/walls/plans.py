@@ -97,14 +97,14 @@ class Walls(NamedTuple):
     """Descriptor of the connection to the keeper: see `renew`."""
     workdir: str
     """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
-    private_processes: bool
-    """The slot is the first process of a pid namespace."""
-    may_age: bool
-    """Whether the slot may lower the priority of its programs: it cannot hit another process by mistake."""
-    children: int
-    """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
     inside: Inside
-    shield: Shield
+    shield: Shield = Shield()
+    private_processes: bool = True
+    """The slot is the first process of a pid namespace."""
+    may_age: bool = True
+    """Whether the slot may lower the priority of its programs: it cannot hit another process by mistake."""
+    children: int = -1
+    """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
     failed: tuple[str, ...] = ()
     """Properties that this plan should give and could not."""
     groups: tuple[str, ...] = ()
@@ -167,13 +167,12 @@ def start(plan: Plan, number: int, workdir: str, membership: Membership) -> Wall
     Raises OSError where the walls cannot be built, in the keeper or, after its fork, in the slot."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
-    return (
-        start_inside(plan, number, membership) if plan.namespaces else start_beside(plan, number, workdir, membership)
-    )
+    user = slot_user(number)
+    return start_inside(plan, user, membership) if plan.namespaces else start_beside(plan, user, workdir, membership)
 
 
-def fork_slot(renew: Callable[[], None], remove: Callable[[], None]) -> tuple[socket.socket, int, int]:
-    """In the slot: the connection to the keeper, and process ids of slot and keeper. Never returns in the keeper."""
+def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: str, inside: Inside) -> Walls:
+    """In the slot: its walls, as far as they are known by now. Never returns in the keeper."""
     keeper = os.getpid()
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -181,9 +180,9 @@ def fork_slot(renew: Callable[[], None], remove: Callable[[], None]) -> tuple[so
         theirs.close()
         keep(ours, pid, renew, remove)
     ours.close()
-    (me,) = PID.unpack(theirs.recv(PID.size, socket.MSG_WAITALL) or PID.pack(0))
     os.setpgid(0, 0)
-    return theirs, me, keeper
+    (process,) = PID.unpack(theirs.recv(PID.size, socket.MSG_WAITALL) or PID.pack(0))
+    return Walls(process, keeper, theirs.detach(), workdir, inside, Shield.open(), inside.private_processes)
 
 
 def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: Callable[[], None]) -> NoReturn:
@@ -210,103 +209,65 @@ def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: C
         os._exit(0)
 
 
-def settle(channel: socket.socket) -> None:
-    """In the slot, after its last change of user: end with the keeper, which may have ended just before."""
+def settled(walls: Walls) -> Walls:
+    """In the slot, after its last change of user: from now on it ends with its keeper, which has not ended yet."""
     linux.die_with_parent(signal.SIGKILL)
-    with suppress(BlockingIOError):
-        if not channel.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
-            raise OSError("the keeper has ended")
+    if not walls.renew():
+        raise OSError("the working directory could not be made anew")
+    os.chdir("/")
+    return walls
 
 
-def nothing() -> None:
-    """What a keeper has to remove where the mount namespace ends with it."""
-
-
-def start_inside(plan: Plan, number: int, membership: Membership) -> Walls:
-    """Behind namespaces."""
-    user, outside = slot_user(number), (os.geteuid(), os.getegid())
-    covered = rootfs.covered_sources()
+def start_inside(plan: Plan, user: int, membership: Membership) -> Walls:
+    """Behind namespaces. user: who programs run as, if we are root."""
+    outside, covered = (os.geteuid(), os.getegid()), rootfs.covered_sources()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    channel, process, keeper = fork_slot(partial(rootfs.renew_workdir, covered), nothing)
-    shield, groups = Shield.open(), membership.join()
+    inside = Inside(processes_beside(plan, outside[0]), True, int(Signals.CONTAINED), "")
+    # There is nothing to remove at the end: the mounts go with their namespace.
+    walls = fork_slot(partial(rootfs.renew_workdir, covered), lambda: None, rootfs.WORKDIR, inside)
+    groups = membership.join()
     socket.sethostname("sandbox")
     rootfs.build()
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
+    missing = uncounted(groups, limited=inside.processes_beside is not None)
     failed = confine(private_files=True, own_files=False, slot=os.getpid())
-    settle(channel)
-    os.chdir("/")
-    beside = processes_beside(plan, outside[0])
-    return Walls(
-        process=process,
-        keeper=keeper,
-        reset=channel.detach(),
-        workdir=rootfs.WORKDIR,
-        private_processes=True,
-        may_age=True,
-        children=-1,
-        inside=Inside(beside, True, int(Signals.CONTAINED), ""),
-        shield=shield,
-        failed=(*uncounted(groups, limited=beside is not None), *failed),
-        groups=groups,
-    )
+    return settled(walls._replace(groups=groups, failed=(*missing, *failed)))
 
 
-def start_beside(plan: Plan, number: int, workdir: str, membership: Membership) -> Walls:
-    """Without namespaces: beside the other processes of the machine."""
+def start_beside(plan: Plan, user: int, workdir: str, membership: Membership) -> Walls:
+    """Without namespaces: beside the other processes of the machine. user: who programs run as, if we are root and that
+    is possible."""
     is_root = os.geteuid() == 0
     is_apart = is_root and plan is not OPEN and rootfs.readable_by_all()
     if is_root and not is_apart and plan is PROCESS:
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
-    user = slot_user(number)
     folder = WorkFolder(workdir, user if is_apart else None)
     folder.make()
-    channel, process, keeper = fork_slot(folder.renew, folder.remove)
-    shield = Shield.open()
+    inside = Inside(1 if is_apart else None, False, int(Signals.FREE), folder.run)
+    walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
-    children = open_children()
-    groups: tuple[str, ...] = ()
-    if is_apart or plan is CONFINED:  # else a program could change its group's limits
-        groups = membership.join()
+    walls = walls._replace(may_age=is_apart, children=open_children())
     if plan is OPEN:
-        failed, signals = ["no_walls"], Signals.FREE
-    else:
-        failed, signals = confine_beside(plan, user if is_apart else None, folder.path)
-        failed = [*uncounted(groups, limited=is_apart), *failed, *([] if is_apart else ["same_user"])]
-        failed += [] if children >= 0 else ["orphans_survive"]
-    settle(channel)
-    os.chdir("/")
-    return Walls(
-        process=process,
-        keeper=keeper,
-        reset=channel.detach(),
-        workdir=folder.run,
-        private_processes=False,
-        may_age=is_apart,
-        children=children,
-        inside=Inside(1 if is_apart else None, False, int(signals), folder.run),
-        shield=shield,
-        failed=tuple(failed),
-        groups=groups,
-    )
-
-
-def confine_beside(plan: Plan, user: int | None, folder: str) -> tuple[list[str], Signals]:
-    """user: the slot's own; None where it stays the one who started us. What could not be had, and how signals are
-    kept in."""
+        return settled(walls._replace(failed=("no_walls",)))
+    # Elsewhere a program could change its group's limits.
+    groups = membership.join() if is_apart or plan is CONFINED else ()
     linux.drop_bounding_set()
-    if user is not None:
+    if is_apart:
         become(user)
-    is_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), folder)
-    failed = confine(private_files=False, own_files=user is None, slot=os.getpid() if user is not None else None)
+    is_scoped = plan is CONFINED and landlock.confine(rootfs.sources(), folder.path)
+    failed = confine(private_files=False, own_files=not is_apart, slot=os.getpid() if is_apart else None)
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
     signals = Signals.SCOPED if is_scoped else Signals.FREE if failed else Signals.DENIED
-    return ["no_disk_quota", *failed], signals
+    lacking = {"no_disk_quota": True, "same_user": not is_apart, "orphans_survive": walls.children < 0}
+    missing = (*uncounted(groups, limited=is_apart), *(name for name, lacks in lacking.items() if lacks))
+    inside = inside._replace(signals=int(signals))
+    return settled(walls._replace(inside=inside, groups=groups, failed=(*missing, *failed)))
 
 
 def uncounted(groups: tuple[str, ...], *, limited: bool) -> list[str]:

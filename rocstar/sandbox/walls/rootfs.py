@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from rocstar.sandbox.walls import linux
 
@@ -48,8 +47,15 @@ def sources() -> list[str]:
 
 def readable_by_all() -> bool:
     """Whether a user without rights of its own can reach the interpreter and its libraries where they lie."""
-    folders = [folder for path in sources() for folder in (Path(path), *Path(path).resolve().parents)]
-    return all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
+    return all(os.stat(folder).st_mode & stat.S_IXOTH for path in sources() for folder in ancestry(path))
+
+
+def ancestry(path: str) -> Iterator[str]:
+    """A path and the folders above it, as it is written and where it really is."""
+    for folder in {path, os.path.realpath(path)}:
+        while folder != "/":
+            yield folder
+            folder = os.path.dirname(folder)
 
 
 def build() -> None:
@@ -138,7 +144,7 @@ def remount_read_only(path: str) -> None:
 
 def hide_package(covered: Mapping[str, str]) -> None:
     """Cover our own source code, where it was installed among the libraries."""
-    package = str(Path(__file__).resolve().parents[2])
+    package = os.path.realpath(f"{__file__}/../../..")
     kept = [(real, f"{KEPT}/{number}") for number, real in enumerate(covered.values())]
     for path in (package, *(place + package[len(real) :] for real, place in kept if package.startswith(f"{real}/"))):
         if os.path.isdir(path):
@@ -153,7 +159,7 @@ def make_devices() -> None:
     for name in DEVICES:
         path = f"/dev/{name}"
         with suppress(OSError):  # a missing device is the operator's choice; urandom has a system call beside it
-            Path(path).touch()
+            write(path, b"")
             linux.mount(f"{OLD}{path}", path, flags=linux.MS_BIND)
             inherited = sum(flag for seen, flag in INHERITED_FLAGS.items() if os.statvfs(path).f_flag & seen)
             linux.mount("none", path, flags=(READ_ONLY | inherited) & ~linux.MS_NODEV)
@@ -161,8 +167,12 @@ def make_devices() -> None:
 
 def make_etc() -> None:
     os.mkdir("/etc")
-    user = f"sandbox:x:{os.geteuid()}:{os.getegid()}::{WORKDIR}:/bin/false\n"
-    Path("/etc/passwd").write_text(user)
+    write("/etc/passwd", f"sandbox:x:{os.geteuid()}:{os.getegid()}::{WORKDIR}:/bin/false\n".encode())
     for path in COPIED:
-        with suppress(OSError):  # libraries are found in their default folders without it
-            Path(path).write_bytes(Path(OLD + path).read_bytes())
+        with suppress(OSError), open(OLD + path, "rb") as file:  # libraries are found in their default folders without
+            write(path, file.read())
+
+
+def write(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import re
 import struct
 from collections.abc import Iterable, Mapping
 
@@ -21,123 +22,98 @@ Numbers = dict[str, tuple[int | None, int | None]]
 """Name of a system call: its number on x86-64 and on aarch64; None where the architecture has no such call."""
 
 COLUMN = {"x86_64": 0, "aarch64": 1}
+TABLES = """
+[allowed]
+read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
+lseek 8 62, creat 85 -, close 3 57, close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, sendfile 40 71,
+copy_file_range 326 285, fallocate 285 47, ftruncate 77 46, stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79,
+access 21 -, faccessat 269 48, faccessat2 439 439, readlink 89 -, readlinkat 267 78, getdents 78 -, getdents64 217 61,
+getcwd 79 17, chdir 80 49, fchdir 81 50, umask 95 166, link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36,
+unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -,
+mknod 133 -, mknodat 259 33, getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12,
+flistxattr 196 13, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20,
+epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -, eventfd2 290 19,
+signalfd 282 -, signalfd4 289 74, timerfd_create 283 85, timerfd_settime 286 86, timerfd_gettime 287 87, brk 12 214,
+mmap 9 222, munmap 11 215, mremap 25 216, mprotect 10 226, msync 26 227, mlock 149 228, mlock2 325 284,
+munlock 150 229, mlockall 151 230, munlockall 152 231, get_mempolicy 239 236, pkey_alloc 330 289, pkey_free 331 290,
+pkey_mprotect 329 288, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, exit 60 93, exit_group 231 94,
+wait4 61 260, waitid 247 95, getpid 39 172, getppid 110 173, gettid 186 178, getpgid 121 155, getpgrp 111 -,
+getsid 124 156, setsid 112 157, set_tid_address 218 96, set_robust_list 273 99, get_robust_list 274 100, rseq 334 293,
+membarrier 324 283, futex 202 98, arch_prctl 158 -, prctl 157 167, rt_sigprocmask 14 135, rt_sigpending 127 136,
+rt_sigtimedwait 128 137, rt_sigsuspend 130 133, rt_sigreturn 15 139, sigaltstack 131 132, restart_syscall 219 128,
+pause 34 -, alarm 37 -, time 201 -, gettimeofday 96 169, clock_gettime 228 113, clock_getres 229 114,
+clock_nanosleep 230 115, nanosleep 35 101, times 100 153, getitimer 36 102, setitimer 38 103, timer_create 222 107,
+timer_settime 223 110, timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111, getuid 102 174,
+geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158,
+setuid 105 146, setgid 106 144, setreuid 113 145, setregid 114 143, setresuid 117 147, setresgid 119 149,
+setgroups 116 159, setfsuid 122 151, setfsgid 123 152, capget 125 90, capset 126 91, getrlimit 97 163,
+setrlimit 160 164, getrusage 98 165, getpriority 140 141, sched_yield 24 124, sched_getaffinity 204 123,
+sched_getscheduler 145 120, sched_getparam 143 121, sched_getattr 315 275, sched_get_priority_max 146 125,
+sched_get_priority_min 147 126, sched_rr_get_interval 148 127, ioprio_get 252 31, getcpu 309 168, uname 63 160,
+sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_add_rule 445 445,
+landlock_restrict_self 446 446, bind 49 200, connect 42 203, listen 50 201, accept 43 202, accept4 288 242,
+getsockname 51 204, getpeername 52 205, getsockopt 55 209, sendto 44 206, recvfrom 45 207, sendmsg 46 211,
+recvmsg 47 212, sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210
+# Known to be dangerous: a program that makes one is told that it may not (EPERM).
+[refused]
+ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, pidfd_getfd 438 438,
+process_madvise 440 440, process_mrelease 448 448, migrate_pages 256 238, move_pages 279 239, unshare 272 97,
+setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 429 429,
+fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442, statmount 457 457,
+listmount 458 458, name_to_handle_at 303 264, open_by_handle_at 304 265, add_key 248 217, request_key 249 218,
+keyctl 250 219, bpf 321 280, perf_event_open 298 241, io_uring_setup 425 425, io_uring_enter 426 426,
+io_uring_register 427 427, io_setup 206 0, io_submit 209 2, userfaultfd 323 282, fanotify_init 300 262,
+fanotify_mark 301 263, seccomp 317 277, vmsplice 278 75, modify_ldt 154 -, lookup_dcookie 212 18,
+memfd_create 319 279, memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195, shmdt 67 197, semget 64 190,
+semctl 66 191, semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188,
+mq_open 240 180, mq_unlink 241 181, mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184,
+mq_getsetattr 245 185, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14,
+lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466, ioprio_set 251 30, mbind 237 235,
+set_mempolicy 238 237, set_mempolicy_home_node 450 450, syncfs 306 267, mincore 27 232, personality 135 92,
+iopl 172 -, ioperm 173 -, uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443, syslog 103 116,
+swapon 167 224, swapoff 168 225, reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105,
+finit_module 313 273, delete_module 176 106, create_module 174 -, settimeofday 164 170, clock_settime 227 112,
+clock_adjtime 305 266, adjtimex 159 171, sethostname 170 161, setdomainname 171 162, vhangup 153 58
+# With 0 as first argument, and on no other process.
+[on-oneself]
+prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
+sched_setattr 314 274
+# Said to be done, and not done: what they ask for (locks, disk writes, cache contents) is shared with other programs,
+# and no result of a program depends on it.
+[done-for-nobody]
+flock 73 32, fsync 74 82, fdatasync 75 83, sync_file_range 277 84, sync 162 81, fadvise64 221 223, readahead 187 213
+# Not as the user who started us, whose files Landlock does not protect from them.
+[changing-modes]
+chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54,
+utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
+# Only with a file system of its own: elsewhere the free space of the disk is shared with others, and Landlock did not
+# cover truncating by path before Linux 6.2.
+[on-private-files]
+statfs 137 43, fstatfs 138 44, truncate 76 45
+# Not to the slot, which is named by the first argument, or by one of the first two.
+[signalling]
+kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434,
+pidfd_send_signal 424 424
+# Other arguments decide: see `rules`.
+[inspected]
+fcntl 72 25, ioctl 16 29, setsockopt 54 208, open 2 -, openat 257 56, pipe2 293 59, statx 332 291, madvise 28 233,
+setpgid 109 154, rt_sigaction 13 134, clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199,
+setpriority 141 140
+"""
 
 
-def table(text: str) -> Numbers:
-    """Written as name and two numbers, or `-` for None."""
-    rows = [row.split() for row in text.replace("\n", " ").split(",")]
-    return {name: (optional(first), optional(second)) for name, first, second in rows}
+def tables() -> dict[str, Numbers]:
+    """TABLES by heading. There a row is a name and two numbers, `-` for None."""
+    found: dict[str, Numbers] = {}
+    for section in re.split(r"^\[", re.sub(r"#.*", "", TABLES), flags=re.MULTILINE)[1:]:
+        heading, rows = section.split("]", 1)
+        found[heading] = {row[0]: (optional(row[1]), optional(row[2])) for row in map(str.split, rows.split(","))}
+    return found
 
 
 def optional(number: str) -> int | None:
     return None if number == "-" else int(number)
 
-
-ALLOWED = table(
-    """
-    read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
-    lseek 8 62, creat 85 -, close 3 57, close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -,
-    sendfile 40 71, copy_file_range 326 285, fallocate 285 47, ftruncate 77 46, stat 4 -, fstat 5 80, lstat 6 -,
-    newfstatat 262 79, access 21 -, faccessat 269 48, faccessat2 439 439, readlink 89 -, readlinkat 267 78,
-    getdents 78 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, umask 95 166, link 86 -, linkat 265 37,
-    symlink 88 -, symlinkat 266 36, unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276,
-    mkdir 83 -, mkdirat 258 34, rmdir 84 -, mknod 133 -, mknodat 259 33, getxattr 191 8, lgetxattr 192 9,
-    fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13, poll 7 -, ppoll 271 73, select 23 -,
-    pselect6 270 72, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22,
-    epoll_pwait2 441 441, eventfd 284 -, eventfd2 290 19, signalfd 282 -, signalfd4 289 74, timerfd_create 283 85,
-    timerfd_settime 286 86, timerfd_gettime 287 87, brk 12 214, mmap 9 222, munmap 11 215, mremap 25 216,
-    mprotect 10 226, msync 26 227, mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152 231,
-    get_mempolicy 239 236, pkey_alloc 330 289, pkey_free 331 290, pkey_mprotect 329 288, fork 57 -, vfork 58 -,
-    execve 59 221, execveat 322 281, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, getpid 39 172,
-    getppid 110 173, gettid 186 178, getpgid 121 155, getpgrp 111 -, getsid 124 156, setsid 112 157,
-    set_tid_address 218 96, set_robust_list 273 99, get_robust_list 274 100, rseq 334 293, membarrier 324 283,
-    futex 202 98, arch_prctl 158 -, prctl 157 167, rt_sigprocmask 14 135, rt_sigpending 127 136,
-    rt_sigtimedwait 128 137, rt_sigsuspend 130 133, rt_sigreturn 15 139, sigaltstack 131 132, restart_syscall 219 128,
-    pause 34 -, alarm 37 -, time 201 -, gettimeofday 96 169, clock_gettime 228 113, clock_getres 229 114,
-    clock_nanosleep 230 115, nanosleep 35 101, times 100 153, getitimer 36 102, setitimer 38 103, timer_create 222 107,
-    timer_settime 223 110, timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111, getuid 102 174,
-    geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158,
-    setuid 105 146, setgid 106 144, setreuid 113 145, setregid 114 143, setresuid 117 147, setresgid 119 149,
-    setgroups 116 159, setfsuid 122 151, setfsgid 123 152, capget 125 90, capset 126 91, getrlimit 97 163,
-    setrlimit 160 164, getrusage 98 165, getpriority 140 141, sched_yield 24 124, sched_getaffinity 204 123,
-    sched_getscheduler 145 120, sched_getparam 143 121, sched_getattr 315 275, sched_get_priority_max 146 125,
-    sched_get_priority_min 147 126, sched_rr_get_interval 148 127, ioprio_get 252 31, getcpu 309 168, uname 63 160,
-    sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_add_rule 445 445,
-    landlock_restrict_self 446 446, bind 49 200, connect 42 203, listen 50 201, accept 43 202, accept4 288 242,
-    getsockname 51 204, getpeername 52 205, getsockopt 55 209, sendto 44 206, recvfrom 45 207, sendmsg 46 211,
-    recvmsg 47 212, sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210
-    """
-)
-
-# These are known to be dangerous, and a program that makes one is told that it may not (EPERM).
-REFUSED = table(
-    """
-    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, pidfd_getfd 438 438,
-    process_madvise 440 440, process_mrelease 448 448, migrate_pages 256 238, move_pages 279 239, unshare 272 97,
-    setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, open_tree 428 428,
-    move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442,
-    statmount 457 457, listmount 458 458, name_to_handle_at 303 264, open_by_handle_at 304 265, add_key 248 217,
-    request_key 249 218, keyctl 250 219, bpf 321 280, perf_event_open 298 241, io_uring_setup 425 425,
-    io_uring_enter 426 426, io_uring_register 427 427, io_setup 206 0, io_submit 209 2, userfaultfd 323 282,
-    fanotify_init 300 262, fanotify_mark 301 263, seccomp 317 277, vmsplice 278 75, modify_ldt 154 -,
-    lookup_dcookie 212 18, memfd_create 319 279, memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195,
-    shmdt 67 197, semget 64 190, semctl 66 191, semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187,
-    msgsnd 69 189, msgrcv 70 188, mq_open 240 180, mq_unlink 241 181, mq_timedsend 242 182, mq_timedreceive 243 183,
-    mq_notify 244 184, mq_getsetattr 245 185, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463,
-    removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466, ioprio_set 251 30,
-    mbind 237 235, set_mempolicy 238 237, set_mempolicy_home_node 450 450, syncfs 306 267, mincore 27 232,
-    personality 135 92, iopl 172 -, ioperm 173 -, uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443,
-    syslog 103 116, swapon 167 224, swapoff 168 225, reboot 169 142, kexec_load 246 104, kexec_file_load 320 294,
-    init_module 175 105, finit_module 313 273, delete_module 176 106, create_module 174 -, settimeofday 164 170,
-    clock_settime 227 112, clock_adjtime 305 266, adjtimex 159 171, sethostname 170 161, setdomainname 171 162,
-    vhangup 153 58
-    """
-)
-
-# These may be used on oneself (first argument 0) and on nobody else.
-ON_ONESELF = table(
-    """
-    prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
-    sched_setattr 314 274
-    """
-)
-
-# These are answered as done, and nothing is done: what they ask for (locks, disk writes, cache contents) is shared with
-# other programs, and no result of a program depends on it.
-DONE_FOR_NOBODY = table(
-    """
-    flock 73 32, fsync 74 82, fdatasync 75 83, sync_file_range 277 84, sync 162 81, fadvise64 221 223, readahead 187 213
-    """
-)
-
-# A program that runs as the user who started us could change the modes of their files; Landlock does not cover that.
-CHANGING_MODES = table(
-    """
-    chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, lchown 94 -, fchown 93 55,
-    fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
-    """
-)
-
-# Only for programs with a file system of their own: elsewhere the free space of the disk is shared with other programs,
-# and Landlock did not cover truncating by path before Linux 6.2.
-ON_PRIVATE_FILES = table("statfs 137 43, fstatfs 138 44, truncate 76 45")
-
-# Signals to the slot are refused; the first argument, or for `tgkill` also the second, names the process.
-SIGNALLING = table(
-    """
-    kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434,
-    pidfd_send_signal 424 424
-    """
-)
-
-# Their arguments decide (`rules`).
-INSPECTED = table(
-    """
-    fcntl 72 25, ioctl 16 29, setsockopt 54 208, open 2 -, openat 257 56, pipe2 293 59, statx 332 291, madvise 28 233,
-    setpgid 109 154, rt_sigaction 13 134, clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199,
-    setpriority 141 140
-    """
-)
 
 LOAD, AND, RETURN = 0x20, 0x54, 0x06
 JUMP, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST = 0x05, 0x15, 0x45, 0x35
@@ -272,16 +248,17 @@ def pair_rule(private_files: bool) -> Code:
 
 def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | None) -> dict[int, Code]:
     """What is done about each call, by number. Arguments are those of `build`."""
-    tables: list[tuple[Numbers, Code]] = [
-        (ALLOWED, (ALLOWING,)),
-        (REFUSED, (REFUSING,)),
-        (DONE_FOR_NOBODY, (DONE,)),
-        (CHANGING_MODES, (REFUSING if own_files else ALLOWING,)),
-        (ON_PRIVATE_FILES, (ALLOWING if private_files else REFUSING,)),
-        (ON_ONESELF, only_zero(0)),
-        (SIGNALLING, (ALLOWING,) if slot is None else signal_rule(slot)),
-    ]
-    codes = {name: code for table, code in tables for name in table}
+    treatments: dict[str, Code] = {
+        "allowed": (ALLOWING,),
+        "refused": (REFUSING,),
+        "on-oneself": only_zero(0),
+        "done-for-nobody": (DONE,),
+        "changing-modes": (REFUSING if own_files else ALLOWING,),
+        "on-private-files": (ALLOWING if private_files else REFUSING,),
+        "signalling": (ALLOWING,) if slot is None else signal_rule(slot),
+        "inspected": (MISSING,),
+    }
+    codes = {name: treatments[heading] for heading, table in tables().items() for name in table}
     no_tmpfile = answer(errno.EOPNOTSUPP)  # a file that leaves no trace in its folder, but uses up an inode number
     codes |= {
         "fcntl": fcntl_rule(machine),
@@ -302,11 +279,7 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
     }
     if slot is not None:
         codes["tgkill"] = codes["rt_tgsigqueueinfo"] = switch(0, [(slot, (REFUSING,))], none_of(1, (slot,), REFUSING))
-    numbers = {
-        name: row[COLUMN[machine]]
-        for table in (*(table for table, _ in tables), INSPECTED)
-        for name, row in table.items()
-    }
+    numbers = {name: row[COLUMN[machine]] for table in tables().values() for name, row in table.items()}
     return {number: codes[name] for name, number in numbers.items() if number is not None}
 
 
@@ -323,7 +296,7 @@ def build(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
 
 def build_without_signals(machine: str) -> bytes:
     """A second, small filter on top: no signal may be sent, not even to oneself. Raises KeyError like `build`."""
-    numbers = (row[COLUMN[machine]] for row in SIGNALLING.values())
+    numbers = (row[COLUMN[machine]] for row in tables()["signalling"].values())
     return assembled(machine, {number: (REFUSING,) for number in numbers if number is not None}, (ALLOWING,))
 
 
