@@ -78,12 +78,11 @@ class ChildConnection(Connection):
 class WebSocketConnection(Connection):
     """The same bytes in binary messages."""
 
-    def __init__(self, connected: socket.socket, url: str, token: str) -> None:
+    def __init__(self, connected: socket.socket, uri: Any, token: str) -> None:
         from websockets.client import ClientProtocol
-        from websockets.uri import parse_uri
 
         super().__init__(connected)
-        self._protocol = ClientProtocol(parse_uri(url), max_size=wire.MAX_FRAME_BYTES + wire.HEADER.size)
+        self._protocol = ClientProtocol(uri, max_size=wire.MAX_FRAME_BYTES + wire.HEADER.size)
         request = self._protocol.connect()
         if token:
             request.headers["Authorization"] = f"Bearer {token}"
@@ -125,6 +124,8 @@ def place_of(address: str, token: str) -> Place:
     neither, or is not found."""
     if address.startswith("unix:"):
         return Place(address, partial(_connect, socket.AF_UNIX, address.removeprefix("unix:"), Connection))
+    from websockets.uri import parse_uri  # before anything depends on it: it may be missing
+
     try:
         parts = urlsplit(address)
         if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
@@ -132,7 +133,7 @@ def place_of(address: str, token: str) -> Place:
         family, _, _, _, found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as error:
         raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
-    make = partial(WebSocketConnection, url=f"ws://{parts.netloc}/v1/frames", token=token)
+    make = partial(WebSocketConnection, uri=parse_uri(f"ws://{parts.netloc}/v1/frames"), token=token)
     return Place(address, partial(_connect, family, found, make))
 
 

@@ -1,0 +1,82 @@
+"""`rocstar sandbox ...`, as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rocstar import cli, exits
+from tests.sandbox_service.support import RunningService
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = exits.OK) -> str:
+    assert cli.run(["sandbox", *arguments]) == code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["exec", "serve", "mcp", "status", "probe"])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Usage" in said(capsys, verb, "--help")
+
+
+def test_exec_runs_here_or_on_a_service(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    for where in ((), ("--url", service.url)):
+        assert said(capsys, "exec", "print(1)\n2", *where) == "1\n2\n"
+        said(capsys, "exec", "1/0", *where, code=exits.FAILED)
+        answer = json.loads(said(capsys, "exec", "3", *where, "--json"))
+        assert (answer["outcome"], answer["value"], answer["stdout"], answer["signal"]) == ("ok", "3", "", None)
+
+
+def test_probe_says_how_well_programs_are_walled_off(
+    service: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for where in ((), ("--url", service.url)):
+        assert "isolation         L" in said(capsys, "probe", *where)
+        assert json.loads(said(capsys, "probe", *where, "--json"))["slots"] >= 1
+
+
+def test_status_is_what_the_service_says(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "isolation         L" in said(capsys, "status", service.url)
+    assert json.loads(said(capsys, "status", service.url, "--json"))["slots"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["serve", "--host", "0.0.0.0"], exits.USAGE, "set ROCSTAR_SANDBOX_TOKEN"),
+        (["serve", "--host", "203.0.113.7", "--open-to-network"], exits.USAGE, "cannot listen on 203.0.113.7:8700"),
+        (["serve", "--slots", "-1"], exits.USAGE, "--slots -1"),
+        (["serve", "--min-isolation", "L9"], exits.USAGE, "L9 is none of L1, L2, L3, L4"),
+        (["serve", "--token-file", "/no/such/file"], exits.FAILED, "/no/such/file"),
+        (["status", "http://127.0.0.1:9"], exits.NOT_READY, "no sandbox service answers at http://127.0.0.1:9"),
+        (["status", "x"], exits.USAGE, "'x' is no address of a service"),
+        (["exec", "1", "--url", "ftp://x"], exits.NOT_READY, "'ftp://x' is no address of a sandbox"),
+        (["exec", "1", "--url", "http://127.0.0.1:9"], exits.NOT_READY, "http://127.0.0.1:9 did not start"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(
+    arguments: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["sandbox", *arguments]) == code
+    complaint = capsys.readouterr().err.strip()
+    assert sentence in complaint and "\n" not in complaint
+
+
+def test_the_token_comes_from_a_file_or_the_environment_and_is_on_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rocstar.verbs.sandbox import _token
+
+    monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "from the environment")
+    (tmp_path / "token").write_text("from the file\n")
+    assert (_token(None), _token(tmp_path / "token")) == ("from the environment", "from the file")
+    assert cli.run(["sandbox", "serve", "--token", "secret"]) == exits.USAGE
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(exits.EXTRA_OF, "no_such_package", "sandbox")
+    assert cli.run(["sandbox", "serve"]) == exits.NOT_READY
+    complaint = capsys.readouterr().err
+    assert "no_such_package is not installed; install what is missing with: " in complaint and ".[sandbox]" in complaint
