@@ -46,9 +46,9 @@ class Pending(Entry[Node]):
     """A call whose caller waits."""
 
     call: Call | None = None
-    """None: it is forwarded."""
+    """None where it is forwarded."""
     body: bytes = b""
-    """Of its frame; empty: encoded when it is sent."""
+    """Of its frame, where it is forwarded."""
     future: asyncio.Future[Any] = field(kw_only=True)
 
 
@@ -169,8 +169,8 @@ class SandboxClient:
             return _rejected(call, f"the call cannot be sent ({error})")
         if len(body) > wire.MAX_FRAME_BYTES:
             return _rejected(call, f"the call has {len(body)} bytes, and at most {wire.MAX_FRAME_BYTES} are taken")
-        pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call, body=body)
-        response: Response = await self._answer(pending)
+        pending = self._pending(call.patience_seconds, call.session, first=call.cell <= 1, call=call)
+        response: Response = await self._answer(pending, body)
         if pending.attempt > 1 or response.id != call.id:
             response = replace(response, id=call.id, attempt=response.attempt + pending.attempt - 1)
         return response
@@ -180,7 +180,7 @@ class SandboxClient:
         is sent twice: the caller has a dispatch of its own. Raises SandboxDown, and SessionLost when the daemon dies
         under a cell."""
         pending = self._pending(patience_seconds, session, first=True, again=False, body=body)
-        frame: Frame = await self._answer(pending)
+        frame: Frame = await self._answer(pending, body)
         return frame
 
     def open_session(self, *, limits: Limits | None = None, seed: int | None = None, replay: bool = False) -> Session:
@@ -228,12 +228,12 @@ class SandboxClient:
             self._attach(loop)
         return Pending(next(self._numbers), patience, session, future=loop.create_future(), **values)
 
-    async def _answer(self, pending: Pending) -> Any:
+    async def _answer(self, pending: Pending, body: bytes) -> Any:
         node = self._dispatch.submit(pending, time.monotonic())
         if node is None:
             self._settle()
         else:
-            self._send(pending, node)
+            node.send(Kind.CALL, pending.number, body)
         try:
             return await pending.future
         except asyncio.CancelledError:
@@ -242,12 +242,11 @@ class SandboxClient:
                 holder.send(Kind.CANCEL, pending.number)
             raise
 
-    def _send(self, pending: Pending, node: Node) -> None:
+    def _send_after_wait(self, pending: Pending, node: Node) -> None:
         body = pending.body
         if pending.call is not None:
-            pending.body = b""
             left = max(0.0, pending.deadline - time.monotonic())
-            body = body or wire.encode(replace(pending.call, patience_seconds=left))
+            body = wire.encode(replace(pending.call, patience_seconds=left))
         node.send(Kind.CALL, pending.number, body)
 
     def _on_frames(self, node: Node, frames: Sequence[Frame]) -> None:
@@ -297,7 +296,7 @@ class SandboxClient:
         for decision in self._dispatch.decide(time.monotonic()):
             match decision:
                 case Send(pending, node):
-                    self._send(pending, node)
+                    self._send_after_wait(pending, node)
                 case Open(node):
                     node.open(self._loop)
                 case GiveUp(pending, error):
