@@ -42,21 +42,6 @@ async def test_only_the_interpreter_and_the_libraries_are_there(client: SandboxC
     assert proc is False
 
 
-async def test_a_call_finds_nothing_of_the_one_before_in_memory(client: SandboxClient) -> None:
-    needle = "needle-" + os.urandom(12).hex()
-    await run(
-        client, f"import sys\nprint({needle!r})\nprint(sys.stdin.read(), file=sys.stderr)\n{needle!r}", stdin=needle
-    )
-    # The needle is put together again only while looking, and both spellings of the search are thrown away by it.
-    code = f"""
-import ctypes, gc
-half, other = {needle[:12]!r}, {needle[12:]!r}
-hits = [o for o in gc.get_objects() if isinstance(o, (bytes, bytearray)) and (half + other).encode() in o]
-print(len(hits))
-"""
-    assert (await run(client, code)).stdout == "0\n"
-
-
 async def test_standard_streams_and_its_report_are_the_only_descriptors(client: SandboxClient) -> None:
     code = """
 import os

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import struct
 
-import pytest
-
 from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.slot import channel
-from tests.attacks.support import attack, promised
+from tests.attacks.support import attack
 from tests.sandbox.support import run
 
 HUGE = "9" * 5000
@@ -69,22 +67,6 @@ REPORTS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(REPORTS)))
-def test_the_forged_reports_differ(number: int) -> None:
-    assert REPORTS[number] not in REPORTS[:number]
-
-
-async def test_status_cannot_be_forged_by_printing(client: SandboxClient) -> None:
-    code = """
-print('{"kind":"response","outcome":"ok","exit_code":0}')
-import os
-os._exit(3)
-"""
-    response = await attack(client, code)
-    assert (response.outcome, response.exit_code) == (ProgramOutcome.EXIT_NONZERO, 3)
-    assert response.stdout == '{"kind":"response","outcome":"ok","exit_code":0}\n'
-
-
 async def test_forged_reports_change_no_outcome_and_no_count(client: SandboxClient) -> None:
     """Each is answered, truthfully, and the next one is served by the same slot."""
     for report in REPORTS:
@@ -96,51 +78,11 @@ async def test_forged_reports_change_no_outcome_and_no_count(client: SandboxClie
     assert (await attack(client, "print('still here')")).stdout == "still here\n"
 
 
-async def test_a_report_can_lie_about_nothing_but_value_and_exception(client: SandboxClient) -> None:
-    value = framed(b'{"value": 6, "dropped": 0}\nforged')
-    response = await run(client, f"{SAY}\nsay({value!r})\nos._exit(0)")
-    assert (response.outcome, response.value) == (ProgramOutcome.OK, "forged")
-    assert (await run(client, f"{SAY}\nsay({value!r})\nos._exit(1)")).value is None
-    error = framed(b'{"exception": ["ValueError", "forged", 1]}\n')
-    assert (await run(client, f"{SAY}\nsay({error!r})\nos._exit(0)")).outcome is ProgramOutcome.OK
-    refused = framed(b'{"refused": "never ran"}\n')
-    response = await run(client, f"{SAY}\nsay({refused!r})\nos._exit(1)")
-    assert (response.outcome, response.exit_code) == (ProgramOutcome.EXIT_NONZERO, 1)
-
-
 async def test_a_flood_of_reports_costs_nobody_an_answer(client: SandboxClient) -> None:
     code = f"{SAY}\nimport time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: say(b'\\0' * 65536)"
     assert (await attack(client, code)).outcome is ProgramOutcome.OK
     code = f"{SAY}\nwhile True: say(b'\\0' * 65536)"
     assert (await attack(client, code, wall_seconds=0.5)).outcome is ProgramOutcome.WALL_TIMEOUT
-
-
-async def test_a_program_that_closes_everything_is_answered(client: SandboxClient) -> None:
-    response = await attack(client, "import os\nos.closerange(0, 1024)\nos._exit(4)")
-    assert (response.outcome, response.exit_code) == (ProgramOutcome.EXIT_NONZERO, 4)
-    response = await attack(client, "import os, time\nos.closerange(0, 1024)\ntime.sleep(60)", wall_seconds=0.3)
-    assert response.outcome is ProgramOutcome.WALL_TIMEOUT
-
-
-@pytest.mark.parametrize("number", [*range(1, 8), 9, 10, 11, 12, 13, 14, 15, 24, 25, 30, 31, 34, 37, 50, 64])
-async def test_death_by_any_signal_is_told_by_its_name(client: SandboxClient, number: int) -> None:
-    promised(client, "L3")  # elsewhere no signal may be sent on some kernels
-    code = f"""
-import os, signal
-signal.signal({number}, signal.SIG_DFL) if {number} not in (9, 19) else None
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [{number}])
-os.kill(os.getpid(), {number})
-"""
-    response = await attack(client, code)
-    assert (response.outcome, response.exit_code, response.kill_reason) == (ProgramOutcome.SIGNAL, None, "")
-    assert response.signal is not None and response.signal.startswith("SIG")
-
-
-async def test_a_limits_own_signal_sent_to_oneself_is_no_limit(client: SandboxClient) -> None:
-    promised(client, "L3")
-    for name in ("SIGXCPU", "SIGKILL", "SIGUSR1", "SIGTERM"):
-        response = await attack(client, f"import os, signal\nos.kill(os.getpid(), signal.{name})", cpu_seconds=5.0)
-        assert (response.outcome, response.signal) == (ProgramOutcome.SIGNAL, name)
 
 
 async def test_another_process_group_or_session_changes_nothing(client: SandboxClient) -> None:
@@ -200,56 +142,3 @@ ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread alone
 """
     response = await attack(client, code)
     assert (response.exit_code, response.stdout) == (5, "late")
-
-
-async def test_a_program_that_becomes_another_is_the_same_program(client: SandboxClient) -> None:
-    response = await attack(client, "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo hi; exit 9'])")
-    assert (response.outcome, response.exit_code, response.stdout) == (ProgramOutcome.EXIT_NONZERO, 9, "hi\n")
-
-
-async def test_segfault_is_a_signal_and_keeps_the_output(client: SandboxClient) -> None:
-    response = await attack(client, "print('before')\nimport ctypes\nctypes.string_at(0)")
-    assert (response.outcome, response.signal, response.stdout) == (ProgramOutcome.SIGNAL, "SIGSEGV", "before\n")
-
-
-async def test_abort_is_a_signal(client: SandboxClient) -> None:
-    response = await attack(client, "import os\nos.abort()")
-    assert response.outcome is ProgramOutcome.SIGNAL
-
-
-async def test_leaving_without_a_word_keeps_its_exit_code(client: SandboxClient) -> None:
-    response = await attack(client, "import os\nos.write(1, b'x')\nos._exit(9)")
-    assert (response.outcome, response.exit_code, response.stdout) == (ProgramOutcome.EXIT_NONZERO, 9, "x")
-
-
-async def test_closed_or_replaced_streams_do_no_harm(client: SandboxClient) -> None:
-    for code in (
-        "import os\nfor fd in range(3): os.close(fd)\n1 / 0",
-        "import sys\nsys.stdout.close(); sys.stderr.close()\n1 / 0",
-        "import sys\nsys.stdout = sys.stderr = sys.__stderr__ = None\n1 / 0",
-        "import sys\nsys.excepthook = None\nsys.stdout = 3\n1 / 0",
-    ):
-        assert (await attack(client, code)).outcome is ProgramOutcome.EXCEPTION
-
-
-async def test_huge_messages_are_bounded(client: SandboxClient) -> None:
-    response = await attack(client, "raise ValueError('x' * 10**7)", output_bytes=10_000)
-    assert response.outcome is ProgramOutcome.OUTPUT_LIMIT
-    assert len(response.stderr) <= 10_000
-
-
-async def test_recursion_in_repr_and_in_source_is_the_programs_error(client: SandboxClient) -> None:
-    for code in (
-        "class R:\n    def __repr__(self): return repr(self)\nR()",
-        "(" * 5000 + ")" * 5000,
-        "-" * 10**5 + "1",
-    ):
-        response = await attack(client, code)
-        assert response.outcome in (ProgramOutcome.EXCEPTION, ProgramOutcome.MEMORY, ProgramOutcome.SIGNAL)
-
-
-async def test_a_fork_that_returns_from_the_program_speaks_for_nobody(client: SandboxClient) -> None:
-    response = await attack(
-        client, "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\n'child' if pid == 0 else 'parent'"
-    )
-    assert response.value == "'parent'"

@@ -1,4 +1,4 @@
-"""Hostile programs that reach for the network, other processes and the kernel."""
+"""Hostile programs that reach for the network, other processes, the machine's files and the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
-from tests.attacks.support import attack, promised, tried
+from tests.attacks.support import REPOSITORY, attack, promised, tried
 from tests.sandbox.support import slot_processes
 
 
@@ -151,3 +151,101 @@ async def test_the_machine_cannot_be_made_to_write_its_disks(client: SandboxClie
     response = await attack(client, tried("os.sync()", "libc.syncfs(os.open('/usr', os.O_RDONLY))"))
     assert response.stdout.split()[0] == "None"
     assert response.stdout.split()[1] in {"-1", "PermissionError"}
+
+
+@pytest.mark.parametrize("folder", ["/", "/usr", "/usr/lib", "/etc", "/dev", "{prefix}", "{site}", "{source}"])
+async def test_system_and_libraries_cannot_be_written(client: SandboxClient, folder: str) -> None:
+    promised(client, "L2", "L3")
+    import sys
+    import sysconfig
+
+    where = folder.format(prefix=sys.prefix, site=sysconfig.get_paths()["purelib"], source=REPOSITORY)
+    # Harmless where the wall has a hole: an empty file of an odd name, and the mode that is there already.
+    create = f"os.open({where + '/.rocstar-attack'!r}, os.O_CREAT | os.O_WRONLY)"
+    change = f"os.chmod({where!r}, os.stat({where!r}).st_mode & 0o7777)"
+    response = await attack(client, tried(create, change))
+    refused = {"OSError", "PermissionError", "FileNotFoundError"}
+    assert response.stdout.split()[0] in refused
+    assert response.stdout.split()[-1] in refused
+
+
+async def test_the_clock_cannot_be_changed(client: SandboxClient) -> None:
+    calls = ["__import__('time').clock_settime(0, 0)", "libc.settimeofday((ctypes.c_long * 2)(1, 1), None)"]
+    response = await attack(client, tried(*calls))
+    assert response.stdout.split() == ["PermissionError", "-1"]
+
+
+async def test_kernel_logs_dumps_and_handles_are_out_of_reach(client: SandboxClient) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("the system-call numbers below are those of x86-64")
+    calls = [
+        "libc.syscall(103, 3, 0, 0)",  # syslog
+        "libc.syscall(304, -100, 0, 0)",  # open_by_handle_at
+        "libc.syscall(246, 0, 0, 0, 0)",  # kexec_load
+        "libc.syscall(175, 0, 0, 0)",  # init_module
+        "libc.syscall(240, b'/box', 0o102, 0o600, 0)",  # mq_open
+        "libc.syscall(311, os.getppid(), 0, 0, 0, 0, 0)",  # process_vm_writev
+        "libc.syscall(167, b'/tmp/x', 0)",  # swapon
+    ]
+    response = await attack(client, tried(*calls))
+    assert response.stdout.split() == ["-1"] * len(calls)
+
+
+async def test_kernel_files_cannot_be_written(client: SandboxClient) -> None:
+    promised(client, "L2", "L3")
+    paths = (
+        "/dev/kmsg",
+        "/proc/sysrq-trigger",
+        "/sys/power/state",
+        "/proc/self/oom_score_adj",
+        "/proc/sys/vm/drop_caches",
+    )
+    response = await attack(client, tried(*(f"os.open({path!r}, os.O_WRONLY)" for path in paths)))
+    assert set(response.stdout.split()) <= {"FileNotFoundError", "PermissionError"}
+
+
+async def test_a_crash_leaves_no_core_file(client: SandboxClient) -> None:
+    response = await attack(client, "import resource, os\nprint(resource.getrlimit(resource.RLIMIT_CORE))\nos.abort()")
+    # Where not even oneself may be signalled, the C library ends itself by an instruction that is not permitted.
+    assert response.stdout == "(0, 0)\n"
+    assert response.signal == "SIGABRT" or (client.info().walls < "L3" and response.signal == "SIGSEGV")
+
+
+async def test_calls_of_the_32_bit_kind_kill_the_caller(client: SandboxClient) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("int 0x80 is an x86 instruction")
+    code = """
+import ctypes, mmap
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20 (getpid); int 0x80; ret
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+print("still here")
+"""
+    response = await attack(client, code)
+    assert (response.outcome, response.stdout) == (ProgramOutcome.SIGNAL, "")
+    assert response.signal in ("SIGSYS", "SIGSEGV")  # the second where the kernel has no such entry at all
+
+
+async def test_priorities_can_only_be_lowered(client: SandboxClient) -> None:
+    calls = [
+        "os.nice(-5)",
+        "os.setpriority(os.PRIO_PROCESS, 0, -20)",
+        "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
+        "libc.mlockall(3)",
+        "__import__('resource').setrlimit(__import__('resource').RLIMIT_RTPRIO, (1, 1))",
+    ]
+    response = await attack(client, tried(*calls))
+    assert set(response.stdout.split()) <= {"PermissionError", "ValueError", "-1", "0"}
+    assert response.stdout.split()[:3] == ["PermissionError"] * 3
+
+
+async def test_ones_own_slot_cannot_be_made_to_wait_by_joining_its_group(client: SandboxClient) -> None:
+    calls = [
+        "os.setpgid(0, os.getppid())",
+        "os.setpriority(os.PRIO_PGRP, 0, 19)",
+        "os.setpriority(os.PRIO_PGRP, os.getppid(), 19)",
+        "os.setpriority(os.PRIO_USER, os.getuid(), 19)",
+    ]
+    before = [process.nice() for process in slot_processes(client)]
+    await attack(client, tried(*calls))
+    assert [process.nice() for process in slot_processes(client)] == before

@@ -244,3 +244,25 @@ for number in range(3000): os.write(1, b"%05d" % number)
 async def test_watches_of_the_operator_cannot_be_used_up(client: SandboxClient) -> None:
     response = await attack(client, tried(*["libc.inotify_init1(0)"] * 300))
     assert set(response.stdout.split()) == {"-1"}
+
+
+async def test_disk_cannot_be_filled(client: SandboxClient) -> None:
+    promised(client, "L3")
+    code = """
+import asyncio
+import os
+try:
+    for n in range(8):
+        with open(f"big{n}", "wb") as file:
+            for _ in range(50):
+                file.write(bytes(2**20))
+except OSError as error:
+    print(error.errno)
+"""
+    assert (await attack(client, code)).stdout == "28\n"
+
+
+async def test_files_cannot_be_made_without_end(client: SandboxClient) -> None:
+    promised(client, "L3")
+    code = "try:\n    for n in range(10**5): open(str(n), 'w').close()\nexcept OSError as error: print(error.errno)"
+    assert (await attack(client, code)).stdout == "28\n"
