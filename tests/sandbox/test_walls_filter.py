@@ -185,7 +185,7 @@ def test_arguments_decide_where_they_must(
 ) -> None:
     known = {name: number for table in seccomp.tables() for name, number in numbers(table, machine).items()}
     seen = [
-        verdict(seccomp.build(machine, **walls), machine, known[name], *arguments)[0]  # type: ignore[arg-type]
+        verdict(seccomp.build(machine, **walls), machine, known[name], *arguments)[0]
         for walls in (IN_NAMESPACES, BESIDE)
     ]
     assert seen == [inside, beside]
