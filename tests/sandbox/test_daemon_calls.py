@@ -164,8 +164,8 @@ def test_a_bug_while_an_answer_is_made_is_an_answer(monkeypatch: pytest.MonkeyPa
 
     boot = launch.BOOT.replace(
         "main()",
-        "\nfrom rocstar.sandbox.daemon import verdict\nkeep = verdict.value_of\n"
-        "verdict.value_of = lambda report, tail, call: 1 / 0 if call.code == '7' else keep(report, tail, call)\nmain()",
+        "\nfrom rocstar.sandbox.daemon import verdict\nkeep = verdict.kept_value\n"
+        "verdict.kept_value = lambda report, tail, call: 1 / 0 if call.code == '7' else keep(report, tail, call)\nmain()",
     )
     monkeypatch.setattr(launch, "BOOT", boot)
     with Daemon(slots=1) as daemon:

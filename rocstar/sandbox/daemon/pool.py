@@ -11,6 +11,7 @@ import asyncio
 import json
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from rocstar.sandbox import launch
 from rocstar.sandbox.call import DaemonSettings, SandboxDown
 from rocstar.sandbox.daemon import watch
-from rocstar.sandbox.daemon.worker import Worker
+from rocstar.sandbox.daemon.worker import Queued, Worker
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.slot.tiers import Tier
 from rocstar.sandbox.walls import plans
@@ -49,12 +50,19 @@ class Pool:
         """The machine had no room for another process when the last worker was started."""
         self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
+        self.queue: deque[Queued] = deque()
+        """Calls that wait for one of its workers, in the order they came; the answered among them count for nothing."""
         self.workers: dict[int, Worker] = {}
         """All that are not gone, by number."""
         self.starting: set[int] = set()
         self.zygote: subprocess.Popen[bytes] | None = None
         self.zygotes = 0
         self.past_cpu_seconds = 0.0
+
+    @property
+    def free(self) -> bool:
+        """Whether a call can start now."""
+        return bool(self.idle)
 
     async def start(self) -> None:
         """Bring the zygote up and watch it; `problem` is set when it cannot be."""

@@ -7,7 +7,6 @@ up those of other tiers. At most `slots` programs and cells run at once, whateve
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import time
 import traceback
@@ -21,8 +20,8 @@ from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, ProgramOutcome, Response, ServiceOutcome, Usage
 from rocstar.sandbox.daemon import verdict
 from rocstar.sandbox.daemon.pool import Pool, Pools
-from rocstar.sandbox.daemon.sessions import Queued, Sessions
-from rocstar.sandbox.daemon.worker import ProgramRun
+from rocstar.sandbox.daemon.sessions import Session, Sessions
+from rocstar.sandbox.daemon.worker import ProgramRun, Queued
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.wire import Kind
 
@@ -46,16 +45,15 @@ class Queue(asyncio.Protocol):
         self.reader = wire.FrameReader()
         self.calls: dict[int, Queued] = {}
         """All that are not answered, by their number on the connection."""
-        self.waiting: dict[Pool, deque[Queued]] = {}
-        self.cells: list[Queued] = []
-        """Those whose turn in their session has come, a heap."""
+        self.places: dict[Pool | Session, None] = {}
+        """Those that calls may be waiting for."""
         self.fresh: list[Queued] = []
         """Those that have just come."""
         self.orders = itertools.count()
         self.running = self.bytes = 0
         self.blocked = False
         self.usage_timer: asyncio.TimerHandle | None = None
-        self.sessions = Sessions(settings, pools.open_for_session, self.ready, self.finish, self.leave)
+        self.sessions = Sessions(settings, pools.open_for_session, self.finish, self.leave)
         pools.on_change = self.rearrange
 
     # The connection
@@ -117,10 +115,7 @@ class Queue(asyncio.Protocol):
             return
         queued = self.calls[number] = Queued(number, next(self.orders), call, len(body))
         self.bytes += queued.size
-        if call.session:
-            self.sessions.submit(queued)
-        else:
-            self.place(queued)
+        self.place(queued)
         self.fresh.append(queued)
         self.report_later()
 
@@ -130,11 +125,14 @@ class Queue(asyncio.Protocol):
             queued.timer = self.loop.call_later(queued.call.patience_seconds, self.expire, queued)
 
     def place(self, queued: Queued) -> None:
-        """A plain call in its tier's queue, by its order."""
-        queue = self.waiting.setdefault(self.pools.choose(queued.call.code), deque())
-        queue.append(queued)
-        if len(queue) > 1 and queued < queue[-2]:
-            queue.extend(sorted(queue.popleft() for _ in range(len(queue))))
+        """Have it wait for a worker of its tier, or for its session, by its order."""
+        call = queued.call
+        place = self.sessions.find(queued) if call.session else self.pools.choose(call.code)
+        if place is not None:
+            self.places[place] = None
+            place.queue.append(queued)
+            if len(place.queue) > 1 and queued.order < place.queue[-2].order:
+                place.queue = deque(sorted(place.queue, key=lambda each: each.order))
 
     def cancel(self, number: int) -> None:
         queued = self.calls.get(number)
@@ -152,31 +150,31 @@ class Queue(asyncio.Protocol):
     def dispatch(self) -> None:
         """Start what may run."""
         while self.running < self.settings.slots and not self.blocked:
-            pool = self.next_pool()
-            while self.cells and self.cells[0].answered:
-                self.sessions.skip(heapq.heappop(self.cells))
-            if self.cells and (pool is None or self.cells[0] < self.waiting[pool][0]):
-                self.sessions.start(self.begun(heapq.heappop(self.cells)))
-            elif pool is not None:
-                queued, worker = self.begun(self.waiting[pool].popleft()), pool.idle.pop()  # used last: warm memory
+            place = self.next_place()
+            if place is None:
+                return
+            queued = self.begun(place.queue.popleft())
+            if isinstance(place, Session):
+                self.sessions.start(place, queued)
+            else:
+                worker = place.idle.pop()  # the one used last, whose memory is warm
                 run = ProgramRun(queued.call, worker, self.settings.grace_seconds, partial(self.ran, queued))
                 queued.run = run
                 run.start()
-            else:
-                break
 
-    def next_pool(self) -> Pool | None:
+    def next_place(self) -> Pool | Session | None:
         """That of the longest waiting call that can start now. Pools without an idle worker are asked for more."""
         best = None
-        for pool, queue in self.waiting.items():
+        for place in [*self.places]:
+            queue = place.queue
             while queue and queue[0].answered:
                 queue.popleft()
             if not queue:
-                continue
-            if not pool.idle:
-                pool.want(min(len(queue), self.settings.slots - self.running))
-            elif best is None or queue[0] < self.waiting[best][0]:
-                best = pool
+                del self.places[place]
+            elif place.free:
+                best = place if best is None or queue[0].order < best.queue[0].order else best
+            elif isinstance(place, Pool):
+                place.want(min(len(queue), self.settings.slots - self.running))
         return best
 
     def begun(self, queued: Queued) -> Queued:
@@ -206,14 +204,13 @@ class Queue(asyncio.Protocol):
         self.running -= 1
         self.dispatch()
 
-    def ready(self, cell: Queued) -> None:
-        heapq.heappush(self.cells, cell)
-
     def rearrange(self) -> None:
         """A worker or a zygote came or went. What waits for a tier that cannot be had goes to the next best."""
-        for pool in [pool for pool in self.waiting if pool.problem and pool.tier is not tiers.BARE]:
-            for queued in self.waiting.pop(pool):
-                self.place(queued)
+        for place in [*self.places]:
+            if isinstance(place, Pool) and place.problem and place.tier is not tiers.BARE:
+                stranded, place.queue = place.queue, deque()
+                for queued in stranded:
+                    self.place(queued)
         self.dispatch()
 
     # Answers

@@ -28,7 +28,7 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
 )
 from rocstar.sandbox.daemon import verdict, watch
-from rocstar.sandbox.daemon.worker import Pipes, Run, Worker, seed
+from rocstar.sandbox.daemon.worker import Pipes, Queued, Run, Worker, seed
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import Cell, Ended, Notebook
 
@@ -37,53 +37,21 @@ SWEEP_PAUSE = 0.001  # for what was killed to die
 SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
 
 
-class Queued:
-    """A call in the daemon, from its arrival to its answer."""
-
-    __slots__ = (
-        "answered",
-        "arrived",
-        "call",
-        "moves",
-        "number",
-        "order",
-        "queue_seconds",
-        "run",
-        "size",
-        "started",
-        "timer",
-    )
-
-    def __init__(self, number: int, order: int, call: Call, size: int) -> None:
-        """number: its name on the connection. order: of arrival. size: of its frame, bytes."""
-        self.number, self.order, self.call, self.size = number, order, call, size
-        self.arrived = time.monotonic()
-        self.queue_seconds = 0.0
-        self.moves = 0
-        """How often it was given to a slot that could not start it."""
-        self.run: Run | None = None
-        """Set while it runs."""
-        self.timer: asyncio.TimerHandle | None = None
-        """Of its patience, while it waits."""
-        self.started = self.answered = False
-        """Whether its turn has come; whether it is over."""
-
-    def __lt__(self, other: Queued) -> bool:
-        return self.order < other.order
-
-
 class Session:
-    """One notebook: idle, or with one cell under way and others waiting for it."""
+    """One notebook: free, or with one cell under way."""
 
     worker: Worker | None = None
     pipes: Pipes | None = None
     run: CellRun | None = None
-    current: Queued | None = None
-    """Given to the queue, or running."""
+    free = True
 
     def __init__(self, name: str, limits: Limits) -> None:
         self.name, self.limits, self.used = name, limits, time.monotonic()
-        self.waiting: deque[Queued] = deque()
+        self.queue: deque[Queued] = deque()
+        """Cells that wait for it, in the order they came; the answered among them count for nothing."""
+
+    def is_idle(self) -> bool:
+        return self.free and all(cell.answered for cell in self.queue)
 
     def complaint(self, limits: Limits) -> str:
         """Memory and processes are those of the whole session."""
@@ -92,13 +60,6 @@ class Session:
             if ours != theirs:
                 return f"limit {name} of this session was set to {ours} by its first cell, got {theirs}"
         return ""
-
-    def end(self) -> None:
-        """Its processes, at once."""
-        if self.worker is not None:
-            self.worker.give_up()
-        if self.pipes is not None:
-            self.pipes.close()
 
 
 class CellRun(Run):
@@ -114,7 +75,7 @@ class CellRun(Run):
 
     def start(self, pipes: Pipes) -> None:
         call, limits = self.call, self.call.limits
-        self.cpu_before = watch.cpu_seconds_with_children(self.find_notebook())
+        self.cpu_before = watch.cpu_seconds(self.find_notebook(), with_children=True)
         pipes.room[0] = limits.output_bytes
         self.begin(pipes)
         pipes.watch(pipes.control, self.on_read)
@@ -159,7 +120,7 @@ class CellRun(Run):
 
     def conclude(self) -> None:
         """Answer; the session goes on."""
-        cpu = watch.cpu_seconds_with_children(self.notebook)
+        cpu = watch.cpu_seconds(self.notebook, with_children=True)
         self.worker.cpu_seconds = cpu + watch.cpu_seconds(self.worker.process)
         peak = watch.peak_bytes(self.notebook)
         self.answer(verdict.cell(self.call, self.seen(self.reason, self.seconds, cpu - self.cpu_before, peak)))
@@ -179,27 +140,27 @@ class CellRun(Run):
 
 
 class Sessions:
-    """Consumes cells from `submit`, `start` and `skip`, and names of sessions from `close`; every cell is answered by
-    `finish` once. A cell waits for those of its session before it, for its turn, and for its slot to start."""
+    """All that are alive. Every cell is answered by `finish` once; it waits in the queue for those of its session
+    before it and for its turn, and here for its slot to start."""
 
     def __init__(
         self,
         settings: DaemonSettings,
         open_worker: Callable[[str], Awaitable[Worker]],
-        ready: Callable[[Queued], None],
         finish: Callable[[Queued, Response | None], None],
         leave: Callable[[], None],
     ) -> None:
-        """open_worker: starts a slot for a session that begins with this code; raises SandboxDown. ready: has `start`
-        called with this cell when its turn comes, or `skip` when it is answered by then. finish: answers, with None
-        that the session is lost; harmless for what is answered. leave: a cell that was started runs no more."""
+        """open_worker: starts a slot for a session that begins with this code; raises SandboxDown. finish: answers,
+        with None that the session is lost; harmless for what is answered. leave: a cell that was started runs no more.
+        """
         self.settings, self.open_worker = settings, open_worker
-        self.ready, self.finish, self.leave = ready, finish, leave
+        self.finish, self.leave = finish, leave
         self.alive: dict[str, Session] = {}
         self.opening: set[asyncio.Task[None]] = set()
 
-    def submit(self, cell: Queued) -> None:
-        """Cell 1 starts a session, anew where there is one of this name."""
+    def find(self, cell: Queued) -> Session | None:
+        """The session that a cell shall wait for; None when it is answered instead. Cell 1 starts a session, anew where
+        there is one of this name."""
         call = cell.call
         session = self.alive.get(call.session)
         if call.cell == 1:
@@ -208,43 +169,27 @@ class Sessions:
             if not self.make_room():
                 full = f"{len(self.alive)} sessions are busy, which is all that there may be; try again later"
                 self.finish(cell, Response(id=call.id, outcome=ServiceOutcome.OVERLOADED, message=full))
-                return
+                return None
             session = self.alive[call.session] = Session(call.session, call.limits)
         if session is None:
             self.finish(cell, None)
         elif why := session.complaint(call.limits):
             self.finish(cell, Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=why))
-        else:
-            session.waiting.append(cell)
-            self.offer(session)
+            return None
+        return session
 
     def make_room(self) -> bool:
         """For one more, which the one that has been idle for longest makes way for."""
         if len(self.alive) >= self.settings.session_slots:
-            idle = [session for session in self.alive.values() if session.current is None]
+            idle = [session for session in self.alive.values() if session.is_idle()]
             if not idle:
                 return False
             self.end(min(idle, key=lambda session: session.used))
         return True
 
-    def offer(self, session: Session) -> None:
-        """Have the queue run its next cell, if none is under way."""
-        while session.current is None and session.waiting:
-            cell = session.waiting.popleft()
-            if not cell.answered:
-                session.current = cell
-                self.ready(cell)
-
-    def skip(self, cell: Queued) -> None:
-        """It was answered before its turn came."""
-        session = self.alive.get(cell.call.session)
-        if session is not None and session.current is cell:
-            session.current = None
-            self.offer(session)
-
-    def start(self, cell: Queued) -> None:
+    def start(self, session: Session, cell: Queued) -> None:
         """Its turn has come."""
-        session = self.alive[cell.call.session]
+        session.free = False
         if session.worker is not None and session.pipes is not None:
             self.run(session, cell, session.worker, session.pipes)
             return
@@ -264,7 +209,7 @@ class Sessions:
             notebook = channel.pack(Notebook(seed(cell.call), limits.memory_bytes, limits.processes))
             worker.start(pipes, channel.RUN, notebook, partial(self.process_ended, session))
         except (OSError, SandboxDown) as error:
-            session.end()
+            self.stop(session)
             self.done(session, cell, structs.replace(verdict.fault(cell.call.id, str(error)), state_lost=True))
         else:
             self.run(session, cell, worker, pipes)
@@ -284,37 +229,39 @@ class Sessions:
 
     def done(self, session: Session, cell: Queued, response: Response | None) -> None:
         """A cell that was started has ended."""
-        session.used = time.monotonic()
-        session.current = session.run = cell.run = None
+        session.used, session.free, session.run = time.monotonic(), True, None
         if response is not None and response.state_lost:
             self.end(session)
         self.finish(cell, response)
-        self.offer(session)
         self.leave()
 
     def close(self, name: str) -> None:
-        session = self.alive.get(name)
-        if session is not None:
-            self.end(session)
+        if name in self.alive:
+            self.end(self.alive[name])
 
     def end(self, session: Session) -> None:
         """Its names and files go; cells that wait are told so."""
         if self.alive.get(session.name) is not session:
             return
         del self.alive[session.name]
-        for cell in (session.current, *session.waiting):
-            if cell is not None and not cell.started:
-                self.finish(cell, None)
-        session.waiting.clear()
+        for cell in session.queue:
+            self.finish(cell, None)
         if session.run is not None:
             closed = Response(
                 id=session.run.call.id, outcome=ServiceOutcome.CANCELLED, message="its session was closed"
             )
             session.run.answer(structs.replace(closed, state_lost=True))
-        session.end()
+        self.stop(session)
+
+    def stop(self, session: Session) -> None:
+        """Its processes, at once."""
+        if session.worker is not None:
+            session.worker.give_up()
+        if session.pipes is not None:
+            session.pipes.close()
 
     def end_idle(self) -> None:
         """To be called now and then."""
         oldest = time.monotonic() - self.settings.session_idle_seconds
-        for session in [each for each in self.alive.values() if each.current is None and each.used < oldest]:
+        for session in [each for each in self.alive.values() if each.used < oldest and each.is_idle()]:
             self.end(session)

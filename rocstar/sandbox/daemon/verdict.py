@@ -27,9 +27,7 @@ MAX_MESSAGE = 2_000  # characters of its message
 MAX_FETCHED_BYTES = 16 * 2**20
 MAX_IMAGES_BYTES = 8 * 2**20
 PNG = b"\x89PNG\r\n\x1a\n"
-CPU_SHARE = (
-    0.5  # of the limit; the kernel enforces it by counting ticks, which on a busy machine run ahead of the clock
-)
+CPU_SHARE = 0.5  # of the limit: the kernel enforces it by ticks, which on a busy machine run ahead of the clock
 
 ENDED_BY: dict[str, Outcome] = {
     "wall": ProgramOutcome.WALL_TIMEOUT,
@@ -89,55 +87,46 @@ def fault(call_id: str, message: str) -> Response:
 
 def program(call: Call, seen: Seen, ended: Ended | None, fetched: bytes = b"") -> Response:
     """`ended`: None where the slot did not even say that it stopped the program. `fetched`: report of the fetch."""
-    code = None if ended is None else os.waitstatus_to_exitcode(ended.wait_status)
-    if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
-        code = None
-    elif not seen.reason and code in (-signal.SIGXCPU, -signal.SIGKILL) and used_up(ended, call.limits.cpu_seconds):
-        seen = seen._replace(reason="cpu")
     report, tail = parse(seen.report)
-    if code == 1 and is_refused(call, seen, report):
-        return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
-    files = files_of(*parse(fetched), call.fetch) if fetched else {}
-    return told(call, seen, report, tail, code, files)
-
-
-def is_refused(call: Call, seen: Seen, report: Report) -> bool:
-    """Its files did not find room. Believed of what has files and showed no sign of life."""
-    return bool(report.refused and (call.files or call.stdin) and not (seen.reason or seen.stdout or seen.stderr))
-
-
-def used_up(ended: Ended, cpu_seconds: float) -> bool:
-    """A program can send itself the signal that the kernel sends at the limit."""
-    return ended.own_cpu_seconds >= CPU_SHARE * math.ceil(cpu_seconds)
+    if ended is None or (ended.stopped and seen.reason) or seen.reason in ("output", "wall"):
+        return told(call, seen, report, tail, None, fetched)
+    code = os.waitstatus_to_exitcode(ended.wait_status)
+    # A program can send itself the signal that the kernel sends at the limit.
+    spent = ended.own_cpu_seconds >= CPU_SHARE * math.ceil(call.limits.cpu_seconds)
+    if spent and not seen.reason and code in (-signal.SIGXCPU, -signal.SIGKILL):
+        seen = seen._replace(reason="cpu")
+    return told(call, seen, report, tail, code, fetched)
 
 
 def cell(call: Call, seen: Seen) -> Response:
     """Of a cell that reported its end; one whose process died is judged as a program."""
     report, tail = parse(seen.report)
-    if is_refused(call, seen, report):
-        return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
-    out_of_cpu = report.exception is not None and report.exception[0] == "CPUTimeout"
-    if out_of_cpu and not seen.reason and seen.cpu_seconds >= CPU_SHARE * call.limits.cpu_seconds:
+    spent = seen.cpu_seconds >= CPU_SHARE * call.limits.cpu_seconds
+    if spent and not seen.reason and report.exception is not None and report.exception[0] == "CPUTimeout":
         seen = seen._replace(reason="cpu")
-    response = told(
-        call, seen, report, tail, None if seen.reason else report.status, files_of(report, tail, call.fetch)
-    )
-    return structs.replace(response, images=images_of(report, tail)) if report.images else response
+    response = told(call, seen, report, tail, None if seen.reason else report.status, seen.report)
+    return structs.replace(response, images=images(report, tail)) if report.images else response
 
 
-def told(call: Call, seen: Seen, report: Report, tail: bytes, code: int | None, files: dict[str, bytes]) -> Response:
-    """`code`: exit status, or minus the signal; None where we ended it."""
-    failure = failure_of(report) if code is not None and code > 0 else None
-    value, cut = value_of(report, tail, call) if code == 0 else (None, 0)
+def told(call: Call, seen: Seen, report: Report, tail: bytes, code: int | None, fetched: bytes) -> Response:
+    """`code`: exit status, or minus the signal; None where we ended it. `fetched`: the report that has the files."""
+    is_silent = not (seen.reason or seen.stdout or seen.stderr)
+    if code == 1 and report.refused and is_silent and (call.files or call.stdin):  # its files did not find room
+        return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
+    failure = None
+    if code is not None and code > 0 and report.exception is not None:
+        kind, message, line = report.exception
+        failure = Failure(type=kind[:MAX_TYPE], message=message[:MAX_MESSAGE], line=line)
+    value, cut = kept_value(report, tail, call) if code == 0 else (None, 0)
     return Response(
         id=call.id,
         outcome=outcome(seen.reason, code, failure),
         exit_code=code if code is not None and code >= 0 else None,
         signal=signal_name(-code) if code is not None and code < 0 else None,
         exception=failure,
-        stdout=text(seen.stdout),
-        stderr=text(seen.stderr),
-        value=None if value is None else text(value),
+        stdout=seen.stdout.decode("utf-8", "replace"),
+        stderr=seen.stderr.decode("utf-8", "replace"),
+        value=None if value is None else value.decode("utf-8", "replace"),
         truncated_bytes=sum(seen.dropped) + cut,
         stdout_bytes=len(seen.stdout) + seen.dropped[0],
         stderr_bytes=len(seen.stderr) + seen.dropped[1],
@@ -146,7 +135,7 @@ def told(call: Call, seen: Seen, report: Report, tail: bytes, code: int | None, 
         run_seconds=seen.run_seconds,
         cpu_seconds=seen.cpu_seconds,
         peak_memory_bytes=seen.peak_memory_bytes,
-        files=files,
+        files=files(fetched, call.fetch) if fetched and call.fetch else {},
     )
 
 
@@ -183,14 +172,7 @@ def parse(report: bytes) -> tuple[Report, bytes]:
     return (parsed, tail) if sum(sizes) == len(tail) else (NOTHING, b"")
 
 
-def failure_of(report: Report) -> Failure | None:
-    if report.exception is None:
-        return None
-    kind, message, line = report.exception
-    return Failure(type=kind[:MAX_TYPE], message=message[:MAX_MESSAGE], line=line)
-
-
-def value_of(report: Report, tail: bytes, call: Call) -> tuple[bytes | None, int]:
+def kept_value(report: Report, tail: bytes, call: Call) -> tuple[bytes | None, int]:
     """What is kept of the value, and how many bytes of it are not. Only a value that fills all the room there is for it
     can have been cut, and only from text that fitted into the program's memory."""
     if report.value is None:
@@ -202,31 +184,30 @@ def value_of(report: Report, tail: bytes, call: Call) -> tuple[bytes | None, int
     return tail[: report.value], report.dropped if plausible else 0
 
 
-def files_of(report: Report, tail: bytes, asked: Collection[str]) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
+def files(fetched: bytes, asked: Collection[str]) -> dict[str, bytes]:
+    """Those that were asked for, as far as there is room."""
+    report, tail = parse(fetched)
+    found: dict[str, bytes] = {}
     start, room = report.value or 0, MAX_FETCHED_BYTES
     for path, size in report.files:
         if path in asked and size <= room:
-            files[path] = tail[start : start + size]
+            found[path] = tail[start : start + size]
             room -= size
         start += size
-    return files
+    return found
 
 
-def images_of(report: Report, tail: bytes) -> tuple[bytes, ...]:
-    images: list[bytes] = []
+def images(report: Report, tail: bytes) -> tuple[bytes, ...]:
+    """Those that are PNG, as far as there is room."""
+    found: list[bytes] = []
     start, room = len(tail) - sum(report.images), MAX_IMAGES_BYTES
     for size in report.images:
         image = tail[start : start + size]
         if size <= room and image.startswith(PNG):
-            images.append(image)
+            found.append(image)
             room -= size
         start += size
-    return tuple(images)
-
-
-def text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
+    return tuple(found)
 
 
 def is_text(data: bytes) -> bool:

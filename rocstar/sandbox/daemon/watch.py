@@ -13,17 +13,13 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES
 
 LOOK_SECONDS = 0.25  # short programs, nearly all of them, are never looked at
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
-SHARES = ("Pss_Anon:", "Pss_Shmem:")  # of pages that several processes have, to each its part
-DEAD = (b"Z", b"X")  # states
 
 
 class Watched(Protocol):
@@ -41,7 +37,7 @@ class Watched(Protocol):
     """To be called with the limit that was passed."""
 
 
-async def watch(workers: Callable[[], Iterable[Watched]], also: Callable[[], None], proc: Path = Path("/proc")) -> None:
+async def watch(workers: Callable[[], Iterable[Watched]], also: Callable[[], None]) -> None:
     """Every LOOK_SECONDS look at the calls that have run for so long, have those ended that are over a limit, and call
     `also`. Until cancelled."""
     while True:
@@ -50,45 +46,44 @@ async def watch(workers: Callable[[], Iterable[Watched]], also: Callable[[], Non
         due = time.monotonic() - LOOK_SECONDS
         for worker in workers():
             if worker.uncounted and worker.started < due and worker.on_passed is not None:
-                passed = over(worker, proc)
+                passed = over(worker)
                 if passed:
                     worker.on_passed(passed)
 
 
-def over(worker: Watched, proc: Path) -> str:
+def over(worker: Watched) -> str:
     """Which limit this call is over, `processes` or `memory`; else nothing."""
-    family = descendants(worker.process, proc)
-    if "processes" in worker.uncounted and sum(threads(pid, proc) for pid in family) > worker.limits.processes:
+    family = descendants(worker.process)
+    states = [numbers(pid, "status") for pid in family]
+    if "processes" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
         return "processes"
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
-    if "memory" not in worker.uncounted or sum(resident(pid, proc) for pid in family) <= limit:
+    resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
+    if "memory" not in worker.uncounted or resident <= limit:
         return ""  # shared pages were counted more than once even so: the exact figure is expensive
-    return "memory" if sum(share(pid, proc) for pid in family) > limit else ""
+    exact = [numbers(pid, "smaps_rollup") for pid in family]
+    used = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact) if any(exact) else resident
+    return "memory" if used > limit else ""
 
 
-def can_see(pid: int, proc: Path = Path("/proc")) -> bool:
+def can_see(pid: int) -> bool:
     """Whether the children of a process are listed here, which not every kernel does."""
-    return (proc / f"{pid}/task/{pid}/children").exists()
+    return os.path.exists(f"/proc/{pid}/task/{pid}/children")
 
 
-def children(pid: int, proc: Path = Path("/proc")) -> list[int]:
-    """Oldest first, of each thread. Empty when it is gone."""
-    found: list[int] = []
-    with suppress(OSError, ValueError):
-        for thread in os.listdir(f"{proc}/{pid}/task"):
-            with open(f"{proc}/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-    return found
+def children(pid: int) -> list[int]:
+    """Of each of its threads, oldest first. Empty when it is gone."""
+    with suppress(OSError):
+        threads = os.listdir(f"/proc/{pid}/task")
+        return [int(child) for thread in threads for child in content(pid, f"task/{thread}/children").split()]
+    return []
 
 
-def descendants(pid: int, proc: Path = Path("/proc")) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """All that a process has started and what that has started; it is where their orphans go. Not itself."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        below = children(waiting.pop(), proc)
-        found += below
-        waiting += below
+    found = children(pid)
+    for child in found:  # it grows meanwhile
+        found += children(child)
     return found
 
 
@@ -105,61 +100,43 @@ def kill_others(slot: int, kept: int) -> bool:
 
 def is_dead(pid: int) -> bool:
     """Also of one that only waits to be collected."""
-    fields = stat(pid)
-    return not fields or fields[0] in DEAD
+    return stat(pid)[:1] in ([], ["Z"], ["X"])
 
 
-def stat(pid: int) -> list[bytes]:
-    """Fields of its stat file, from the state on; empty when it is gone."""
+def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
+    """CPU of a process with all its threads, and of those children that it has waited for; 0 when it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2].split()
-    except OSError:
-        return []
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU of a process with all its threads; 0 when it is gone."""
-    try:
-        return time.clock_gettime(~pid << 3 | 2)
+        own = time.clock_gettime(~pid << 3 | 2) if pid else 0.0
     except OSError:
         return 0.0
-
-
-def cpu_seconds_with_children(pid: int) -> float:
-    """And of those children that it has waited for."""
-    fields = stat(pid)
-    return cpu_seconds(pid) + (int(fields[13]) + int(fields[14])) / TICKS if fields else 0.0
+    return own + (sum(map(int, stat(pid)[13:15])) / TICKS if with_children else 0.0)
 
 
 def peak_bytes(pid: int) -> int:
     """Largest resident set so far; 0 when it is gone."""
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        _, found, rest = file.read().partition(b"VmHWM:")
-        return 1024 * int(rest.split(None, 1)[0]) if found else 0
-    return 0
+    return numbers(pid, "status").get("VmHWM", 0)
 
 
-def threads(pid: int, proc: Path) -> int:
+def stat(pid: int) -> list[str]:
+    """Fields of its stat file, from the state on; empty when it is gone."""
+    return content(pid, "stat").rpartition(") ")[2].split()
+
+
+def numbers(pid: int, name: str) -> dict[str, int]:
+    """What a file of lines like `Name: 12 kB` says, in bytes where it says kB; empty when the process is gone."""
+    lines = [line.replace(":", " ").split() for line in content(pid, name).splitlines()]
+    pairs = [
+        (line[0], int(line[1]) * (1024 if line[2:] == ["kB"] else 1))
+        for line in lines
+        if line[1:2] and line[1].isdigit()
+    ]
+    return dict(pairs)
+
+
+def content(pid: int, name: str) -> str:
+    """Of a file of the process; empty when it is gone."""
     try:
-        return len(os.listdir(proc / f"{pid}/task"))
+        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:
-        return 0
-
-
-def resident(pid: int, proc: Path) -> int:
-    """Memory of this process alone or shared since a fork, bytes, but for files. Cheap to ask for."""
-    try:
-        _, there, files, *_ = (proc / f"{pid}/statm").read_text().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(there) - int(files)) * PAGE_BYTES
-
-
-def share(pid: int, proc: Path) -> int:
-    """Its fair part of all memory it has, bytes; all of it where the kernel does not tell."""
-    try:
-        lines = (proc / f"{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return resident(pid, proc)
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(SHARES))
+        return ""

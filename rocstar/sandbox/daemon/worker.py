@@ -363,6 +363,38 @@ class Run:
         return Seen(out, err, dropped, report, reason, run_seconds, cpu_seconds, peak_memory_bytes)
 
 
+class Queued:
+    """A call in the daemon, from its arrival to its answer."""
+
+    __slots__ = (
+        "answered",
+        "arrived",
+        "call",
+        "moves",
+        "number",
+        "order",
+        "queue_seconds",
+        "run",
+        "size",
+        "started",
+        "timer",
+    )
+
+    def __init__(self, number: int, order: int, call: Call, size: int) -> None:
+        """number: its name on the connection. order: of arrival. size: of its frame, bytes."""
+        self.number, self.order, self.call, self.size = number, order, call, size
+        self.arrived = time.monotonic()
+        self.queue_seconds = 0.0
+        self.moves = 0
+        """How often it was given to a slot that could not start it."""
+        self.run: Run | None = None
+        """Set while it runs."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Of its patience, while it waits."""
+        self.started = self.answered = False
+        """Whether its turn has come; whether it is over."""
+
+
 class ProgramRun(Run):
     """One plain call in a slot: the program, and then the files it is to send back."""
 
