@@ -64,7 +64,14 @@ class Reader(threading.Thread):
 
 
 def program(code: str, **fields: Any) -> Program:
-    values = {"stdin": "", "files": {}, "seed": 1, "cpu_seconds": 20.0, "memory_bytes": 2**30, "output_bytes": 2**16}
+    values: dict[str, Any] = {
+        "stdin": "",
+        "files": {},
+        "seed": 1,
+        "cpu_seconds": 20.0,
+        "memory_bytes": 2**30,
+        "output_bytes": 2**16,
+    }
     return Program(code=code, **(values | {"processes": 16} | fields))
 
 
@@ -161,7 +168,7 @@ class Session:
 
     def send(self, code: str, **fields: Any) -> None:
         self.number += 1
-        values = {"files": {}, "fetch": [], "cpu_seconds": 20.0, "output_bytes": 2**16} | fields
+        values: dict[str, Any] = {"files": {}, "fetch": [], "cpu_seconds": 20.0, "output_bytes": 2**16} | fields
         self.control.sendall(channel.pack(Cell(number=self.number, code=code, **values)))
 
     def receive(self) -> tuple[dict[str, Any], bytes]:

@@ -45,7 +45,7 @@ class Cell(Execution):
     flags = PyCF_ALLOW_TOP_LEVEL_AWAIT
 
     def __init__(self, cell: channel.Cell, notebook: Notebook) -> None:
-        super().__init__(cell.code, program.CELL_NAME.format(cell.number), notebook.module, cell.output_bytes)
+        super().__init__(cell.code, f"<cell {cell.number}>", notebook.module, cell.output_bytes)
         self.notebook = notebook
 
     def execute(self, code: CodeType) -> Any:

@@ -27,7 +27,6 @@ from rocstar.sandbox.slot.seeds import Hooks, Seeder
 from rocstar.sandbox.walls.plans import Inside
 
 FILENAME = "<program>"
-CELL_NAME = "<cell {}>"
 FUTURE_FLAGS = 0x1FE0000  # those of a code object's flags that `from __future__` sets
 MAX_TYPE, MAX_MESSAGE = 500, 2000  # characters of an exception that are kept apart from the traceback
 MAX_VALUE_BYTES = 192 * 1024  # leaves room for the exception in a report of 256 KiB

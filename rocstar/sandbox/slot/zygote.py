@@ -210,8 +210,6 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     except OSError as error:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     send_hello(connection, failed=walls.failed, groups=walls.groups, slot=walls.process, keeper=walls.keeper)
