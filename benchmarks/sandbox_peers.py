@@ -4,7 +4,7 @@ tables and, last, one JSON line.
 
 CPU is that of the whole tree of processes that serves the calls, their client included, as /proc tells it (10 ms
 steps); starting it is not counted. Rounds are interleaved (each contestant in turn, then all again, each time beginning
-with another), figures are medians over rounds; on a busy machine ratios hold better than milliseconds.
+with another); milliseconds are medians over rounds, ratios medians of each round's, which hold on a busy machine.
 
     python benchmarks/sandbox_peers.py [--rounds 5] [--against CHECKOUT] [--code-judge PATH] [--skip-loops]
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import operator
 import os
 import platform
 import random
@@ -49,6 +50,9 @@ LOOP_SHARE, LOOP_SECONDS, CALLERS = 0.05, 2.0, 16
 
 Contestant = Callable[[str], float]
 """Workload name in; CPU milliseconds per call out. Raises when an answer is wrong."""
+Costs = dict[str, dict[str, list[float]]]
+"""By contestant and workload, of each round."""
+Table = dict[str, dict[str, float]]
 
 
 class Sandbox:
@@ -115,8 +119,8 @@ def children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def compete(contestants: dict[str, Contestant], rounds: int) -> dict[str, dict[str, float]]:
-    """Medians over rounds; the first round, which brings everything up, is not counted."""
+def compete(contestants: dict[str, Contestant], rounds: int) -> Costs:
+    """The first round, which brings everything up, is not counted."""
     seen: dict[str, dict[str, list[float]]] = {name: {work: [] for work in WORKLOADS} for name in contestants}
     names = list(contestants)
     for number in range(rounds + 1):
@@ -125,14 +129,17 @@ def compete(contestants: dict[str, Contestant], rounds: int) -> dict[str, dict[s
                 cost = contestants[name](work)
                 if number:
                     seen[name][work].append(cost)
-    return {name: {work: statistics.median(costs) for work, costs in row.items()} for name, row in seen.items()}
+    return seen
 
 
-def print_tables(medians: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The ratios that are looked for, after the milliseconds."""
-    print(f"{'CPU ms per call':<36}" + "".join(f"{work:>10}" for work in WORKLOADS))
-    for name, row in medians.items():
-        print(f"{name:<36}" + "".join(f"{row[work]:>10.2f}" for work in WORKLOADS))
+def medians_of(seen: Costs) -> Table:
+    return {
+        name: {work: round(statistics.median(costs), 3) for work, costs in row.items()} for name, row in seen.items()
+    }
+
+
+def ratios_of(seen: Costs) -> Table:
+    """Those that are looked for."""
     pairs = {
         "fresh python / here": ("fresh python", "here"),
         "code-judge / here": ("code-judge", "here"),
@@ -140,12 +147,20 @@ def print_tables(medians: dict[str, dict[str, float]]) -> dict[str, dict[str, fl
         "without compiler / without walls": ("here, without compiler", "here, without walls"),
         **{f"here{kind} / against": (f"here{kind}", f"against{kind}") for kind in VARIANTS},
     }
-    ratios = {}
-    for name, (above, below) in pairs.items():
-        if above in medians and below in medians:
-            ratios[name] = {work: round(medians[above][work] / medians[below][work], 3) for work in WORKLOADS}
-            print(f"{name:<36}" + "".join(f"{ratio:>9.2f}x" for ratio in ratios[name].values()))
-    return ratios
+    return {
+        name: {
+            work: round(statistics.median(map(operator.truediv, seen[above][work], seen[below][work])), 3)
+            for work in WORKLOADS
+        }
+        for name, (above, below) in pairs.items()
+        if above in seen and below in seen
+    }
+
+
+def print_table(title: str, rows: Table, unit: str = "") -> None:
+    print(f"{title:<36}" + "".join(f"{work:>10}" for work in WORKLOADS))
+    for name, row in rows.items():
+        print(f"{name:<36}" + "".join(f"{row[work]:>{10 - len(unit)}.2f}{unit}" for work in WORKLOADS))
 
 
 async def closed_loop(client: SandboxClient, loop_share: float, seconds: float) -> dict[str, float]:
@@ -205,10 +220,12 @@ def main() -> None:
         if options.code_judge:
             judge = CodeJudge(options.code_judge, WORKLOADS, EXPECTED, options.code_judge_python)
             contestants["code-judge"] = stack.enter_context(judge)
-        medians = compete(contestants, options.rounds)
+        seen = compete(contestants, options.rounds)
         about = {name: each.info for name, each in sandboxes.items()}
         memory = sandboxes["here"].idle_slot_megabytes()
-    ratios = print_tables(medians)
+    medians, ratios = medians_of(seen), ratios_of(seen)
+    print_table("CPU ms per call", medians)
+    print_table("ratio", ratios, "x")
     print(f"memory of an idle slot alone, MB: {memory}")
     print("\n".join(f"{name}: {info}" for name, info in about.items()))
     extra = {} if options.skip_loops else {"w5": loops(options.rounds, options.loop_seconds)}
@@ -217,7 +234,7 @@ def main() -> None:
     summary = {
         "python": platform.python_version(),
         "about": about,
-        "cpu_ms": {name: {work: round(cost, 3) for work, cost in row.items()} for name, row in medians.items()},
+        "cpu_ms": medians,
         "ratios": ratios,
         "idle_slot_mb": memory,
         **extra,
