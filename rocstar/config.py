@@ -159,7 +159,8 @@ class SftSection(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     tokens_per_microbatch: Count = 16384
-    """Tokens of one forward and backward pass on one learner; a longer row gets one of its own."""
+    """At most so many tokens in a forward and backward pass of one learner (on a CPU at most 4,096); a longer row gets
+    a pass of its own."""
     rows_file: str | None = None
     """JSONL of OpenAI-style messages to learn from instead of the source's own demonstrations."""
 
@@ -259,7 +260,8 @@ class LearningSection(Section):
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Entropy bonus; off as in the paper."""
     tokens_per_microbatch: Count = 16384
-    """Tokens of one forward and backward pass on one learner; a longer row gets one of its own."""
+    """At most so many tokens in a forward and backward pass of one learner (on a CPU at most 4,096); a longer row gets
+    a pass of its own."""
     reset_optimizer: bool = False
     """Start the stage with fresh optimizer state (stage 3, §4.3)."""
 
