@@ -106,6 +106,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, layout: Layout) -> torch.Tensor:
         ctx.layout = layout
+        assert layout.tokens_S is not None
         return tokens.index_select(0, layout.tokens_S)
 
     @staticmethod
@@ -123,6 +124,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, places: torch.Tensor, layout: Layout) -> torch.Tensor:
         ctx.layout, ctx.size = layout, places.shape[0]
+        assert layout.places_T is not None
         return places.index_select(0, layout.places_T)
 
     @staticmethod
@@ -175,5 +177,6 @@ def _documents(tokens_THD: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
     """[documents, heads, tokens, D] of each call."""
     if layout.tokens_S is not None:
         tokens_THD = _Spread.apply(tokens_THD, layout)  # type: ignore[no-untyped-call]
-    parts = tokens_THD.split([count * length for count, length in layout.calls])
-    return [part.unflatten(0, call).transpose(1, 2) for part, call in zip(parts, layout.calls, strict=True)]
+    parts = torch.split(tokens_THD, [count * length for count, length in layout.calls])
+    shapes = [(*call, *tokens_THD.shape[1:]) for call in layout.calls]
+    return [part.reshape(shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
