@@ -216,7 +216,9 @@ class Run:
                 engine={"device": self.policy.device.type, "dtype": str(self.policy.dtype).removeprefix("torch.")},
             )
             budget = self.recipe.run.fault_budget
-            made = await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
+            made = await evaluate_policy(
+                roller, problems, protocol, fault_budget=budget, setup=setup, said=self.screen.attempted
+            )
             made.write(folder, self.progress.step)
 
     def finish(self) -> None:
