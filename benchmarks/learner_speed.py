@@ -5,13 +5,14 @@
 
 Two cases, one torch thread, CPU seconds, the best of several updates:
 
-    rl    64 rows of 32 prompt and 128 policy tokens, Qwen3 shape of 3.7M parameters, one update
+    rl    8 prompts of 32 tokens with 8 attempts of 128 each, Qwen3 shape of 3.7M parameters, one update
     sft   the cold start of recipes/quickstart.toml: 32 rows of 25 to 70 tokens, 0.34M parameters, Muon
 
-FLOP are 6 for each weight of the layers and token, 6 for each weight of the LM head and token that it must predict,
-and causal attention; what a form computes beside that (padding, logits of prompts) is not counted. "Peak" is the best
-fp32 product of 1,024 x 1,024 matrices, measured between the updates. All forms run by turns. Prints a table and last
-one JSON line.
+FLOP are 6 for each weight of the layers and token that must be computed (a prompt once for its attempts), 6 for each
+weight of the LM head and token that it must predict, and causal attention; what a form computes beside that (padding,
+logits of prompts, prompts again) is not counted. "Peak" is the best fp32 product of 1,024 x 1,024 matrices, measured
+between the updates. Every form is a process that stays; they take turns until `--seconds` are over, and the round that
+has begun then is finished: below three minutes on two busy cores. Prints a table and last one JSON line.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,37 +50,64 @@ SFT = {
     "rope_theta": 1000.0,
     "max_positions": 256,
 }
-UPDATES = {"rl": 2, "sft": 15}
+UPDATES = {"rl": 1, "sft": 15}  # of one turn
+Worker = subprocess.Popen[str]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="root of another checkout")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--one", nargs=2, metavar=("CASE", "DTYPE"), help="one round of one form (internal)")
+    parser.add_argument("--seconds", type=float, default=90, help="wall time after which no new round begins")
+    parser.add_argument("--worker", metavar="DTYPE", help="one form, a turn for each line on stdin (internal)")
     arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measured(*arguments.one)))
+    if arguments.worker:
+        take_turns(arguments.worker)
         return
     own = HERE.parents[1]
-    forms = [("own", own, "float32"), ("own", own, "bfloat16")]
+    forms = {"own float32": (own, "float32"), "own bfloat16": (own, "bfloat16")}
     if arguments.against:
-        forms.insert(0, ("against", arguments.against.resolve(), "float32"))
-    found: dict[str, dict[str, dict[str, float]]] = {case: {} for case in UPDATES}
-    for _ in range(arguments.rounds):
-        for case in UPDATES:
-            for name, root, dtype in forms:
-                merge(found[case].setdefault(f"{name} {dtype}", {}), run(root, case, dtype))
+        forms = {"against float32": (arguments.against.resolve(), "float32"), **forms}
+    found: dict[str, dict[str, dict[str, float]]] = {case: {name: {} for name in forms} for case in UPDATES}
+    end = time.monotonic() + arguments.seconds
+    with started(forms) as workers:
+        while time.monotonic() < end:
+            for case in UPDATES:
+                for name, worker in workers.items():
+                    merge(found[case][name], turn(worker, case))
     for case, results in found.items():
         report(case, results)
     print(json.dumps(found))
 
 
-def run(root: Path, case: str, dtype: str) -> dict[str, float]:
-    command = [sys.executable, "-P", str(HERE), "--one", case, dtype]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+@contextmanager
+def started(forms: dict[str, tuple[Path, str]]) -> Iterator[dict[str, Worker]]:
+    """A process of each form, on the rocstar of its checkout."""
+    workers = {
+        name: subprocess.Popen(
+            [sys.executable, "-P", str(HERE), "--worker", dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(root)},
+        )
+        for name, (root, dtype) in forms.items()
+    }
+    try:
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+
+
+def turn(worker: Worker, case: str) -> dict[str, float]:
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdin.write(case + "\n")
+    worker.stdin.flush()
+    line = worker.stdout.readline()
+    if not line:
+        sys.exit("a form ended; its words stand above")
+    figures: dict[str, float] = json.loads(line)
     return figures
 
 
@@ -100,20 +129,22 @@ def report(case: str, results: dict[str, dict[str, float]]) -> None:
         print(f"{name:20}{each['seconds']:8.3f}{rate:9.1f}{rate / peak:9.0%}{each['seconds'] / first:7.2f}")
 
 
-def measured(case: str, dtype: str) -> dict[str, float]:
-    """One round: updates with products between them."""
+def take_turns(dtype: str) -> None:
+    """Updates of the case that each line names, with products between them."""
     import torch
 
     torch.set_num_threads(1)
-    update, gflop = (rl if case == "rl" else sft)(dtype)
-    update()
-    seconds, peaks = [], []
-    for _ in range(UPDATES[case]):
-        begin = time.process_time()
-        update()
-        seconds.append(time.process_time() - begin)
-        peaks.append(product_rate())
-    return {"seconds": min(seconds), "peak": max(peaks), "gflop": gflop}
+    cases = {"rl": rl(dtype), "sft": sft(dtype)}
+    for line in sys.stdin:
+        case = line.strip()
+        update, gflop = cases[case]
+        seconds, peaks = [], []
+        for _ in range(UPDATES[case]):
+            begin = time.process_time()
+            update()
+            seconds.append(time.process_time() - begin)
+            peaks.append(product_rate())
+        print(json.dumps({"seconds": min(seconds), "peak": max(peaks), "gflop": gflop}), flush=True)
 
 
 def product_rate(size: int = 1024, repeats: int = 5) -> float:
@@ -127,33 +158,35 @@ def product_rate(size: int = 1024, repeats: int = 5) -> float:
     return 2e-9 * size**3 * repeats / (time.process_time() - begin)
 
 
-def gflop_of(shape: dict[str, Any], lengths: list[int], predicted: int) -> float:
-    """Of one forward and backward pass over rows of `lengths`."""
+def gflop_of(shape: dict[str, Any], lengths: list[int], computed: int, predicted: int) -> float:
+    """Of one forward and backward pass: attention over rows of `lengths`, layers over the tokens `computed`, the head
+    over those `predicted`."""
     hidden, head_size = shape["hidden_size"], shape["hidden_size"] // shape["num_heads"]
     attention = 2 * hidden * hidden + 2 * hidden * head_size * shape["num_kv_heads"]
     weights = shape["num_layers"] * (attention + 3 * hidden * shape["intermediate_size"])
     pairs = sum(length * (length + 1) / 2 for length in lengths)
     scores = shape["num_layers"] * pairs * 2 * hidden  # multiplications of q with k and of p with v
-    return 6e-9 * (weights * sum(lengths) + hidden * shape["vocab_size"] * predicted + scores)
+    return 6e-9 * (weights * computed + hidden * shape["vocab_size"] * predicted + scores)
 
 
 def rl(dtype: str) -> tuple[Callable[[], Any], float]:
     from rocstar.types import Batch, BatchRow
 
     rng = random.Random(0)
+    prompts = [[rng.randrange(RL["vocab_size"]) for _ in range(32)] for _ in range(8)]
     old: dict[str, Any] = {"old_logprobs": [-7.6] * 160, "entropies": [0.0] * 160}
     rows = tuple(
         BatchRow(
-            token_ids=[rng.randrange(RL["vocab_size"]) for _ in range(160)],
+            token_ids=[*prompts[row // 8], *(rng.randrange(RL["vocab_size"]) for _ in range(128))],
             loss_mask=[t >= 32 for t in range(160)],
             sampled_logprobs=[0.0] * 160,
             advantage=rng.choice((-1.0, 1.0)),
             **old,
         )
-        for _ in range(64)
+        for row in range(64)
     )
     learner = rl_learner(dtype)
-    return lambda: learner.update(Batch(rows=rows)), gflop_of(RL, [160] * 64, 64 * 128)
+    return lambda: learner.update(Batch(rows=rows)), gflop_of(RL, [159] * 64, 8 * 31 + 64 * 128, 64 * 128)
 
 
 def rl_learner(dtype: str) -> Any:
@@ -181,8 +214,10 @@ def sft(dtype: str) -> tuple[Callable[[], Any], float]:
         )
         for length in lengths
     ]
+    lengths = [length - 1 for length in lengths]  # the last token of a row predicts nothing
+    predicted = sum(lengths)
     learner = sft_learner(dtype)
-    return lambda: learner.update(rows, seed=1), gflop_of(SFT, lengths, sum(lengths) - len(lengths))
+    return lambda: learner.update(rows, seed=1), gflop_of(SFT, lengths, predicted, predicted)
 
 
 def sft_learner(dtype: str) -> Any:

@@ -271,7 +271,7 @@ def _served() -> bool:
 def _start(
     path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
-    from rocstar.recipe import dump_resolved, load_recipe, recipe_text
+    from rocstar.recipe import load_recipe, recipe_text
     from rocstar.runs.folder import RunFolder, refuse_place
     from rocstar.training.material import read_material
 
@@ -286,7 +286,7 @@ def _start(
     with _stoppable(NOTHING_YET):
         material = read_material(recipe)
     if dry_run:
-        print_json(dump_resolved(recipe))
+        print_json(recipe.resolved())
         return
     need("train")
     text = recipe_text(path, settings)
@@ -296,7 +296,7 @@ def _start(
 
 def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """Under the run's own settings, which decide what it computes; `cluster.*` says where, and may be others."""
-    from rocstar.recipe import changed, dump_resolved, resolved_from_json
+    from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
 
@@ -311,7 +311,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with _stoppable(NOTHING_YET):
         material = read_material(recipe, rows=not folder.checkpoint_steps())
     if dry_run:
-        print_json(dump_resolved(recipe))
+        print_json(recipe.resolved())
         return
     _carry_out(material, folder, resume=True, as_json=as_json)
 

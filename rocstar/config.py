@@ -10,11 +10,12 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
+import os
 import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -45,6 +46,18 @@ def _sandbox_url(url: str) -> str:
 SandboxUrl = Annotated[str, AfterValidator(_sandbox_url)]
 
 
+SETTLE = "settle"
+
+
+def _settled(path: str, info: ValidationInfo) -> str:
+    return os.path.abspath(path) if info.context == SETTLE and os.path.exists(path) else path
+
+
+Place = Annotated[str, AfterValidator(_settled)]
+"""A file or folder, relative to the folder that a run is started in, and absolute where validation has SETTLE for its
+context. What is not there stays as it is: a hub id, or a mistake that is told later."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -65,7 +78,7 @@ class RunSection(Section):
     """Older ones are deleted; the last one of each stage stays."""
     fault_budget: Share = 0.05
     """Share of a step's or an evaluation's attempts that may end ENVIRONMENT_FAILED before the run halts."""
-    modules: list[str] = []
+    modules: list[Place] = []
     """Folders in which modules of your own (`package.module:name`) are found before the current one; left empty, the
     recipe's own folder and those of the recipes it extends."""
     save_rollouts: bool = True
@@ -73,7 +86,7 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    path: str | None = None
+    path: Place | None = None
     """Model to start from: a Hugging Face folder, or a hub id where the network allows. None: random weights of the
     shape below."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -129,7 +142,7 @@ class TaskSection(Section):
     """arithmetic: task families."""
     demo_mix: Literal["majority_wrong", "majority_right", "direct"] = "majority_wrong"
     """arithmetic: behaviours shown by the cold start; `direct` answers without any tool."""
-    train_files: list[str] = []
+    train_files: list[Place] = []
     """files: JSONL, CSV or parquet, plain or gzip."""
     columns: ColumnsSection = ColumnsSection()
     max_problems: Count | None = None
@@ -147,7 +160,7 @@ class StageDataSection(TaskSection):
 
 
 class DataSection(StageDataSection):
-    test_files: list[str] = []
+    test_files: list[Place] = []
     """Held-out problems of `source = "files"`."""
 
 
@@ -168,8 +181,9 @@ class SftSection(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     tokens_per_microbatch: Count = 16384
-    """Tokens of one forward and backward pass on one learner; a longer row gets one of its own."""
-    rows_file: str | None = None
+    """At most so many tokens in a forward and backward pass of one learner (on a CPU at most 4,096); a longer row gets
+    a pass of its own."""
+    rows_file: Place | None = None
     """JSONL of OpenAI-style messages to learn from instead of the source's own demonstrations."""
 
 
@@ -271,7 +285,8 @@ class LearningSection(Section):
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Entropy bonus; off as in the paper."""
     tokens_per_microbatch: Count = 16384
-    """Tokens of one forward and backward pass on one learner; a longer row gets one of its own."""
+    """At most so many tokens in a forward and backward pass of one learner (on a CPU at most 4,096); a longer row gets
+    a pass of its own."""
     reset_optimizer: bool = False
     """Start the stage with fresh optimizer state (stage 3, §4.3)."""
 
@@ -363,3 +378,7 @@ class Recipe(Section):
         if self.rollout.template == "model" and self.stage and self.model.path is None:
             raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
         return self
+
+    def resolved(self) -> dict[str, Any]:
+        """As plain JSON values; nulls survive. Paths to what is there are absolute."""
+        return Recipe.model_validate(self.model_dump(), context=SETTLE).model_dump(mode="json")

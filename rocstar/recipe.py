@@ -6,6 +6,7 @@ Not here: what the keys mean (`config.py`) and what is done with them (`train.py
   stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
 - `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
 - `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.
+- A run keeps paths as absolute ones, so it may be resumed from another folder; complaints show them as written.
 """
 
 from __future__ import annotations
@@ -60,11 +61,6 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
     made = validated(Recipe, table, (), (*given, *asked))
     refuse_unread(made, (), (*given, *asked))
     return made
-
-
-def dump_resolved(recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe as plain JSON values; nulls survive."""
-    return recipe.model_dump(mode="json")
 
 
 def resolved_from_json(path: str | Path) -> Recipe:

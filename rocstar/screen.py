@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 TRANSCRIPT_LINES = 14  # two of them and the table fit one screen
 TRANSCRIPT_COLUMNS = 110
-LINE_SECONDS = 1.0  # a log gets at most one step line a second, and always the last one of a stage
+LINE_SECONDS = (
+    1.0  # a log gets at most one progress line a second, and always the last one before something else is said
+)
 
 
 class Screen:
@@ -29,7 +31,7 @@ class Screen:
         self._progress = progress or sys.stderr
         self._results = results or sys.stdout
         self._live: Live | None = None
-        self._line = ""
+        self._held = ""
         self._printed = float("-inf")
 
     def stage(self, name: str, detail: str = "") -> None:
@@ -38,23 +40,18 @@ class Screen:
 
     def step(self, stage: str, step: int, total: int, metrics: Metrics) -> None:
         """One step is done: `step` of `total` in this stage."""
-        line = step_line(stage, step, total, metrics)
-        if not is_live(self._progress):
-            now = time.monotonic()
-            if step >= total or now - self._printed >= LINE_SECONDS:
-                self._printed = now
-                print(line, file=self._progress, flush=True)
-            return
-        self._line = line
-        self._show_live(line)
-        if step >= total:
-            self.close()
+        self._show(step_line(stage, step, total, metrics), last=step >= total)
+
+    def attempted(self, name: str, done: int, total: int, right: float) -> None:
+        """An evaluation goes on: `done` of `total` problems are attempted, this share of their attempts is right."""
+        self._show(f"{name} {done}/{total} problems  right {share(right)}", last=done >= total)
 
     def note(self, sentence: str) -> None:
         """Something a person should know, above the live line."""
         if self._live:
             self._live.console.print(sentence, markup=False, highlight=False)
         else:
+            self._release()
             print(sentence, file=self._progress, flush=True)
 
     def summary(self, shown: Mapping[str, Any]) -> None:
@@ -98,7 +95,8 @@ class Screen:
         self._print(table)
 
     def close(self) -> None:
-        """Leave the last step line standing and give the terminal back."""
+        """Leave the last progress line standing and give the terminal back."""
+        self._release()
         if self._live:
             self._live.stop()
             self._live = None
@@ -108,6 +106,23 @@ class Screen:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _show(self, line: str, *, last: bool) -> None:
+        if is_live(self._progress):
+            self._show_live(line)
+            if last:
+                self.close()
+            return
+        self._held = line
+        if last or time.monotonic() - self._printed >= LINE_SECONDS:
+            self._release()
+
+    def _release(self) -> None:
+        """Print the line that waits for its second to pass, if there is one."""
+        if self._held:
+            self._printed = time.monotonic()
+            print(self._held, file=self._progress, flush=True)
+            self._held = ""
 
     def _show_live(self, line: str) -> None:
         from rich.console import Console

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from rocstar.cli import run
+from rocstar.data.files import load_problems
+from rocstar.errors import DataError
 
 ROWS = [{"question": "How many legs do two cats have?", "answer": "8"}, {"question": "How much is it?", "answer": "x"}]
 RECIPE = '[[source]]\nname = "s"\npath = "rows.jsonl"\n'
@@ -38,4 +40,39 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert run(["data", "check", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert (told["rows"], told["bad"]["rows"]) == (2, 1)
-    assert run(["data", "check", str(file), "--layout", "verll"]) == 2
+
+
+@pytest.mark.parametrize("row", [{"question": "1 + 1?", "solution": "2"}, {"question": "1 + 1?", "ground_truth": "2"}])
+def test_data_check_refuses_what_training_refuses(
+    folder: Path, row: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError) as refused:
+        load_problems(file)
+    assert run(["data", "check", str(file)]) == 2
+    assert str(refused.value)[:100] in capsys.readouterr().out
+    column = next(name for name in row if name != "question")
+    assert len(load_problems(file, answer=column)) == 1
+    assert run(["data", "check", str(file), f"data.columns.answer={column}"]) == 0
+
+
+def test_data_check_takes_columns_template_and_turns_of_a_recipe(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "rows.jsonl").write_text(json.dumps({"ask": "1 + 1?", "says": "2"}) + "\n")
+    recipe = (
+        '[data]\nsource = "files"\ntrain_files = ["rows.jsonl"]\n[data.columns]\nquestion = "ask"\nanswer = "says"\n'
+        '[rollout]\ntemplate = "compact"\n[[stage]]\nname = "cold"\nkind = "sft"\nsteps = 1\n'
+        '[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\n'
+    )
+    (folder / "run.toml").write_text(recipe)
+    assert run(["data", "check", "rows.jsonl"]) == 2
+    capsys.readouterr()
+    assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["columns"]["question"], told["columns"]["answer"]) == (["ask"], "says")
+    assert told["prompt"] == "<|im_start|>user\n1 + 1?«<|im_end|>»\n<|im_start|>assistant\n"
+    assert run(["data", "check", "rows.jsonl", "learning.clip_low=0.1"]) == 2
+    assert "learning.clip_low is not read here" in capsys.readouterr().err

@@ -11,7 +11,8 @@ import pytest
 
 from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, RunSection, Section
 from rocstar.errors import ConfigError
-from rocstar.recipe import dump_resolved, load_recipe, recipe_text, resolved_from_json
+from rocstar.recipe import load_recipe, recipe_text, resolved_from_json
+from rocstar.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PARENT = """\
@@ -174,8 +175,38 @@ def test_one_text_is_a_list_of_one_in_a_file_too(folder: Path) -> None:
 
 def test_the_resolved_recipe_survives_json(folder: Path) -> None:
     recipe = load_recipe("child.toml", ["data.max_problems=none"])
-    (folder / "resolved.json").write_text(json.dumps(dump_resolved(recipe)))
+    (folder / "resolved.json").write_text(json.dumps(recipe.resolved()))
     assert resolved_from_json("resolved.json") == recipe
+
+
+def test_paths_are_those_of_the_folder_a_run_starts_in_wherever_it_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("rows.jsonl", "more.jsonl", "talks.jsonl"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "data.source=files",
+        "data.train_files=rows.jsonl",
+        'data.test_files=["more.jsonl", "hf:openai/gsm8k@test"]',
+    ]
+    (tmp_path / "own.toml").write_text(
+        '[model]\npath = "some/model"\n[[stage]]\nname = "cold"\nkind = "sft"\nsteps = 1\n'
+        '[stage.sft]\nrows_file = "talks.jsonl"\n[[stage]]\nname = "rl"\nkind = "rl"\nsteps = 1\n'
+    )
+    recipe = load_recipe("own.toml", asked)
+    resolved = RunFolder.create(recipe, tmp_path / "runs", [], recipe_text="").resolved
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    later = resolved_from_json(resolved)
+    assert recipe.data.train_files == ["rows.jsonl"]  # what complaints show
+    assert later.data.train_files == stage(later, "rl").data.train_files == [str(tmp_path / "rows.jsonl")]
+    assert later.data.test_files == [str(tmp_path / "more.jsonl"), "hf:openai/gsm8k@test"]
+    assert stage(later, "cold").sft.rows_file == str(tmp_path / "talks.jsonl")
+    assert later.model.path == str(tmp_path / "some" / "model")
+    hub = load_recipe(tmp_path / "own.toml", ["model.path=Qwen/Qwen3-8B"])
+    assert hub.resolved()["model"]["path"] == "Qwen/Qwen3-8B"
 
 
 def test_a_resolved_recipe_that_does_not_fit_is_refused(folder: Path) -> None:

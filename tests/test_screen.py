@@ -74,6 +74,26 @@ def test_elsewhere_than_on_a_terminal_each_step_is_a_plain_line() -> None:
     assert results.getvalue() == ""
 
 
+@pytest.mark.parametrize("then", ["a note", "a stage", "the end"])
+def test_the_last_line_before_something_else_is_always_printed(then: str) -> None:
+    screen, progress, _ = screens()
+    with screen:
+        for step in (10, 11, 12):
+            screen.step("stage1", step, 20, METRICS)
+        if then != "the end":
+            (screen.note if then == "a note" else screen.stage)(then)
+    lines = progress.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines[:2]] == ["stage1 step 10/20", "stage1 step 12/20"]
+    assert lines[2:] == ([then] if then != "the end" else [])
+
+
+def test_an_evaluation_says_how_far_it_is() -> None:
+    screen, progress, _ = screens()
+    for done in (1, 2, 3):
+        screen.attempted("sampled", done, 3, 0.25)
+    assert progress.getvalue() == "sampled 1/3 problems  right .25\nsampled 3/3 problems  right .25\n"
+
+
 def test_a_terminal_shows_a_live_line_that_stays_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm")

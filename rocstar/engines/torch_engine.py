@@ -29,7 +29,7 @@ class TorchEngine:
     `rows` sequences decode at once, each at most `positions` tokens long; ids from `vocab_size` on are never drawn.
     A session keeps its row between its requests; newcomers wait for a row, and take one from a session that waits for
     its tool only when nothing has decoded for PATIENCE_SECONDS. Raises ConfigError when keys and values of that size
-    do not fit into the memory there is (`rows_that_fit` says what does)."""
+    do not fit into the memory there is."""
 
     def __init__(self, model: Any, *, rows: int, positions: int, vocab_size: int | None = None) -> None:
         self._embedded = model.get_input_embeddings().num_embeddings

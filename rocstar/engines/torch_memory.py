@@ -9,8 +9,6 @@ import torch
 from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_rows
 from rocstar.engines.torch_cache import cache_shape
 
-SHARE = 0.5  # of the available memory, for `rows_that_fit`; activations and the learner need the rest
-
 
 def kv_bytes(config: Any, rows: int, positions: int, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of `rows` sequences of at most `positions` tokens, for a transformers config."""
@@ -20,16 +18,6 @@ def kv_bytes(config: Any, rows: int, positions: int, dtype: torch.dtype) -> int:
 def available_bytes(device: torch.device) -> int:
     """Memory that can still be taken on `device`; on a CPU within this process's memory group too."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_bytes()
-
-
-def rows_that_fit(model: Any, positions: int, most: int) -> int:
-    """As many rows of `positions` tokens as SHARE of the available memory holds, at most `most`.
-
-    Raises ConfigError when it holds none."""
-    share = int(SHARE * available_bytes(model.device))
-    one = kv_bytes(model.config, 1, positions, model.dtype)
-    refuse_too_many_rows(one, share, 1, positions)
-    return min(most, share // one)
 
 
 def refuse_what_does_not_fit(model: Any, rows: int, positions: int) -> None:

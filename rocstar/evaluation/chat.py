@@ -25,26 +25,32 @@ def chat(*, model: str, prompt: str | None, settings: Sequence[str], as_json: bo
     """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
     subject = find_subject(model, runs)
     recipe = settings_in_force(subject, settings, {})
-    positions_of(subject, recipe, [_problem(prompt)] if prompt is not None else [])
-    in_memory = loaded(subject, recipe)
+    positions = positions_of(subject, recipe, [_problem(prompt)] if prompt is not None else [])
     with started_sandbox(recipe.sandbox) as sandbox:
-        asyncio.run(_chat(in_memory, subject, recipe, prompt, as_json, sandbox))
+        asyncio.run(_chat(loaded(subject, recipe), subject, recipe, prompt, positions, as_json, sandbox))
 
 
 async def _chat(
-    model: Any, subject: Subject, recipe: Recipe, prompt: str | None, as_json: bool, sandbox: SandboxClient
+    model: Any,
+    subject: Subject,
+    recipe: Recipe,
+    prompt: str | None,
+    positions: int,
+    as_json: bool,
+    sandbox: SandboxClient,
 ) -> None:
+    """`positions`: tokens of the longest attempt at `prompt`."""
     use_threads(recipe.run.threads)
 
-    async def answer(question: str) -> None:
-        async with opened(model, subject, recipe, sandbox, [_problem(question)], rows=1) as roller:
+    async def answer(question: str, positions: int) -> None:
+        async with opened(model, subject, recipe, sandbox, positions=positions, rows=1) as roller:
             _print(await _ask(roller, question), as_json)
 
     if prompt is not None:
-        await answer(prompt)
+        await answer(prompt, positions)
         return
     while question := (await asyncio.to_thread(_read)).strip():
-        await answer(question)
+        await answer(question, positions_of(subject, recipe, [_problem(question)]))
 
 
 def _problem(question: str) -> Problem:

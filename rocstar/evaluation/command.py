@@ -78,7 +78,7 @@ def evaluate(
     problems = source.problems()
     recipe = settings_in_force(subject, settings, options)
     _refuse_unwritable(next(_places(subject, runs, source.stem)))
-    positions_of(subject, recipe, problems)
+    positions = positions_of(subject, recipe, problems)
     rollout = recipe.rollout
     protocol = Protocol(
         attempts=attempts,
@@ -87,10 +87,9 @@ def evaluate(
         top_k=rollout.top_k,
         seed=recipe.run.seed,
     )
-    model_in_memory = loaded(subject, recipe)
     with started_sandbox(recipe.sandbox) as sandbox:
         screen.stage("eval", _said(recipe, problems, attempts))
-        made = asyncio.run(_evaluate(model_in_memory, subject, recipe, problems, protocol, sandbox, source))
+        made = asyncio.run(_evaluate(subject, recipe, problems, positions, protocol, sandbox, source, screen))
     folder = _kept(made, subject, runs, source.stem, screen)
     return {"model": str(subject.model), "data": source.path, "saved": str(folder), **_public(made)}
 
@@ -106,20 +105,24 @@ def _said(recipe: Recipe, problems: Sequence[Problem], attempts: int) -> str:
 
 
 async def _evaluate(
-    model: Any,
     subject: Subject,
     recipe: Recipe,
     problems: list[Problem],
+    positions: int,
     protocol: Protocol,
     sandbox: SandboxClient,
     source: Source,
+    screen: Screen,
 ) -> Evaluation:
     use_threads(recipe.run.threads)
-    async with opened(model, subject, recipe, sandbox, problems, rows=recipe.rollout.engine_rows) as roller:
+    model, rows = loaded(subject, recipe), recipe.rollout.engine_rows
+    async with opened(model, subject, recipe, sandbox, positions=positions, rows=rows) as roller:
         engine = {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
         setup = _setup(subject, recipe, problems, protocol, roller, source, engine)
         budget = recipe.run.fault_budget
-        return await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
+        return await evaluate_policy(
+            roller, problems, protocol, fault_budget=budget, setup=setup, said=screen.attempted
+        )
 
 
 def _setup(

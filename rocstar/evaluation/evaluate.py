@@ -4,7 +4,7 @@ The result is one JSON-able object; `samples.parquet` beside it has every attemp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,8 +16,10 @@ from rocstar.protocols import TextCodec
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json
 from rocstar.runs.rollouts import AttemptRecord, write_attempts
-from rocstar.types import Group, Problem, Stop, Trajectory, seed_for
+from rocstar.types import Group, Problem, Stop, Trajectory, Verdict, seed_for
 
+Said = Callable[[str, int, int, float], None]
+"""(which attempts, problems done, of so many, share of their attempts that is right); `Screen.attempted` is one."""
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
 
 
@@ -61,12 +63,14 @@ async def evaluate_policy(
     *,
     fault_budget: float,
     setup: Mapping[str, Any],
+    said: Said = lambda name, done, total, right: None,
 ) -> Evaluation:
     """Attempts with the engine's current weights, and their figures.
 
     fault_budget: share of the sampled and of the greedy attempts that may end by faults of ours. setup: what defines
-    this evaluation (`setup.py`), kept in the result. Raises RunHalted past the budget: such faults take away the
-    attempts that use what failed, so figures of the others would be of another question."""
+    this evaluation (`setup.py`), kept in the result. said: hears of each problem that is attempted. Raises RunHalted
+    past the budget: such faults take away the attempts that use what failed, so figures of the others would be of
+    another question."""
     sampled = await roller.roll(
         problems,
         attempts=protocol.attempts,
@@ -74,18 +78,35 @@ async def evaluate_policy(
         temperature=protocol.temperature,
         top_p=protocol.top_p,
         top_k=protocol.top_k,
+        done=_tally("sampled", len(problems), said),
     )
     _check_faults(sampled, fault_budget)
     groups = {"samples": sampled}
     if protocol.greedy:
         seed = seed_for(protocol.seed, "greedy")
-        groups["greedy"] = await roller.roll(problems, attempts=1, seed=seed, temperature=0.0)
+        groups["greedy"] = await roller.roll(
+            problems, attempts=1, seed=seed, temperature=0.0, done=_tally("greedy", len(problems), said)
+        )
         _check_faults(groups["greedy"], fault_budget)
     codec = roller.conversation.codec
     figures = _figures(sampled, groups.get("greedy", []), protocol.attempts)
     shown = groups.get("greedy") or sampled
     transcripts = [transcript(group, group.trajectories[0], codec) for group in shown[:TRANSCRIPTS]]
     return Evaluation(groups=groups, result={**figures, "setup": setup, "transcripts": transcripts}, codec=codec)
+
+
+def _tally(name: str, total: int, said: Said) -> Callable[[Group], None]:
+    done = right = attempts = 0
+
+    def count(group: Group) -> None:
+        nonlocal done, right, attempts
+        done += 1
+        attempts += len(group.trajectories)
+        verdicts = [attempt.outcome and attempt.outcome.verdict for attempt in group.trajectories]
+        right += verdicts.count(Verdict.RIGHT)
+        said(name, done, total, right / attempts)
+
+    return count
 
 
 def _check_faults(groups: Sequence[Group], budget: float) -> None:

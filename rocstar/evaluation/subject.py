@@ -108,12 +108,11 @@ def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) 
 
 @asynccontextmanager
 async def opened(
-    model: Any, subject: Subject, recipe: Recipe, sandbox: SandboxClient, problems: Sequence[Problem], *, rows: int
+    model: Any, subject: Subject, recipe: Recipe, sandbox: SandboxClient, *, positions: int, rows: int
 ) -> AsyncIterator[Roller]:
-    """An engine over `model`, the subject's weights, ready to attempt these problems under `recipe`, `rows` at once;
-    closed with the context. Raises ConfigError where the longest of them and the cap do not fit into the model."""
+    """An engine over `model`, the subject's weights, ready for attempts of `positions` tokens (`positions_of`) under
+    `recipe`, `rows` at once; closed with the context. Raises ConfigError where there is no memory for so many."""
     codec, template, grader = Codec.load(subject.model), template_of(recipe, subject.model), Grader()
-    positions = positions_of(subject, recipe, problems)
     engine = TorchEngine(model, rows=rows, positions=positions, vocab_size=codec.vocab_size)
     try:
         yield make_roller(

@@ -11,7 +11,8 @@ from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.pack import MicroBatch, pack
 
-CHECK_ROWS = ((1, 2, 3, 4, 5), (5, 4, 3))  # token ids of two documents
+CHECK_ROWS = ((5, 4, 3), (1, 2, 3, 4, 5), (1, 2, 5, 3, 4))  # token ids of three documents, the last two siblings
+CHECKED = 2  # tokens of each, the last ones
 CHECK_TOLERANCE = 1e-3  # nats; the same numbers in another order of summation differ by 1e-6
 
 
@@ -38,6 +39,11 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     model.set_attn_implementation("flash_attention_2" if flash else PACKED_SDPA)
 
 
+def shares_tokens(model: Any) -> bool:
+    """Whether its attention lets siblings share tokens."""
+    return bool(model.config._attn_implementation == PACKED_SDPA)
+
+
 def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
     """[T, D], after the last norm."""
     output = model.base_model(
@@ -52,8 +58,8 @@ def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:
 
 def _documents(model: Any, micro: MicroBatch) -> dict[str, Any]:
     """How the attention function is told where documents begin."""
-    if model.config._attn_implementation == PACKED_SDPA:
-        return {"blocks": micro.blocks}
+    if shares_tokens(model):
+        return {"layout": micro.layout}
     lengths = torch.tensor((0, *micro.lengths), device=micro.ids_T.device)
     starts, longest = lengths.cumsum(0).int(), max(micro.lengths)
     return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
@@ -63,16 +69,18 @@ def _documents(model: Any, micro: MicroBatch) -> dict[str, Any]:
 def _each_alone(model: Any) -> torch.Tensor:
     model.set_attn_implementation("sdpa")
     values = []
-    for row in sorted(CHECK_ROWS, key=len):
+    for row in CHECK_ROWS:
         ids = torch.tensor([row], device=model.device)
         everything = model.eval()(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        values.append(everything.gather(1, ids[0, 1:, None]).squeeze(1))
+        values.append(everything.gather(1, ids[0, 1:, None]).squeeze(1)[-CHECKED:])
     return torch.cat(values).cpu()
 
 
 @torch.no_grad()
 def _packed(model: Any) -> torch.Tensor:
-    (micro,) = pack(CHECK_ROWS, [[True] * len(row) for row in CHECK_ROWS], 99, model.device)
+    (micro,) = pack(
+        CHECK_ROWS, [[t >= len(row) - CHECKED for t in range(len(row))] for row in CHECK_ROWS], 99, model.device
+    )
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     return score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].cpu()

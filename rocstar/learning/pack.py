@@ -10,33 +10,38 @@ The tokens that carry loss are listed beside the sequence. Token t of a row is p
     places      P1 A0    R0             where hidden states are read, K of them
     targets     A0 A1    A2             what they predict
 
+Siblings begin with the same tokens: those before the first place of their loss are computed once per micro-batch, and
+attention lets each sibling see them (attention.py). Tokens after the last place are not computed at all:
+
+    rows        P0 P1 P2 A0 A1 | P0 P1 P2 B0           P0 P1 shared; A1, B0 predict nothing
+    packed      P0 P1 [P2] [P2 A0]
+
 Sorting happens only inside one optimizer step, so no step sees one kind of behaviour only. Row order inside a step
 does not change its gradient except for rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
-from rocstar.learning.attention import Block, blocks_of
+from rocstar.learning.attention import Document, Layout, layout_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Some rows, end to end: T tokens, K of which carry loss."""
+    """Some rows in one sequence: T tokens, at K of which a loss is taken."""
 
     indices: tuple[int, ...]
     """Which rows these are, shortest first; empty for a rank that has nothing left while others do."""
     lengths: tuple[int, ...]
-    """Tokens of each."""
+    """Tokens of each that are computed, shared ones included."""
     ids_T: torch.Tensor
     positions_T: torch.Tensor
-    """Restart at 0 with each row."""
-    blocks: tuple[Block, ...]
-    """What attention computes together."""
+    """Those of each token in its row."""
+    layout: Layout
+    """The rows as attention sees them."""
     places_K: torch.Tensor
     """Position in the sequence of the token before each loss token, rows in order."""
     targets_K: torch.Tensor
@@ -60,17 +65,24 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return hands
 
 
-def plan(lengths: Sequence[int], indices: Sequence[int], tokens_per_microbatch: int) -> list[tuple[int, ...]]:
-    """`indices` cut into micro-batches, each exactly once; a row longer than the budget gets its own."""
+def plan(
+    lengths: Sequence[int], families: Sequence[Hashable], indices: Sequence[int], tokens_per_microbatch: int
+) -> list[tuple[int, ...]]:
+    """`indices` cut into micro-batches, each exactly once; a row longer than the budget gets its own. Rows of one
+    family follow one another, the family with the shortest longest row first."""
+    longest: dict[Hashable, int] = {}
+    for index in indices:
+        longest[families[index]] = max(longest.get(families[index], 0), lengths[index])
+    first = {families[index]: index for index in sorted(indices, reverse=True)}
     batches: list[list[int]] = []
     tokens = 0
-    for index in sorted(indices, key=lambda i: (lengths[i], i)):
+    for index in sorted(indices, key=lambda i: (longest[families[i]], first[families[i]], lengths[i], i)):
         if not batches or tokens + lengths[index] > tokens_per_microbatch:
             batches.append([])
             tokens = 0
         batches[-1].append(index)
         tokens += lengths[index]
-    return [tuple(batch) for batch in batches]
+    return [tuple(sorted(batch, key=lambda i: (lengths[i], i))) for batch in batches]
 
 
 def pack(
@@ -79,43 +91,71 @@ def pack(
     tokens_per_microbatch: int,
     device: torch.device,
     *,
+    share: bool = True,
     rank: int = 0,
     ranks: int = 1,
 ) -> list[MicroBatch]:
     """This rank's micro-batches, as many as every other rank has; `counted` ([T] a row) says which tokens carry loss.
 
-    The first token of a row is predicted by nothing and never counts."""
-    lengths = [len(row) for row in ids]
-    plans = [plan(lengths, hand, tokens_per_microbatch) for hand in deal(lengths, ranks)]
+    The first token of a row is predicted by nothing and never counts. The budget is of tokens as attention sees them,
+    shared ones in each row."""
+    rows = [_row(row, counts, share) for row, counts in zip(ids, counted, strict=True)]
+    lengths = [row.length for row in rows]
+    families = [row.prefix or index for index, row in enumerate(rows)]
+    plans = [plan(lengths, families, hand, tokens_per_microbatch) for hand in deal(lengths, ranks)]
     most = max(len(each) for each in plans)
     mine = plans[rank] + [()] * (most - len(plans[rank]))
-    return [_micro(ids, counted, indices, device) for indices in mine]
+    return [_micro(rows, indices, device) for indices in mine]
 
 
-def _micro(
-    ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]], indices: tuple[int, ...], device: torch.device
-) -> MicroBatch:
-    tokens = [ids[i] for i in indices] or [(0,)]  # an idle rank still takes part in the passes of the others
-    lengths = tuple(len(row) for row in tokens)
-    ids_T = torch.tensor(list(chain.from_iterable(tokens)))
-    counts: list[int] = []
-    places: list[int] = []
-    begin = 0
-    for index in indices:
-        found = [t for t, counts_here in enumerate(counted[index]) if counts_here and t]
-        counts.append(len(found))
-        places.extend(begin + t - 1 for t in found)
-        begin += len(ids[index])
-    places_K = torch.tensor(places, dtype=torch.long)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    ids: Sequence[int]
+    places: Sequence[int]
+    """Tokens that predict one with loss."""
+    prefix: tuple[int, ...]
+    """Tokens that siblings may share."""
+
+    @property
+    def length(self) -> int:
+        """Tokens to compute."""
+        return self.places[-1] + 1 if self.places else 1
+
+
+def _row(ids: Sequence[int], counted: Sequence[bool], share: bool) -> _Row:
+    places = [t - 1 for t, yes in enumerate(counted) if yes and t]
+    return _Row(ids=ids, places=places, prefix=tuple(ids[: places[0]]) if places and share else ())
+
+
+NOTHING = _Row(ids=(0,), places=(), prefix=())  # an idle rank still takes part in the passes of the others
+
+
+def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device) -> MicroBatch:
+    mine = [rows[index] for index in indices] or [NOTHING]
+    tokens: list[int] = []
+    positions: list[int] = []
+    documents: list[Document] = []
+    places_K: list[int] = []
+    heads: dict[tuple[int, ...], int] = {}
+    for row in mine:
+        shared = len(row.prefix)
+        head = heads.setdefault(row.prefix, len(tokens)) if shared else len(tokens)
+        if head == len(tokens):
+            tokens.extend(row.prefix)
+            positions.extend(range(shared))
+        documents.append(Document(head=head, shared=shared, own=len(tokens), length=row.length))
+        places_K.extend(len(tokens) - shared + place for place in row.places)
+        tokens.extend(row.ids[shared : row.length])
+        positions.extend(range(shared, row.length))
     return MicroBatch(
         indices=indices,
-        lengths=lengths,
-        ids_T=ids_T.to(device),
-        positions_T=torch.cat([torch.arange(n) for n in lengths]).to(device),
-        blocks=blocks_of(lengths, device),
-        places_K=places_K.to(device),
-        targets_K=ids_T[places_K + 1].to(device),
-        counts=tuple(counts),
+        lengths=tuple(row.length for row in mine),
+        ids_T=torch.tensor(tokens).to(device),
+        positions_T=torch.tensor(positions).to(device),
+        layout=layout_of(documents, device),
+        places_K=torch.tensor(places_K, dtype=torch.long).to(device),
+        targets_K=torch.tensor([row.ids[p + 1] for row in mine for p in row.places], dtype=torch.long).to(device),
+        counts=tuple(len(row.places) for row in mine[: len(indices)]),
     )
 
 

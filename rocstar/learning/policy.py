@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -24,7 +23,7 @@ from rocstar.learning.head import Head
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.ranks import ALONE, Ranks, together
 from rocstar.learning.sharding import full, reduced, shard
-from rocstar.learning.state import load_state, synced
+from rocstar.learning.state import load_state
 from rocstar.types import Weights
 
 
@@ -96,41 +95,22 @@ class Policy:
 
     @together
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load unchanged, weights in the dtype the model came
-        in; the folder is replaced as a whole. Raises OSError, and RunHalted for weights that are not finite."""
+        """Fill `folder` as a Hugging Face one that transformers and vLLM load unchanged, weights in the dtype the model
+        came in. `runs.atomic.whole_folder` makes it durable, and a whole. Raises OSError, and RunHalted for weights
+        that are not finite."""
         tensors = self._tensors(self.model.config.dtype or torch.float32)
         if self.ranks.rank:
             return
-        fresh = folder.with_name(folder.name + ".new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        try:
-            self.model.config.save_pretrained(fresh)
-            self.codec.save(fresh, self._template)
-            _write_weights(fresh, tensors)
-            synced(fresh)
-        except OSError:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-        synced(folder.parent, deep=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.config.save_pretrained(folder)
+        self.codec.save(folder, self._template)
+        _write_weights(folder / "model.safetensors", tensors)
 
     @together
     def publish(self) -> Weights:
         """The current weights for an engine in this process: the live tensors where nothing is sharded, so an engine
         copies what it keeps before the next update."""
         return Weights(version=self.version, tensors=self._tensors(None))
-
-    @together
-    def publish_to(self, folder: Path) -> Weights:
-        """The current weights for engines in other processes, as model.safetensors of `folder` (may be in /dev/shm),
-        in the dtype the model came in. Raises OSError."""
-        tensors = self._tensors(self.model.config.dtype or torch.float32)
-        if not self.ranks.rank:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_weights(folder, tensors)
-        return Weights(version=self.version, folder=str(folder))
 
     @together
     def restore(self, folder: Path) -> None:
@@ -161,14 +141,12 @@ def _finite(tensor: torch.Tensor) -> bool:
     return bool(local.detach().isfinite().all())
 
 
-def _write_weights(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """model.safetensors, renamed into place. Raises OSError."""
-    partial = folder / "model.safetensors.new"
+def _write_weights(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Raises OSError."""
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     except SafetensorError as error:  # its own words for what the system said; callers know OSError
-        raise _as_os_error(error, partial) from error
-    partial.rename(folder / "model.safetensors")
+        raise _as_os_error(error, path) from error
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:

@@ -161,13 +161,18 @@ class Ranks:
             else:
                 getattr(members[role], what)(*arguments[0], **arguments[1])
 
+    def abandon(self) -> None:
+        """Kill the ranks that this one started, from any thread: an exchange with them fails. Those of torchrun are
+        its own to end."""
+        for child in self.children:
+            child.end()
+
     def close(self) -> None:
         """End the other ranks. Harmless when they are gone."""
         if self.size > 1 and self.rank == 0 and not self.children:
             with contextlib.suppress(RuntimeError):
                 self.share(("stop", None, None))
-        for child in self.children:  # whatever rank 0 called is done, so there is nothing to wait for
-            child.end()
+        self.abandon()  # whatever rank 0 called is done, so there is nothing to wait for
         if self.mesh is not None and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -8,7 +8,6 @@ learner/          .metadata and one .distcp file a rank
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ def save_state(folder: Path, tensors: dict[str, Any]) -> None:
     target = folder / STATE_FOLDER
     with _torch_words(target):
         save(tensors, storage_writer=FileSystemWriter(target), no_dist=not dist.is_initialized())
-    synced(target, deep=False)
 
 
 def load_state(folder: Path, tensors: dict[str, Any]) -> None:
@@ -68,16 +66,6 @@ def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
                 like = torch.zeros_like(parameter) if shape == tuple(parameter.shape) else torch.zeros(shape)
                 saved[entry] = owners[id(parameter)].state[parameter][key] = like
     load_state(folder, saved)
-
-
-def synced(folder: Path, *, deep: bool = True) -> None:
-    """Make files of `folder` and their names durable."""
-    for path in (*(folder.rglob("*") if deep else ()), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager

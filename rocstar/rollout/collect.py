@@ -7,7 +7,7 @@ but the step itself, and an answer that takes the checker seconds takes them whi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rocstar.errors import VerifierUnavailable
@@ -38,25 +38,34 @@ class Roller:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        done: Callable[[Group], None] = lambda group: None,
     ) -> list[Group]:
         """`attempts` trajectories per problem, all at once; an attempt's randomness follows from
-        (seed, problem.id, index), and from how often the problem stood before where it stands several times."""
+        (seed, problem.id, index), and from how often the problem stood before where it stands several times. `done` is
+        called with each group as it is verified."""
         sampling = Sampling(
             max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k, stop_token_ids=self.stop_token_ids
         )
         return await all_or_none(
-            self._group(problem, attempts, (seed, problem.id, *again), sampling)
+            self._group(problem, attempts, (seed, problem.id, *again), sampling, done)
             for problem, again in zip(problems, _repeats(problems), strict=True)
         )
 
     async def _group(
-        self, problem: Problem, attempts: int, identity: tuple[int | str, ...], sampling: Sampling
+        self,
+        problem: Problem,
+        attempts: int,
+        identity: tuple[int | str, ...],
+        sampling: Sampling,
+        done: Callable[[Group], None],
     ) -> Group:
         drawn = await all_or_none(
             self._attempt(problem, index, replace(sampling, seed=seed_for(*identity, index)))
             for index in range(attempts)
         )
-        return Group(problem=problem, trajectories=await self._verified(problem, drawn))
+        group = Group(problem=problem, trajectories=await self._verified(problem, drawn))
+        done(group)
+        return group
 
     async def _attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         return await run_episode(

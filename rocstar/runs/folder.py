@@ -57,7 +57,7 @@ class RunFolder:
             part.mkdir()
         if recipe_text is not None:
             write_atomic(self.path / "config.toml", recipe_text.encode())
-        write_json(self.resolved, recipe.model_dump(mode="json"))
+        write_json(self.resolved, recipe.resolved())
         # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
         write_json(self.path / "run.json", _identity(self.name, argv))
 

@@ -216,7 +216,9 @@ class Run:
                 engine={"device": self.policy.device.type, "dtype": str(self.policy.dtype).removeprefix("torch.")},
             )
             budget = self.recipe.run.fault_budget
-            made = await evaluate_policy(roller, problems, protocol, fault_budget=budget, setup=setup)
+            made = await evaluate_policy(
+                roller, problems, protocol, fault_budget=budget, setup=setup, said=self.screen.attempted
+            )
             made.write(folder, self.progress.step)
 
     def finish(self) -> None:
@@ -247,6 +249,7 @@ async def opened_run(
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
         ranks = _ranks_of(recipe)
         closing.callback(ranks.close)
+        stopper.break_off = ranks.abandon
         engine = _engine(recipe, made, positions, ranks.local_rank)
         policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoint is not None:

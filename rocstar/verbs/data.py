@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,15 @@ from rocstar.verbs import data_sft
 from rocstar.verbs.common import STYLE, AsJson, print_json, write
 
 if TYPE_CHECKING:
+    from rocstar.config import ColumnsSection, Recipe
     from rocstar.data.pool.check import Finding, Report, Wording
-    from rocstar.data.pool.config import InputSection
     from rocstar.data.pool.datasheet import Datasheet
     from rocstar.data.pool.decontamination import BenchmarkQuestion
     from rocstar.data.pool.judges import Check
 
 BAR_COLUMNS = 40
+READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules")
+"""How keys begin that `check` obeys."""
 
 app = typer.Typer(**STYLE, help="Training problems: build a pool, look at a file.")
 app.command()(data_sft.sft)
@@ -36,12 +39,13 @@ def build(
     """Build a pool of problems; every dropped row is written down with its rule and evidence.
 
     Example: rocstar data build recipes/data/math_pool.toml data=../shared/data"""
+    from rocstar.answers.extract import lenient_answer
     from rocstar.data.pool.build import build_pool
     from rocstar.data.pool.config import PoolConfig
     from rocstar.toml.read import load
 
     config = load(recipe, PoolConfig, settings or [])
-    with verifier() as check:
+    with verifier(lenient_answer) as check:
         sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr, flush=True))
     print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
 
@@ -49,33 +53,48 @@ def build(
 @app.command(name="check")
 def check_problems(
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; hf:NAME@SPLIT.")],
-    question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Default: found by the layout.")] = None,
-    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Default: found by the layout.")] = None,
-    layout: Annotated[str, typer.Option(help="auto, plain, trl, verl, skyrl or slime.")] = "auto",
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Training recipe that will read FILE.")] = None,
+    question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="As data.columns.question.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="As data.columns.answer.")] = None,
     against: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Benchmark, or a pool recipe's.")] = None,
-    template: Annotated[str, typer.Option(help="compact or paper.")] = "paper",
-    tokenizer: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Count lengths in its tokens.")] = None,
+    template: Annotated[str | None, typer.Option(help="As rollout.template.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Count lengths in its tokens; default: model.path's.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a file is read, one prompt, its lengths, and what is wrong with its rows. Exit code 2 for bad rows.
+    """Show what train and eval read of a file, one prompt, its lengths, and what is wrong with its rows. Exit code 2
+    for rows that they refuse.
 
-    Example: rocstar data check train.jsonl --against recipes/data/math_pool.toml"""
+    Example: rocstar data check train.jsonl --recipe my.toml --against recipes/data/math_pool.toml"""
+    from rocstar.answers.extract import boxed_answer
+    from rocstar.data.files import columns_of
     from rocstar.data.pool.check import check_file
 
-    section = _section(file, question or [], answer, layout)
-    with verifier() as verify:
-        report = check_file(section, verify, _wording(template, tokenizer), _benchmarks(against or []))
+    options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
+    chosen = _recipe(recipe, [*(settings or []), *given])
+    columns = _columns_for(file, chosen)
+    asked = tuple(columns.question)
+    with verifier(boxed_answer) as verify:
+        report = check_file(
+            file,
+            lambda row, where: columns_of(row, where, asked, columns.answer),
+            verify,
+            _wording(chosen, tokenizer),
+            _benchmarks(against or []),
+        )
     print_json(report.as_json()) if as_json else _print_report(report)
     raise typer.Exit(USAGE if report.bad.rows or report.columns is None else OK)
 
 
 @contextmanager
-def verifier() -> Iterator[Check]:
+def verifier(answer_of: Callable[[str], str | None]) -> Iterator[Check]:
     """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered."""
     import asyncio
     from functools import lru_cache
 
-    from rocstar.answers.extract import lenient_answer
     from rocstar.answers.grade import Grader
     from rocstar.types import Verdict
 
@@ -88,21 +107,29 @@ def verifier() -> Iterator[Check]:
             return found.verdict is Verdict.RIGHT, found.method
 
         try:
-            yield lambda gold, response: grade(gold, lenient_answer(response))
+            yield lambda gold, response: grade(gold, answer_of(response))
         finally:
             runner.run(grader.close())
 
 
-def _section(file: str, question: list[str], answer: str | None, layout: str) -> InputSection:
-    from pydantic import ValidationError
-
-    from rocstar.data.pool.config import InputSection
+def _recipe(path: Path | None, settings: list[str]) -> Recipe:
+    """Raises ConfigError, also for a key that a check does not read."""
+    from rocstar.config import Recipe
     from rocstar.errors import ConfigError
+    from rocstar.recipe import changed, load_recipe
 
-    try:
-        return InputSection(name=file, path=file, question=question, answer=answer, layout=layout)  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise ConfigError(f"--layout {layout}: {error.errors()[0]['msg'].lower()}") from None
+    for key in (text.partition("=")[0].strip() for text in settings):
+        if not key.startswith(READ):
+            raise ConfigError(f"{key} is not read here; it reads {', '.join(READ)}")
+    return changed(Recipe(), settings, {}) if path is None else load_recipe(path, settings)
+
+
+def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
+    """Those of the stage that names the file, else the base's."""
+    from rocstar.config import RlStage
+
+    stages = (stage.data for stage in recipe.stage if isinstance(stage, RlStage))
+    return next((data.columns for data in stages if file in data.train_files), recipe.data.columns)
 
 
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
@@ -121,20 +148,23 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
         yield from benchmark_questions(Datasheet(config=config, rules=[]))
 
 
-def _wording(template: str, tokenizer: Path | None) -> Wording:
+def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     from rocstar.data.pool.check import Wording
     from rocstar.dialogue.segments import text_of
-    from rocstar.dialogue.templates import template_named
-    from rocstar.protocols import ToolSpec
-    from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
+    from rocstar.dialogue.template import ChatMl
+    from rocstar.modelfolder import find_model
+    from rocstar.parts import rollouts_of, template_of, tools_of
+    from rocstar.sandbox.client import SandboxClient
 
-    chosen = template_named(template)
-    tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
+    folder = None if recipe.model.path is None else find_model(recipe.model.path)
+    chosen, counted = template_of(recipe, folder), tokenizer or folder
+    with_tools = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
+    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs if with_tools else ()  # nothing runs
     return Wording(
-        render=lambda question: text_of(chosen.opening(question, [tool])),
-        markers=chosen.markers,
-        length=len if tokenizer is None else _token_counter(tokenizer),
-        unit="characters" if tokenizer is None else "tokens",
+        render=lambda question: text_of(chosen.opening(question, specs)),
+        markers=chosen.markers if isinstance(chosen, ChatMl) else (),  # a model's own stand in its text
+        length=len if counted is None else _token_counter(counted),
+        unit="characters" if counted is None else "tokens",
     )
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from rocstar import cli, exits
-from rocstar.errors import SandboxUnavailable
+from rocstar.errors import ConfigError, SandboxUnavailable
 from rocstar.runs.folder import RunFolder
 from tests.runs.examples import run
 
 pytest.importorskip("torch")
+from rocstar.evaluation import command, subject
+
 FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]"]
 
 
@@ -79,6 +81,36 @@ def test_a_sandbox_that_dies_ends_in_a_sentence_and_no_result(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("rocstar: 2 of the 2 attempts of this evaluation ended by faults of ours")
     assert not (workplace / "runs").exists()
+
+
+def test_a_refused_sandbox_is_found_before_weights_are_read(
+    model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(command, "loaded", lambda *_: read.append("weights"))
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ConfigError("this machine offers L1")
+
+    monkeypatch.setattr("rocstar.sandbox.client.SandboxClient.start", refused)
+    assert cli.run(["eval", str(model_folder), "--data", "math/test.jsonl", *FEW]) == exits.USAGE
+    assert "this machine offers L1" in capsys.readouterr().err and not read
+
+
+def test_an_evaluation_says_how_far_it_is_and_measures_problems_once(
+    model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+    needed = subject.positions_needed
+
+    def counted(problems: Any, *more: Any, **named: Any) -> int:
+        measured.append(len(problems))
+        return needed(problems, *more, **named)
+
+    monkeypatch.setattr(subject, "positions_needed", counted)
+    _, told = evaluated(capsys, model_folder, "gsm8k/test.jsonl")
+    assert "sampled 2/2 problems  right .00\n" in told
+    assert measured == [2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ import torch
 from rocstar.config import LearningSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.learning.attention import blocks_of
+from rocstar.learning.attention import Document, Layout, layout_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
-from rocstar.types import Batch
+from rocstar.types import Batch, BatchRow
 from tests.learning.examples import codec, rows
 
 SMALL = {
@@ -42,6 +43,16 @@ def causal_lm(kind: str, **changes: Any) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
+def with_siblings(batch: tuple[BatchRow, ...]) -> tuple[BatchRow, ...]:
+    """Rows one and two, and four and five, begin with the same long prompt."""
+    prompt, counted = list(range(20)), [False] * 20
+    longer = [
+        replace(row, token_ids=[*prompt, *row.token_ids], loss_mask=[*counted, *row.loss_mask], sampled_logprobs=[])
+        for row in batch
+    ]
+    return (batch[0], longer[1], longer[2], batch[3], longer[4], longer[5])
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -52,7 +63,7 @@ def causal_lm(kind: str, **changes: Any) -> Any:
     ],
 )
 def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[str, Any]) -> None:
-    batch = rows((60, 5, 33, 34, 36, 9))
+    batch = with_siblings(rows((60, 5, 33, 34, 36, 9)))
     model, twin = causal_lm(kind, **changes), causal_lm(kind, **changes)
     learner = GrpoLearner(Policy(model, codec(), TEMPLATE), LearningSection(max_grad_norm=1e9), temperature=0.7)
     learner.update(Batch(rows=batch))
@@ -69,8 +80,9 @@ def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[s
 
 def test_a_row_longer_than_the_sliding_window_is_refused() -> None:
     learner = GrpoLearner(Policy(causal_lm("Mistral", sliding_window=64), codec(), TEMPLATE), LearningSection())
-    with pytest.raises(ConfigError, match="65 tokens and the model attends over a sliding window of 64"):
-        learner.update(Batch(rows=rows((65,))))
+    learner.update(Batch(rows=rows((65,))))  # nothing attends to its last token
+    with pytest.raises(ConfigError, match="of 66 tokens or more is to be learned from and the model attends over a sl"):
+        learner.update(Batch(rows=rows((66,))))
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
@@ -78,12 +90,26 @@ def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
         Policy(causal_lm("Cohere", logit_scale=0.5), codec(), TEMPLATE)
 
 
+def test_siblings_take_less_work_than_rows_alone() -> None:
+    model = causal_lm("Qwen3")
+    tokens: list[int] = []
+    model.model.layers[0].register_forward_hook(lambda module, given, output: tokens.append(given[0].shape[1]))
+    learner = GrpoLearner(Policy(model, codec(), TEMPLATE), LearningSection())
+    tokens.clear()
+    prompt = rows((40,))[0]
+    batch = [replace(prompt, loss_mask=[t >= 30 for t in range(40)]) for _ in range(4)]
+    learner.update(Batch(rows=tuple(batch)))
+    assert tokens == [29 + 4 * 10]
+
+
+def laid_out(lengths: list[int]) -> Layout:
+    begins = [sum(lengths[:place]) for place in range(len(lengths))]
+    documents = [Document(head=b, shared=0, own=b, length=n) for b, n in zip(begins, lengths, strict=True)]
+    return layout_of(documents, torch.device("cpu"))
+
+
 def test_documents_of_like_length_share_a_call() -> None:
-    blocks = blocks_of([5, 9, 30, 90, 100, 200], torch.device("cpu"))
-    assert [(b.begin, b.end, b.count, b.longest) for b in blocks] == [
-        (0, 44, 3, 30),
-        (44, 234, 2, 100),
-        (234, 434, 1, 200),
-    ]
-    assert blocks[0].slots is not None and blocks[0].slots.tolist()[:8] == [0, 1, 2, 3, 4, 30, 31, 32]
-    assert blocks[2].slots is None
+    layout = laid_out([5, 9, 30, 90, 100, 200])
+    assert layout.calls == ((3, 30), (2, 100), (1, 200))
+    assert layout.places_T is not None and layout.places_T.tolist()[:8] == [0, 1, 2, 3, 4, 30, 31, 32]
+    assert laid_out([7, 7, 7]).tokens_S is None

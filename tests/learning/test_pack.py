@@ -10,41 +10,69 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.learning.pack import deal, pack, pick, plan
+from rocstar.learning.pack import MicroBatch, deal, pack, pick, plan
 
 CPU = torch.device("cpu")
-TOKENS = st.lists(st.tuples(st.integers(1, 99), st.booleans(), st.floats(-9, 0, width=32)), min_size=1, max_size=12)
+TOKENS = st.lists(st.tuples(st.integers(1, 2), st.booleans(), st.floats(-9, 0, width=32)), min_size=1, max_size=12)
 
 
-@given(st.lists(TOKENS, max_size=9), st.integers(1, 40), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
-def test_unpacking_gives_the_rows_back(rows: list[list[tuple[int, bool, float]]], budget: int, ranks: int) -> None:
+def documents(micro: MicroBatch, of_tokens: torch.Tensor) -> list[list[int]]:
+    """What attention sees of each row, cut out of numbers of the sequence."""
+    spread = of_tokens if micro.layout.tokens_S is None else of_tokens[micro.layout.tokens_S]
+    widths = [width for count, width in micro.layout.calls for _ in range(count)]
+    return [part.tolist()[:length] for part, length in zip(spread.split(widths), micro.lengths, strict=True)]
+
+
+@given(st.lists(TOKENS, max_size=9), st.integers(1, 40), st.integers(1, 3), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_unpacking_gives_the_rows_back(
+    rows: list[list[tuple[int, bool, float]]], budget: int, ranks: int, share: bool
+) -> None:
     ids, counted, values = ([[token[part] for token in row] for row in rows] for part in range(3))
-    packed = [pack(ids, counted, budget, CPU, rank=rank, ranks=ranks) for rank in range(ranks)]  # type: ignore[arg-type]
+    packed = [pack(ids, counted, budget, CPU, share=share, rank=r, ranks=ranks) for r in range(ranks)]  # type: ignore[arg-type]
     micros = [micro for each in packed for micro in each]
     assert len({len(each) for each in packed}) == 1
     assert sorted(index for micro in micros for index in micro.indices) == list(range(len(rows)))
     for micro in micros:
         numbers = pick(values, counted, micro)  # type: ignore[arg-type]
-        begin = place = 0
         assert sum(micro.lengths) <= budget or len(micro.indices) <= 1
-        for index, length, count in zip(micro.indices, micro.lengths, micro.counts, strict=False):
-            assert micro.ids_T[begin : begin + length].tolist() == ids[index]
-            assert micro.positions_T[begin : begin + length].tolist() == list(range(length))
-            mine, there = [t for t in range(1, length) if counted[index][t]], slice(place, place + count)
-            assert (micro.places_K[there] - begin).tolist() == [t - 1 for t in mine]
+        assert share or len(micro.ids_T) == sum(micro.lengths)
+        seen = zip(micro.indices, documents(micro, micro.ids_T), documents(micro, micro.positions_T), strict=False)
+        place = 0
+        for (index, tokens, positions), count in zip(seen, micro.counts, strict=True):
+            assert tokens == ids[index][: len(tokens)]
+            assert positions == list(range(len(tokens)))
+            mine, there = [t for t in range(1, len(ids[index])) if counted[index][t]], slice(place, place + count)
+            assert len(tokens) == max(mine, default=1)
+            assert micro.positions_T[micro.places_K[there]].tolist() == [t - 1 for t in mine]
             assert micro.targets_K[there].tolist() == [ids[index][t] for t in mine]
             assert numbers[there].tolist() == [values[index][t] for t in mine]
-            begin, place = begin + length, place + count
-        assert place == len(micro.places_K)
+            place += count
+        assert place == len(micro.places_K) == len(set(micro.places_K.tolist()))
 
 
 def test_rows_are_cut_as_the_worked_example_says() -> None:
-    (first, second) = pack([[1] * 4, [2] * 2, [3] * 3], [[True] * 4, [True] * 2, [True] * 3], 6, CPU)
+    (first, second) = pack([[1] * 5, [2] * 3, [3] * 4], [[True] * 5, [True] * 3, [True] * 4], 6, CPU)
     assert (first.indices, second.indices) == ((1, 2), (0,))
-    assert plan([2, 2, 2, 9], range(4), 6) == [(0, 1, 2), (3,)]
+    assert first.ids_T.tolist() == [2, 2, 3, 3, 3]
+    assert plan([2, 2, 2, 9], range(4), range(4), 6) == [(0, 1, 2), (3,)]
     (row,) = pack([[11, 12, 21, 22, 31, 23]], [[False, False, True, True, False, True]], 99, CPU)
     assert (row.places_K.tolist(), row.targets_K.tolist()) == ([1, 2, 4], [21, 22, 23])
+
+
+def test_siblings_share_what_stands_before_the_first_place_of_their_loss() -> None:
+    ids, counted = [[1, 2, 3, 21, 22], [1, 2, 3, 31]], [[False] * 3 + [True] * 2, [False] * 3 + [True]]
+    (micro,) = pack(ids, counted, 99, CPU)
+    assert micro.indices == (1, 0)
+    assert (micro.ids_T.tolist(), micro.positions_T.tolist()) == ([1, 2, 3, 3, 21], [0, 1, 2, 2, 3])
+    assert (micro.places_K.tolist(), micro.targets_K.tolist()) == ([2, 3, 4], [31, 21, 22])
+    assert documents(micro, micro.ids_T) == [[1, 2, 3], [1, 2, 3, 21]]
+    (apart,) = pack(ids, counted, 99, CPU, share=False)
+    assert apart.ids_T.tolist() == [1, 2, 3, 1, 2, 3, 21]
+
+
+def test_siblings_stay_together_whatever_their_lengths() -> None:
+    assert plan([5, 2, 6, 3], ["a", "b", "b", "a"], range(4), 9) == [(3, 0), (1, 2)]
 
 
 def test_ranks_get_nearly_the_same_number_of_tokens() -> None:

@@ -25,6 +25,7 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, random_model
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
+from rocstar.runs.atomic import whole_folder
 from rocstar.types import Batch
 from tests.learning.examples import SHAPE, codec, model, policy, rows, sft_rows
 
@@ -55,23 +56,21 @@ def test_a_fresh_model_starts_as_the_identity() -> None:
 def test_a_saved_policy_loads_with_the_same_logits(tmp_path: Path) -> None:
     mine = policy()
     mine.save(tmp_path / "model")
-    mine.save(tmp_path / "model")  # over the first
     loaded = Policy(load_model(tmp_path / "model"), Codec.load(tmp_path / "model"), template_named("compact"))
     ids = torch.tensor([mine.codec.encode("print(1) 2 3")])
     assert torch.equal(logits(loaded.model, ids), logits(mine.model, ids))
     assert loaded.codec.encode("print(1)") == mine.codec.encode("print(1)")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def test_published_weights_hold_tied_tensors_once(tmp_path: Path) -> None:
+def test_published_weights_hold_tied_tensors_once() -> None:
     mine = policy()
     mine.version = 7
-    weights = mine.publish_to(tmp_path / "weights")
-    assert (weights.version, weights.folder) == (7, str(tmp_path / "weights"))
-    assert "lm_head.weight" not in load_file(tmp_path / "weights" / "model.safetensors")
+    weights = mine.publish()
+    assert weights.version == 7 and weights.tensors
+    assert "lm_head.weight" not in weights.tensors
 
 
-def test_untied_heads_are_published_too(tmp_path: Path) -> None:
+def test_untied_heads_are_published_too() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -82,8 +81,8 @@ def test_untied_heads_are_published_too(tmp_path: Path) -> None:
         intermediate_size=32,
         tie_word_embeddings=False,
     )
-    Policy(LlamaForCausalLM(config), policy().codec, template_named("compact")).publish_to(tmp_path)
-    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    weights = Policy(LlamaForCausalLM(config), policy().codec, template_named("compact")).publish()
+    assert weights.tensors and "lm_head.weight" in weights.tensors
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -157,10 +156,10 @@ def small_files() -> Iterator[None]:
 
 def test_what_the_disk_refuses_is_an_oserror_that_callers_know(tmp_path: Path) -> None:
     mine = policy()
-    with pytest.raises(OSError) as caught, small_files():
-        mine.publish_to(tmp_path)
+    with pytest.raises(OSError) as caught, whole_folder(tmp_path / "model") as fresh, small_files():
+        mine.save(fresh)
     assert caught.value.errno == errno.EFBIG
-    assert not (tmp_path / "model.safetensors").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_optimizer_state_that_the_disk_refuses_is_an_oserror_too(tmp_path: Path) -> None:

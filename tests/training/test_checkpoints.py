@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,16 @@ def test_pruning_is_not_stopped_by_a_torn_checkpoint(folder: RunFolder) -> None:
         saved(folder, step)
     prune(folder, 1)
     assert folder.checkpoint_steps() == [3]
+
+
+def test_a_checkpoint_makes_its_weights_durable_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    saved(folder, 3)
+    assert synced.count("model.safetensors") == 1

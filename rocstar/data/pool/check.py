@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.data.layouts import Columns, problem_of
-from rocstar.data.pool.build import columns_of
-from rocstar.data.pool.config import InputSection
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
 from rocstar.data.pool.duplicates import QuestionIndex
 from rocstar.data.pool.integers import before_asking, same_form
@@ -27,6 +25,10 @@ from rocstar.types import Problem
 SHOWN_EXAMPLES = 5
 MAX_SHOWN_CHARS = 160
 NEAR = 0.7
+
+
+ColumnsOf = Callable[[Any, str], Columns]
+"""(row, its file and line) -> what is read of it. Raises DataError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class Report:
     sha256: str | None = None
     rows: int = 0
     columns: Columns | None = None
-    """The mapping that is used; None when no row could be read."""
+    """What is read of the first row; None when no row could be read."""
     others: list[str] = field(default_factory=list)
     """Columns of the first row that are not used."""
     prompt: str = ""
@@ -131,16 +133,16 @@ QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
 def check_file(
-    section: InputSection, check: Check, wording: Wording, benchmarks: Iterable[BenchmarkQuestion]
+    path: str, columns: ColumnsOf, check: Check, wording: Wording, benchmarks: Iterable[BenchmarkQuestion]
 ) -> Report:
     """Read the file once. Raises DataError when it cannot be read at all. Source: ours."""
-    report = Report(file=section.path, unit=wording.unit)
-    found = fingerprint(section.path)
+    report = Report(file=path, unit=wording.unit)
+    found = fingerprint(path)
     report.sha256 = found[0] if found else None
     index = BenchmarkIndex(benchmarks)
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
-        for problem in _readable(section, report):
+        for problem in _readable(path, columns, report):
             prompt = wording.render(problem.question)
             report.prompt = report.prompt or _visible(prompt, wording.markers)
             report.lengths[wording.length(prompt)] += 1
@@ -149,16 +151,17 @@ def check_file(
     return report
 
 
-def _readable(section: InputSection, report: Report) -> Iterator[Problem]:
-    for line, row in read_rows(section.path, lambda fault: report.bad.add(str(fault))):
+def _readable(path: str, columns: ColumnsOf, report: Report) -> Iterator[Problem]:
+    for line, row in read_rows(path, lambda fault: report.bad.add(str(fault))):
         report.rows += 1
-        where = f"{section.path}, line {line}"
+        where = f"{path}, line {line}"
         try:
+            found = columns(row, where)
             if report.columns is None:
-                report.columns = columns_of(row, section, where, "source")
-                used = {name.partition(".")[0] for name in (*report.columns.question, report.columns.answer or "")}
+                report.columns = found
+                used = {name.partition(".")[0] for name in (*found.question, found.answer or "")}
                 report.others = [str(name) for name in row if name not in used]
-            yield problem_of(row, report.columns, where=where, source=section.name, line=line)
+            yield problem_of(row, found, where=where, source=Path(path).name, line=line)
         except DataError as fault:
             report.bad.add(str(fault))
 

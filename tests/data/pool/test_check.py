@@ -1,8 +1,10 @@
 import json
 from pathlib import Path
+from typing import Any
 
+from rocstar.data.files import columns_of
+from rocstar.data.layouts import Columns
 from rocstar.data.pool.check import Wording, check_file
-from rocstar.data.pool.config import InputSection
 from rocstar.data.pool.decontamination import BenchmarkQuestion
 from rocstar.data.pool.integers import ASK_FRACTION
 
@@ -14,6 +16,10 @@ ROWS = [
     {"prompt": "How many legs do three cats and no dogs have in all, would you say?", "label": "bad"},
     {"prompt": "", "label": "1"},
 ]
+
+
+def columns(row: Any, where: str) -> Columns:
+    return columns_of(row, where, ("question",), "answer")
 
 
 def accept(gold: str, said: str) -> tuple[bool, str]:
@@ -33,7 +39,7 @@ def test_questions_asked_for_an_integer_are_compared_without_the_sentence_that_a
         for text, former, sum_ in asked
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = check_file(InputSection(name="a", path=str(path)), accept, WORDING, [])
+    report = check_file(str(path), columns, accept, WORDING, [])
     assert (report.near.rows, report.duplicates.rows, report.conflicts.rows) == (0, 1, 1)
 
 
@@ -41,8 +47,7 @@ def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Pa
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "{broken\n")
     known = [BenchmarkQuestion(benchmark="b", line=3, question="three cats and no dogs have in all, would you say")]
-    section = InputSection(name="a", path=str(path))
-    report = check_file(section, accept, WORDING, known)
+    report = check_file(str(path), columns, accept, WORDING, known)
     assert report.columns is not None and report.columns.layout == "slime"
     assert (report.rows, report.others) == (5, ["level"])
     assert report.prompt == "«<s>»How many legs do three cats have in all?«</s>»"

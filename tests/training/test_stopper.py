@@ -1,0 +1,72 @@
+"""What Ctrl-C does at which moment of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rocstar.training.stopper import Stopper
+
+
+def interrupt_after(*seconds: float) -> None:
+    for each in seconds:
+        threading.Timer(each, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_the_first_asks_for_a_save_while_steps_are_made_and_the_second_stops() -> None:
+    notes: list[str] = []
+    stopper = Stopper(notes.append)
+    with stopper.installed(), stopper.stepping(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        assert stopper.asked and "finishing this step" in notes[0]
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+
+def test_the_first_stops_at_once_where_nothing_is_worth_saving() -> None:
+    stopper = Stopper(print)
+    with stopper.installed(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert not stopper.asked
+
+
+def test_what_was_installed_before_is_there_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Stopper(print).installed():
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:
+    pytest.importorskip("torch")
+    from rocstar.config import ClusterSection, LearningSection, ModelSection
+    from rocstar.dialogue.templates import template_named
+    from rocstar.learning.learner import GrpoLearner
+    from rocstar.learning.policy import Policy
+    from rocstar.learning.ranks import start
+    from tests.learning.examples import codec, model, rows
+
+    ranks = start(ClusterSection(learners=2), ModelSection(), {})
+    child: Any = ranks.children[0]
+    in_vain = threading.Timer(60, child.kill)  # the wait ends, but not by a KeyboardInterrupt
+    try:
+        learner = GrpoLearner(Policy(model(), codec(), template_named("compact"), ranks=ranks), LearningSection())
+        stopper = Stopper(lambda sentence: None)
+        stopper.break_off = ranks.abandon
+        in_vain.start()
+        with stopper.installed(), stopper.stepping(), pytest.raises(KeyboardInterrupt):
+            child.send_signal(signal.SIGSTOP)
+            interrupt_after(0.5, 1.5)
+            learner.score(rows())
+        assert in_vain.is_alive()
+    finally:
+        in_vain.cancel()
+        ranks.close()
