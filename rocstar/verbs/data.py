@@ -159,7 +159,7 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     folder = None if recipe.model.path is None else find_model(recipe.model.path)
     chosen, counted = template_of(recipe, folder), tokenizer or folder
     with_tools = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
-    specs = tools_of(recipe, SandboxClient(slots=1, preload=())).specs if with_tools else ()  # nothing runs
+    specs = tools_of(recipe, SandboxClient(daemons=0)).specs if with_tools else ()  # nothing runs
     return Wording(
         render=lambda question: text_of(chosen.opening(question, specs)),
         markers=chosen.markers if isinstance(chosen, ChatMl) else (),  # a model's own stand in its text
