@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -118,7 +117,7 @@ def unread(daemon: Daemon) -> Iterable[Frame]:
     try:
         while True:
             daemon.frames += daemon.reader.feed(daemon.socket.recv(2**18))
-    except (BlockingIOError, socket.timeout):
+    except (TimeoutError, BlockingIOError):
         return [*daemon.early.values(), *(frame for frame in daemon.frames if frame.kind is not Kind.USAGE)]
     finally:
         daemon.socket.settimeout(WAIT_SECONDS)

@@ -21,6 +21,16 @@ from rocstar.sandbox.wire import Kind
 from tests.sandbox.driver import Daemon, Refused, unread
 
 SLEEP = "import time\ntime.sleep(60)"
+MANY = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        x = b"x" * (90 * 2**20)
+        time.sleep(20)
+        os._exit(0)
+time.sleep(20)
+"""
+"""Processes that are each within a limit of 128 MiB, and not all together."""
 SHORT_SLEEP = "import time\ntime.sleep(0.4)"
 
 
@@ -165,7 +175,8 @@ def test_a_bug_while_an_answer_is_made_is_an_answer(monkeypatch: pytest.MonkeyPa
     boot = launch.BOOT.replace(
         "main()",
         "\nfrom rocstar.sandbox.daemon import verdict\nkeep = verdict.kept_value\n"
-        "verdict.kept_value = lambda report, tail, call: 1 / 0 if call.code == '7' else keep(report, tail, call)\nmain()",
+        "verdict.kept_value = lambda report, tail, call: 1 / 0 if call.code == '7' else keep(report, tail, call)\n"
+        "main()",
     )
     monkeypatch.setattr(launch, "BOOT", boot)
     with Daemon(slots=1) as daemon:
@@ -205,16 +216,14 @@ def test_usage_follows_answers_and_not_each_of_them(daemon: Daemon) -> None:
 def test_memory_of_a_whole_call_is_limited(daemon: Daemon) -> None:
     if "no_memory_cgroup" in daemon.info.failed_probes:
         pytest.skip("no memory groups here")
-    code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = b'x' * (90 * 2**20)\n        time.sleep(20)\n        os._exit(0)\ntime.sleep(20)"
-    response = daemon.run(code, memory_bytes=128 * 2**20)
+    response = daemon.run(MANY, memory_bytes=128 * 2**20)
     assert (response.outcome, response.kill_reason) == ("memory", "memory")
     assert daemon.run("1").value == "1"
 
 
 def test_a_call_is_watched_where_no_group_counts_it() -> None:
     with Daemon(slots=1, groups=False) as daemon:
-        code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = b'x' * (90 * 2**20)\n        time.sleep(20)\n        os._exit(0)\ntime.sleep(20)"
-        response = daemon.run(code, memory_bytes=128 * 2**20)
+        response = daemon.run(MANY, memory_bytes=128 * 2**20)
         assert (response.outcome, response.kill_reason) == ("memory", "memory")
 
 

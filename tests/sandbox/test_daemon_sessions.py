@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -15,10 +16,28 @@ from tests.sandbox.test_daemon_calls import eventually
 
 CHILDREN = {
     "child": "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
-    "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
-    "bomb": "import os, time\nfor _ in range(9):\n    if os.fork() == 0: time.sleep(60); os._exit(0)",
-    "siblings": "import ctypes, time\nfor _ in range(3):\n    if ctypes.CDLL(None).syscall(56, 0x8011, 0, 0, 0, 0) == 0: time.sleep(60)",
-}  # fmt: skip
+    "daemon": """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(60)
+            os._exit(0)
+    """,
+    "bomb": """
+        import os, time
+        for _ in range(9):
+            if os.fork() == 0:
+                time.sleep(60)
+    """,
+    "siblings": """
+        import ctypes, time
+        CLONE_PARENT_AND_SIGCHLD = 0x8011
+        for _ in range(3):
+            if ctypes.CDLL(None).syscall(56, CLONE_PARENT_AND_SIGCHLD, 0, 0, 0, 0) == 0:
+                time.sleep(60)
+    """,
+}
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["namespaces", "confined"])
@@ -114,7 +133,7 @@ def test_nothing_a_cell_started_outlives_it(daemon: Daemon, code: str) -> None:
     daemon.cell(name, 1, "x = 1")
     before = len(daemon.below())
     for n in range(2, 6):
-        daemon.cell(name, n, code)
+        daemon.cell(name, n, textwrap.dedent(code))
         assert eventually(lambda: len(daemon.below()) <= before)
     assert daemon.cell(name, 6, "x").value == "1"
 
@@ -218,7 +237,8 @@ def test_sessions_and_programs_see_neither_files_nor_processes_of_each_other(dae
 @pytest.mark.parametrize(
     "code",
     [
-        "import os\nfor pid in (-1, os.getppid(), *range(2, 40)):\n    try: os.kill(pid, 9) if pid != os.getpid() else 0\n    except OSError: pass",
+        "import os\nfor pid in {-1, os.getppid(), *range(2, 40)} - {os.getpid()}:\n"
+        "    try: os.kill(pid, 9)\n    except OSError: pass",
         "import os\nfor fd in range(3, 256):\n    try: os.write(fd, bytes(10))\n    except OSError: pass",
         "import os, marshal\nos.read = os.write = marshal.loads = None",
         "import struct, os\nwhile True: os.write(3, struct.pack('=I', 2) + b'[]')",

@@ -55,6 +55,8 @@ class Stream:
             return None
         except OSError:  # of control: the process has ended without reading its payload
             return 0
+        if not data:
+            return 0
         kept = data[: self.room[0]]
         self.data += kept
         self.room[0] -= len(kept)
@@ -278,6 +280,8 @@ class Run:
         self.measures = iter(measures)
         self.reason = ""
         """Why it is being stopped: see `verdict.ENDED_BY`."""
+        self.has_begun = False
+        """Whether its process had taken its payload when it was stopped: else the slot is to blame."""
         self.listening = self.answered = False
 
     def begin(self, pipes: Pipes) -> None:
@@ -316,7 +320,7 @@ class Run:
     def stop(self, reason: str) -> None:
         """End it; the first reason counts."""
         if not self.reason and not self.answered:
-            self.reason = reason
+            self.reason, self.has_begun = reason, self.pipes.was_read()
             self.next_measure()
 
     def next_measure(self) -> None:
@@ -430,7 +434,7 @@ class ProgramRun(Run):
         if self.program is not None:
             self.fetched(*self.program, ended)
         elif ended is None:
-            seen = self.seen(self.reason if self.pipes.was_read() else "", self.age(), 0.0, 0)
+            seen = self.seen(self.reason if self.has_begun else "", self.age(), 0.0, 0)
             died = verdict.fault(self.call.id, "the slot that ran it died, or did not answer")
             self.answer(verdict.program(self.call, seen, None) if seen.reason else died)
         elif ended.stale:
