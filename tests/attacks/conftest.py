@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocstar.sandbox.call import DaemonSettings, SandboxDown
-from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.walls.plans import PLANS
+from tests.sandbox.driver import Daemon, Refused
 
 WAYS = [*((n, True) for n in range(len(PLANS) - 1)), (0, False)]
 """Plan, and whether slots run the compiled loop."""
@@ -16,30 +15,27 @@ NAMES = [PLANS[n].name + ("" if compiled else "-python") for n, compiled in WAYS
 
 
 @pytest.fixture(scope="session", params=WAYS, ids=NAMES)
-def client(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """One slot, so that a call meets whatever the one before has left."""
-    number, compiled = request.param
-    yield from started(number, slots=1, compiled=compiled)
+    yield from started(*request.param, slots=1)
 
 
 @pytest.fixture(scope="session", params=[0, 1, 2], ids=[PLANS[n].name for n in range(3)])
-def neighbours(request: pytest.FixtureRequest) -> Iterator[SandboxClient]:
+def neighbours(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """Two slots, whose programs run at once."""
-    yield from started(request.param, slots=2)
+    yield from started(request.param, True, slots=2)
 
 
-def started(number: int, *, slots: int, compiled: bool = True) -> Iterator[SandboxClient]:
-    """A client of this plan; skips the test where it is not to be had."""
+def started(number: int, compiled: bool, *, slots: int) -> Iterator[Daemon]:
+    """A daemon of this plan; skips the test where it is not to be had."""
     plan = PLANS[number]
-    settings = DaemonSettings(slots=slots, preload=(), skip_plans=number, compiled=compiled)
-    with SandboxClient(settings) as sandbox:
-        sandbox.launch()
-        try:
-            sandbox.await_hello()
-        except SandboxDown as error:
-            if "can be started here" not in str(error):
-                raise
-            pytest.skip(f"{plan.name} is not to be had here: {error}")
-        if sandbox.info().walls != plan.level:
-            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info().walls}")
+    try:
+        sandbox = Daemon(slots=slots, skip_plans=number, compiled=compiled)
+    except Refused as error:
+        if "can be started here" not in str(error):
+            raise
+        pytest.skip(f"{plan.name} is not to be had here: {error}")
+    with sandbox:
+        if sandbox.info.walls != plan.level:
+            pytest.skip(f"{plan.name} ({plan.level}) is not to be had here, only {sandbox.info.walls}")
         yield sandbox

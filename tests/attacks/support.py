@@ -10,28 +10,24 @@ from typing import Any
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome, Response
-from rocstar.sandbox.client import SandboxClient
-from tests.sandbox.support import run
+from tests.sandbox.driver import Daemon
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def promised(client: SandboxClient, *levels: str, without: str = "") -> None:
-    info = client.info()
-    if info.walls not in levels:
-        pytest.skip(f"isolation {info.walls} does not promise this, {' and '.join(levels)} do")
-    if without in info.failed_probes:
+def promised(daemon: Daemon, *levels: str, without: str = "") -> None:
+    if daemon.info.walls not in levels:
+        pytest.skip(f"isolation {daemon.info.walls} does not promise this, {' and '.join(levels)} do")
+    if without in daemon.info.failed_probes:
         pytest.skip(f"the sandbox reports {without} here")
 
 
-async def attack(client: SandboxClient, code: str, **limits: Any) -> Response:
+def attack(daemon: Daemon, code: str, **limits: Any) -> Response:
     """Run it, then see that the next call is served by an unharmed sandbox."""
-    response = await run(client, code, **limits)
+    response = daemon.run(code, **limits)
     # An interpreter that is installed below the working directory's path is mounted there, and is no leftover.
-    after = await run(
-        client, "import os\nprint(1 + 1, [name for name in os.listdir('.') if not os.path.ismount(name)])"
-    )
-    assert (after.outcome, after.stdout, after.attempt) == (ProgramOutcome.OK, "2 []\n", 1), after
+    after = daemon.run("import os\nprint(1 + 1, [name for name in os.listdir('.') if not os.path.ismount(name)])")
+    assert (after.outcome, after.stdout) == (ProgramOutcome.OK, "2 []\n"), after
     return response
 
 
@@ -41,3 +37,8 @@ def tried(*calls: str) -> str:
     for call in calls:
         body += f"try:\n    print({call})\nexcept Exception as error:\n    print(type(error).__name__)\n"
     return body
+
+
+def names(daemon: Daemon, *calls: str, **limits: Any) -> list[str]:
+    """What each of these expressions came to."""
+    return attack(daemon, tried(*calls), **limits).stdout.split()

@@ -10,12 +10,11 @@ import psutil
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
-from rocstar.sandbox.client import SandboxClient
-from tests.attacks.support import REPOSITORY, attack, promised, tried
-from tests.sandbox.support import slot_processes
+from tests.attacks.support import REPOSITORY, attack, names, promised, tried
+from tests.sandbox.driver import Daemon
 
 
-async def test_network_is_out_of_reach(client: SandboxClient) -> None:
+def test_network_is_out_of_reach(daemon: Daemon) -> None:
     calls = [
         "socket.create_connection(('127.0.0.1', 80), 1)",
         "socket.create_connection(('192.0.2.1', 80), 1)",
@@ -24,36 +23,36 @@ async def test_network_is_out_of_reach(client: SandboxClient) -> None:
         "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
         "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
     ]
-    response = await attack(client, tried(*calls))
-    assert set(response.stdout.split()) <= {"PermissionError", "OSError"}  # OSError: network unreachable
+    found = names(daemon, *calls)
+    assert set(found) <= {"PermissionError", "OSError"}  # OSError: network unreachable
 
 
-async def test_abstract_sockets_of_the_machine_are_out_of_reach(client: SandboxClient) -> None:
+def test_abstract_sockets_of_the_machine_are_out_of_reach(daemon: Daemon) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as listener:
         name = f"\0rocstar-{os.getpid()}"
         listener.bind(name)
         listener.listen()
-        response = await attack(client, tried(f"socket.socket(socket.AF_UNIX).connect({name!r})"))
-    assert response.stdout.split()[0] in {"ConnectionRefusedError", "PermissionError"}
+        found = names(daemon, f"socket.socket(socket.AF_UNIX).connect({name!r})")
+    assert found[0] in {"ConnectionRefusedError", "PermissionError"}
 
 
-async def test_other_processes_cannot_be_signalled(client: SandboxClient) -> None:
-    promised(client, "L2", "L3")
+def test_other_processes_cannot_be_signalled(daemon: Daemon) -> None:
+    promised(daemon, "L2", "L3")
     bystander = psutil.Popen(["sleep", "60"])
     try:
         calls = [f"os.kill({bystander.pid}, 9)", f"os.kill({os.getpid()}, 0)"]
-        response = await attack(client, tried(*calls))
-        assert set(response.stdout.split()) <= {"PermissionError", "ProcessLookupError"}
+        found = names(daemon, *calls)
+        assert set(found) <= {"PermissionError", "ProcessLookupError"}
         assert bystander.is_running() and bystander.status() != psutil.STATUS_ZOMBIE
     finally:
         bystander.kill()
         bystander.wait()
 
 
-async def test_its_own_slot_cannot_be_killed_stopped_or_strangled(client: SandboxClient) -> None:
-    before = slot_processes(client)
+def test_its_own_slot_cannot_be_killed_stopped_or_strangled(daemon: Daemon) -> None:
+    before = daemon.slots()
     calls = [f"os.kill(os.getppid(), signal.{name})" for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "SIGKILL")]
     calls += [
         "__import__('resource').prlimit(os.getppid(), 7, (0, 0))",
@@ -62,15 +61,15 @@ async def test_its_own_slot_cannot_be_killed_stopped_or_strangled(client: Sandbo
         "os.sched_setaffinity(os.getppid(), {0})",
         "libc.ptrace(16, os.getppid(), 0, 0)",
     ]
-    if client.info().walls == "L3":  # elsewhere a hole would cost whoever runs this test all their processes
+    if daemon.info.walls == "L3":  # elsewhere a hole would cost whoever runs this test all their processes
         calls.append("os.kill(-1, 9)")
-    await attack(client, tried(*calls))
-    assert slot_processes(client) == before
+    attack(daemon, tried(*calls))
+    assert daemon.slots() == before
     assert before[0].nice() == psutil.Process().nice()
     assert before[0].cpu_affinity() == psutil.Process().cpu_affinity()
 
 
-async def test_privileged_and_obscure_calls_are_refused(client: SandboxClient) -> None:
+def test_privileged_and_obscure_calls_are_refused(daemon: Daemon) -> None:
     calls = [
         "libc.unshare(0x10000000)",
         "libc.unshare(0x20000)",
@@ -93,27 +92,27 @@ async def test_privileged_and_obscure_calls_are_refused(client: SandboxClient) -
     ]
     if os.uname().machine != "x86_64":
         pytest.skip("the system-call numbers above are those of x86-64")
-    response = await attack(client, tried(*calls))
-    assert response.stdout.split() == ["-1"] * len(calls)
+    found = names(daemon, *calls)
+    assert found == ["-1"] * len(calls)
 
 
-async def test_privileges_cannot_be_had_from_set_uid_programs(client: SandboxClient) -> None:
+def test_privileges_cannot_be_had_from_set_uid_programs(daemon: Daemon) -> None:
     code = "import subprocess\nprint(subprocess.run(['/bin/su', '-c', 'id'], capture_output=True).returncode != 0)"
-    response = await attack(client, code)
+    response = attack(daemon, code)
     assert response.stdout == "True\n" or "Error" in response.stderr
 
 
-async def test_calls_by_x32_numbers_kill_the_caller(client: SandboxClient) -> None:
-    promised(client, "L1", "L2", "L3", without="no_seccomp")
+def test_calls_by_x32_numbers_kill_the_caller(daemon: Daemon) -> None:
+    promised(daemon, "L1", "L2", "L3", without="no_seccomp")
     if os.uname().machine != "x86_64":
         pytest.skip("x32 is of x86-64")
     code = "import ctypes\nctypes.CDLL(None).syscall(0x40000000 + 39)\nprint('still here')"
-    response = await attack(client, code)
+    response = attack(daemon, code)
     assert (response.outcome, response.signal, response.stdout) == (ProgramOutcome.SIGNAL, "SIGSYS", "")
 
 
-async def test_calls_that_programs_do_not_need_are_not_there(client: SandboxClient) -> None:
-    promised(client, "L1", "L2", "L3", without="no_seccomp")
+def test_calls_that_programs_do_not_need_are_not_there(daemon: Daemon) -> None:
+    promised(daemon, "L1", "L2", "L3", without="no_seccomp")
     code = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -126,36 +125,36 @@ print({number: answer(number) for number in NUMBERS})
     refused = [425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447, 448, 450, 463]
     unlisted.remove(450)
     unlisted.remove(452)  # fchmodat2, which is known
-    response = await attack(client, code.replace("NUMBERS", repr(unlisted)))
+    response = attack(daemon, code.replace("NUMBERS", repr(unlisted)))
     assert eval(response.stdout) == dict.fromkeys(unlisted, "ENOSYS")
-    response = await attack(client, code.replace("NUMBERS", repr(refused)))
+    response = attack(daemon, code.replace("NUMBERS", repr(refused)))
     assert eval(response.stdout) == dict.fromkeys(refused, "EPERM")
 
 
-async def test_letters_to_sockets_outside_cannot_be_sent_from_a_pair(client: SandboxClient, tmp_path: Path) -> None:
+def test_letters_to_sockets_outside_cannot_be_sent_from_a_pair(daemon: Daemon, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         path = f"{tmp_path}/box"
         listener.bind(path)
         os.chmod(path, 0o777)
         listener.setblocking(False)
         call = f"socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', {path!r})"
-        response = await attack(client, tried(call, "bool(socket.socketpair())"))
-        assert response.stdout.split()[0] in {"PermissionError", "FileNotFoundError"}
-        assert response.stdout.split()[1] == "True"  # what asyncio needs
+        found = names(daemon, call, "bool(socket.socketpair())")
+        assert found[0] in {"PermissionError", "FileNotFoundError"}
+        assert found[1] == "True"  # what asyncio needs
         with pytest.raises(BlockingIOError):
             listener.recv(1)
 
 
-async def test_the_machine_cannot_be_made_to_write_its_disks(client: SandboxClient) -> None:
-    promised(client, "L1", "L2", "L3", without="no_seccomp")
-    response = await attack(client, tried("os.sync()", "libc.syncfs(os.open('/usr', os.O_RDONLY))"))
-    assert response.stdout.split()[0] == "None"
-    assert response.stdout.split()[1] in {"-1", "PermissionError"}
+def test_the_machine_cannot_be_made_to_write_its_disks(daemon: Daemon) -> None:
+    promised(daemon, "L1", "L2", "L3", without="no_seccomp")
+    found = names(daemon, "os.sync()", "libc.syncfs(os.open('/usr', os.O_RDONLY))")
+    assert found[0] == "None"
+    assert found[1] in {"-1", "PermissionError"}
 
 
 @pytest.mark.parametrize("folder", ["/", "/usr", "/usr/lib", "/etc", "/dev", "{prefix}", "{site}", "{source}"])
-async def test_system_and_libraries_cannot_be_written(client: SandboxClient, folder: str) -> None:
-    promised(client, "L2", "L3")
+def test_system_and_libraries_cannot_be_written(daemon: Daemon, folder: str) -> None:
+    promised(daemon, "L2", "L3")
     import sys
     import sysconfig
 
@@ -163,19 +162,19 @@ async def test_system_and_libraries_cannot_be_written(client: SandboxClient, fol
     # Harmless where the wall has a hole: an empty file of an odd name, and the mode that is there already.
     create = f"os.open({where + '/.rocstar-attack'!r}, os.O_CREAT | os.O_WRONLY)"
     change = f"os.chmod({where!r}, os.stat({where!r}).st_mode & 0o7777)"
-    response = await attack(client, tried(create, change))
+    found = names(daemon, create, change)
     refused = {"OSError", "PermissionError", "FileNotFoundError"}
-    assert response.stdout.split()[0] in refused
-    assert response.stdout.split()[-1] in refused
+    assert found[0] in refused
+    assert found[-1] in refused
 
 
-async def test_the_clock_cannot_be_changed(client: SandboxClient) -> None:
+def test_the_clock_cannot_be_changed(daemon: Daemon) -> None:
     calls = ["__import__('time').clock_settime(0, 0)", "libc.settimeofday((ctypes.c_long * 2)(1, 1), None)"]
-    response = await attack(client, tried(*calls))
-    assert response.stdout.split() == ["PermissionError", "-1"]
+    found = names(daemon, *calls)
+    assert found == ["PermissionError", "-1"]
 
 
-async def test_kernel_logs_dumps_and_handles_are_out_of_reach(client: SandboxClient) -> None:
+def test_kernel_logs_dumps_and_handles_are_out_of_reach(daemon: Daemon) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("the system-call numbers below are those of x86-64")
     calls = [
@@ -187,12 +186,12 @@ async def test_kernel_logs_dumps_and_handles_are_out_of_reach(client: SandboxCli
         "libc.syscall(311, os.getppid(), 0, 0, 0, 0, 0)",  # process_vm_writev
         "libc.syscall(167, b'/tmp/x', 0)",  # swapon
     ]
-    response = await attack(client, tried(*calls))
-    assert response.stdout.split() == ["-1"] * len(calls)
+    found = names(daemon, *calls)
+    assert found == ["-1"] * len(calls)
 
 
-async def test_kernel_files_cannot_be_written(client: SandboxClient) -> None:
-    promised(client, "L2", "L3")
+def test_kernel_files_cannot_be_written(daemon: Daemon) -> None:
+    promised(daemon, "L2", "L3")
     paths = (
         "/dev/kmsg",
         "/proc/sysrq-trigger",
@@ -200,18 +199,18 @@ async def test_kernel_files_cannot_be_written(client: SandboxClient) -> None:
         "/proc/self/oom_score_adj",
         "/proc/sys/vm/drop_caches",
     )
-    response = await attack(client, tried(*(f"os.open({path!r}, os.O_WRONLY)" for path in paths)))
-    assert set(response.stdout.split()) <= {"FileNotFoundError", "PermissionError"}
+    found = names(daemon, *(f"os.open({path!r}, os.O_WRONLY)" for path in paths))
+    assert set(found) <= {"FileNotFoundError", "PermissionError"}
 
 
-async def test_a_crash_leaves_no_core_file(client: SandboxClient) -> None:
-    response = await attack(client, "import resource, os\nprint(resource.getrlimit(resource.RLIMIT_CORE))\nos.abort()")
+def test_a_crash_leaves_no_core_file(daemon: Daemon) -> None:
+    response = attack(daemon, "import resource, os\nprint(resource.getrlimit(resource.RLIMIT_CORE))\nos.abort()")
     # Where not even oneself may be signalled, the C library ends itself by an instruction that is not permitted.
     assert response.stdout == "(0, 0)\n"
-    assert response.signal == "SIGABRT" or (client.info().walls < "L3" and response.signal == "SIGSEGV")
+    assert response.signal == "SIGABRT" or (daemon.info.walls < "L3" and response.signal == "SIGSEGV")
 
 
-async def test_calls_of_the_32_bit_kind_kill_the_caller(client: SandboxClient) -> None:
+def test_calls_of_the_32_bit_kind_kill_the_caller(daemon: Daemon) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("int 0x80 is an x86 instruction")
     code = """
@@ -221,12 +220,12 @@ page.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20 (getpid); int 0x80;
 ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
 print("still here")
 """
-    response = await attack(client, code)
+    response = attack(daemon, code)
     assert (response.outcome, response.stdout) == (ProgramOutcome.SIGNAL, "")
     assert response.signal in ("SIGSYS", "SIGSEGV")  # the second where the kernel has no such entry at all
 
 
-async def test_priorities_can_only_be_lowered(client: SandboxClient) -> None:
+def test_priorities_can_only_be_lowered(daemon: Daemon) -> None:
     calls = [
         "os.nice(-5)",
         "os.setpriority(os.PRIO_PROCESS, 0, -20)",
@@ -234,18 +233,18 @@ async def test_priorities_can_only_be_lowered(client: SandboxClient) -> None:
         "libc.mlockall(3)",
         "__import__('resource').setrlimit(__import__('resource').RLIMIT_RTPRIO, (1, 1))",
     ]
-    response = await attack(client, tried(*calls))
-    assert set(response.stdout.split()) <= {"PermissionError", "ValueError", "-1", "0"}
-    assert response.stdout.split()[:3] == ["PermissionError"] * 3
+    found = names(daemon, *calls)
+    assert set(found) <= {"PermissionError", "ValueError", "-1", "0"}
+    assert found[:3] == ["PermissionError"] * 3
 
 
-async def test_ones_own_slot_cannot_be_made_to_wait_by_joining_its_group(client: SandboxClient) -> None:
+def test_ones_own_slot_cannot_be_made_to_wait_by_joining_its_group(daemon: Daemon) -> None:
     calls = [
         "os.setpgid(0, os.getppid())",
         "os.setpriority(os.PRIO_PGRP, 0, 19)",
         "os.setpriority(os.PRIO_PGRP, os.getppid(), 19)",
         "os.setpriority(os.PRIO_USER, os.getuid(), 19)",
     ]
-    before = [process.nice() for process in slot_processes(client)]
-    await attack(client, tried(*calls))
-    assert [process.nice() for process in slot_processes(client)] == before
+    before = [process.nice() for process in daemon.slots()]
+    attack(daemon, tried(*calls))
+    assert [process.nice() for process in daemon.slots()] == before

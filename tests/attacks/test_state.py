@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
-from rocstar.sandbox.client import SandboxClient
-from tests.attacks.support import attack, promised, tried
-from tests.sandbox.support import run
+from tests.attacks.support import attack, names, promised
+from tests.sandbox.driver import Daemon
 
 LOOK = """
 import os, fcntl, signal, resource, socket, sys
@@ -69,29 +68,29 @@ MARKS = {
 }
 
 
-async def mark(client: SandboxClient, action: str) -> str:
+def mark(daemon: Daemon, action: str) -> str:
     code = f"""
 import ctypes, fcntl, os, resource, signal, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 try: {action}
 except (OSError, ValueError) as error: pass
 """
-    return str((await run(client, code)).outcome)
+    return str(daemon.run(code).outcome)
 
 
 @pytest.mark.parametrize("name", MARKS)
-async def test_a_mark_of_the_last_program_is_not_to_be_seen(client: SandboxClient, name: str) -> None:
-    promised(client, "L2", "L3")
-    await run(client, "1")
-    before = await run(client, LOOK)
-    await mark(client, MARKS[name])
-    after = await run(client, LOOK)
+def test_a_mark_of_the_last_program_is_not_to_be_seen(daemon: Daemon, name: str) -> None:
+    promised(daemon, "L2", "L3")
+    daemon.run("1")
+    before = daemon.run(LOOK)
+    mark(daemon, MARKS[name])
+    after = daemon.run(LOOK)
     assert (before.outcome, before.stdout) == (ProgramOutcome.OK, after.stdout), after.stderr
     assert after.attempt == 1
 
 
-async def test_everything_that_is_numbered_starts_anew(client: SandboxClient) -> None:
-    promised(client, "L3")  # without a file system and process numbers of their own, programs see those of the machine
+def test_everything_that_is_numbered_starts_anew(daemon: Daemon) -> None:
+    promised(daemon, "L3")  # without a file system and process numbers of their own, programs see those of the machine
     code = """
 import os
 print(os.getpid(), os.getppid())
@@ -106,25 +105,25 @@ for n in range(50):
 """
     seen = []
     for _ in range(3):
-        assert (await run(client, busy)).outcome is ProgramOutcome.OK
-        seen.append((await run(client, code)).stdout)
+        assert daemon.run(busy).outcome is ProgramOutcome.OK
+        seen.append(daemon.run(code).stdout)
     assert seen == ["2 1\n1 [2, 3]\n"] * 3
 
 
-async def test_number_of_processes_that_a_program_started_is_not_to_be_seen(client: SandboxClient) -> None:
-    promised(client, "L3")
+def test_number_of_processes_that_a_program_started_is_not_to_be_seen(daemon: Daemon) -> None:
+    promised(daemon, "L3")
     seen = []
     for count in (1, 7):
         code = f"import os\nfor n in range({count}):\n    if os.fork() == 0: os._exit(0)\n    os.wait()"
-        assert (await run(client, code)).outcome is ProgramOutcome.OK
-        seen.append((await run(client, "import os\nos.getpid()")).value)
+        assert daemon.run(code).outcome is ProgramOutcome.OK
+        seen.append(daemon.run("import os\nos.getpid()").value)
     assert seen[0] == seen[1]
 
 
-async def test_nothing_of_an_earlier_call_lies_in_memory(client: SandboxClient) -> None:
+def test_nothing_of_an_earlier_call_lies_in_memory(daemon: Daemon) -> None:
     needle = "needle-" + "x7f3" * 3
     code = f"import sys\nprint({needle!r})\nopen('out', 'w').write({needle!r})\nraise ValueError({needle!r})"
-    await run(client, code, stdin=needle * 1000, files={needle: needle.encode() * 1000}, fetch=("out",))
+    daemon.run(code, stdin=needle * 1000, files={needle: needle.encode() * 1000}, fetch=("out",))
     # Searches the heaps page by page, for the needle in two halves and, to see that it works, for another text.
     look = f"""
 import ctypes, os, sys
@@ -145,12 +144,12 @@ control = (b"con", b"trol-%d" % len(sys.argv))
 kept = b"".join(control)
 print(count({needle[:9].encode()!r}, {needle[9:].encode()!r}), count(*control) > 0)
 """
-    assert (await run(client, look)).stdout == "0 True\n"
+    assert daemon.run(look).stdout == "0 True\n"
 
 
-async def test_what_lies_in_sockets_that_only_they_reach_is_gone(client: SandboxClient) -> None:
+def test_what_lies_in_sockets_that_only_they_reach_is_gone(daemon: Daemon) -> None:
     """The kernel collects such descriptors some milliseconds after the program's end."""
-    promised(client, "L3")
+    promised(daemon, "L3")
     leave = """
 import array, os, socket
 listener = socket.socket(socket.AF_UNIX); listener.bind("\\0box"); listener.listen()
@@ -168,18 +167,18 @@ for _ in range(200):
     try: print(socket.socket(socket.AF_UNIX).bind("\\0box")); break
     except OSError: time.sleep(0.01)
 """
-    assert (await run(client, leave)).stdout == "left\n"
-    assert (await run(client, look)).stdout == "True 1\nNone\n"
+    assert daemon.run(leave).stdout == "left\n"
+    assert daemon.run(look).stdout == "True 1\nNone\n"
 
 
-async def test_shared_memory_and_attributes_are_no_letterbox(client: SandboxClient) -> None:
-    promised(client, "L3")
+def test_shared_memory_and_attributes_are_no_letterbox(daemon: Daemon) -> None:
+    promised(daemon, "L3")
     write = """
 import os
 from multiprocessing import shared_memory
 shared_memory.SharedMemory("box", create=True, size=64)
 """
-    await attack(client, write)
+    attack(daemon, write)
     calls = [
         "open('/dev/shm/box')",
         "os.setxattr('.', 'user.box', b'1')",
@@ -187,11 +186,11 @@ shared_memory.SharedMemory("box", create=True, size=64)
         "libc.msgget(7, 0o1600)",
         "libc.semget(7, 1, 0o1600)",
     ]
-    response = await attack(client, tried(*calls))
-    assert response.stdout.split() == ["FileNotFoundError", "PermissionError", "-1", "-1", "-1"]
+    found = names(daemon, *calls)
+    assert found == ["FileNotFoundError", "PermissionError", "-1", "-1", "-1"]
 
 
-async def test_patched_modules_are_whole_again_in_the_next_call(client: SandboxClient) -> None:
+def test_patched_modules_are_whole_again_in_the_next_call(daemon: Daemon) -> None:
     code = """
 import builtins, json, math, os, random, sys
 math.gcd = lambda *a: 42
@@ -201,12 +200,12 @@ random.seed = None
 sys.modules["json"] = None
 sys.setrecursionlimit(20)
 """
-    await run(client, code)
-    response = await run(client, "import json, math\nprint(json.dumps(math.gcd(12, 18)))")
+    daemon.run(code)
+    response = daemon.run("import json, math\nprint(json.dumps(math.gcd(12, 18)))")
     assert response.stdout == "6\n"
 
 
-async def test_what_a_program_inherits_cannot_be_written_to(client: SandboxClient) -> None:
+def test_what_a_program_inherits_cannot_be_written_to(daemon: Daemon) -> None:
     code = """
 import gc
 for view in gc.get_objects() + gc.get_referents(*gc.get_objects()):
@@ -214,13 +213,13 @@ for view in gc.get_objects() + gc.get_referents(*gc.get_objects()):
     try: view[:] = b"\\xee" * len(view)
     except (TypeError, ValueError, NotImplementedError): pass
 """
-    await run(client, code)
+    daemon.run(code)
     for number in range(3):
-        response = await run(client, f"{number}")
+        response = daemon.run(f"{number}")
         assert (response.value, response.attempt) == (f"{number}", 1)
 
 
-async def test_a_database_in_the_working_directory_works(client: SandboxClient) -> None:
+def test_a_database_in_the_working_directory_works(daemon: Daemon) -> None:
     """Though its locks lock nothing."""
     code = """
 import sqlite3, subprocess, sys
@@ -234,4 +233,4 @@ for mode in ("delete", "wal"):
     subprocess.run([sys.executable, "-c", add], check=True)
     print(two.execute("select sum(x) from t").fetchone())
 """
-    assert (await attack(client, code)).stdout == "(5850,)\n(5850,)\n"
+    assert attack(daemon, code).stdout == "(5850,)\n(5850,)\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -95,10 +97,40 @@ class Daemon:
             self.early[frame.number] = frame
         return wire.decode_usage(frame.body)
 
+    def begin(self, code: str = "", **fields: Any) -> int:
+        """The number of a call whose program has done this, and sleeps."""
+        name = f"begun-{self.number + 1}"
+        number = self.submit(
+            f"{code}\nimport ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}')\ntime.sleep(60)", **fields
+        )
+        assert eventually(lambda: name in map(name_of, self.below()))
+        return number
+
+    def cancel(self, number: int) -> Response:
+        self.send(Kind.CANCEL, number=number)
+        return self.answer(number)
+
     def below(self) -> list[psutil.Process]:
         """All that lives below the daemon."""
         every = psutil.Process(self.process.pid).children(recursive=True)
-        return [process for process in every if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in every if not ended(process)]
+
+    def zygotes(self, depth: int = 1) -> list[psutil.Process]:
+        """Below the daemon come its zygotes, a keeper per slot, the slot, and its program."""
+        row = [psutil.Process(self.process.pid)]
+        for _ in range(depth):
+            row = [child for process in row for child in children(process)]
+        return row
+
+    def keepers(self) -> list[psutil.Process]:
+        return self.zygotes(2)
+
+    def slots(self) -> list[psutil.Process]:
+        return self.zygotes(3)
+
+    def programs(self) -> list[psutil.Process]:
+        """First processes of programs."""
+        return self.zygotes(4)
 
     def close(self) -> None:
         self.socket.close()
@@ -109,6 +141,38 @@ class Daemon:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def ended(process: psutil.Process) -> bool:
+    """Dead, whether or not somebody has collected it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def eventually(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> bool:
+    """Whether it comes true; the time is a bound on a wait, not a measurement."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())
 
 
 def unread(daemon: Daemon) -> Iterable[Frame]:
