@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -260,7 +260,7 @@ class Asked(NamedTuple):
 class Reply(NamedTuple):
     """What goes back."""
 
-    body: bytes | AsyncIterator[bytes]
+    body: bytes | AsyncGenerator[bytes]
     status: int = 200
     headers: Mapping[str, str] = {}
     media_type: str = "application/json"

@@ -103,7 +103,7 @@ class McpEndpoint:
         server = await asyncio.to_thread(server_of, self.service, self.sessions)
         from mcp.server.transport_security import TransportSecuritySettings
 
-        # Made for its session manager, which is all we serve of it; hosts and origins are the Guard's business.
+        # Made for its session manager, which is all we serve of it; hosts and origins are the application's business.
         unguarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         server.streamable_http_app(stateless_http=True, json_response=True, transport_security=unguarded)
         ready = asyncio.Event()

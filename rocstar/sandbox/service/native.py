@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -128,7 +128,7 @@ def answer(service: Service, response: Response) -> Reply:
 
 def full(response: Response) -> bytes:
     """All its fields as JSON, also those that have their default."""
-    return core.encode({name: getattr(response, name) for name in response.__struct_fields__})
+    return core.encode(structs.asdict(response))
 
 
 def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
@@ -151,7 +151,7 @@ async def batch(asked: Asked) -> Reply:
 async def stream(asked: Asked) -> Reply:
     calls = decode_batch(asked.body)
 
-    async def lines() -> AsyncIterator[bytes]:
+    async def lines() -> AsyncGenerator[bytes]:
         async with aclosing(results_of(asked.service, calls)) as finished:
             async for index, result in finished:
                 yield b'{"index":%d,"result":%b}\n' % (index, result)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rocstar.sandbox.service.app import Metrics, application
+from rocstar.sandbox.service.app import Application, Metrics
 from rocstar.sandbox.service.core import LOG, Service, Settings, encode
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
         self.service = Service(settings, client, metrics.ended)
         metrics.watch(self.service)
         config = uvicorn.Config(
-            application(settings, self.service, metrics),
+            Application(settings, self.service, metrics),
             http=bounded(settings.request_seconds),
             ws="websockets-sansio",
             ws_max_size=MESSAGE_BYTES,
@@ -167,18 +167,20 @@ class BoundedProtocol(HttpToolsProtocol):
             task.cancel()  # type: ignore[attr-defined]
 
     def arrived(self) -> None:
+        self.whole = True
         if self.arriving is not None:
             self.arriving.cancel()
             self.arriving = None
 
     def data_received(self, data: bytes) -> None:
-        if self.arriving is None:
-            self.arriving = self.loop.call_later(self.request_seconds, self.end, TOO_SLOW)
+        self.whole = False
         if self.header_bytes is not None:
             self.header_bytes += len(data)
         super().data_received(data)
         if self.header_bytes is not None and self.header_bytes > MAX_HEADER_BYTES:
             self.end(TOO_LARGE)
+        elif not self.whole and self.arriving is None:
+            self.arriving = self.loop.call_later(self.request_seconds, self.end, TOO_SLOW)
 
     def on_headers_complete(self) -> None:
         self.header_bytes = None
