@@ -403,7 +403,7 @@ def make_tokenizer(folder: Path, case: Case) -> Codec:
 
 
 def python_tool() -> Sequence[ToolSpec]:
-    return tools_of(Recipe(), SandboxClient(slots=1, preload=())).specs
+    return tools_of(Recipe(), SandboxClient(daemons=0)).specs
 
 
 def command(*arguments: str) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -271,7 +272,7 @@ def _served() -> bool:
 def _start(
     path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
-    from rocstar.recipe import load_recipe, recipe_text
+    from rocstar.recipe import load_recipe, recipe_text, resolved_from_json
     from rocstar.runs.folder import RunFolder, refuse_place
     from rocstar.training.material import read_material
 
@@ -291,6 +292,7 @@ def _start(
     need("train")
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
+    material = replace(material, recipe=resolved_from_json(folder.resolved))  # what a resumed run reads
     _carry_out(material, folder, resume=False, as_json=as_json)
 
 

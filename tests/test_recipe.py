@@ -397,9 +397,11 @@ def test_stages_need_brackets_and_names_of_their_own(folder: Path) -> None:
 
 def test_the_recipes_of_the_page_load(folder: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text()
-    base, child = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    base, elsewhere, child = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (folder / "base.toml").write_text(base)
     (folder / "child.toml").write_text(child)
+    (folder / "elsewhere.toml").write_text(elsewhere)
+    assert len(load_recipe("elsewhere.toml").sandbox.urls) == 2
     recipe = load_recipe("child.toml")
     assert [(s.name, s.steps) for s in recipe.stage] == [
         ("cold_start", 450),

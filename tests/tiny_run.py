@@ -196,6 +196,8 @@ def results(folder: Path) -> dict[str, Any]:
     kept = {str(f.relative_to(run)): json.loads(f.read_text()) for f in run.glob("evals/*/*/result.json")}
     for result in kept.values():
         del result["setup"]["git"]  # a commit may come between
+        data = result["setup"]["data"]
+        data["test_files"] = [str(Path(file).relative_to(folder)) for file in data["test_files"]]
     return kept
 
 

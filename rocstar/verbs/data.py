@@ -121,7 +121,7 @@ def _recipe(path: Path | None, settings: list[str]) -> Recipe:
     for key in (text.partition("=")[0].strip() for text in settings):
         if not key.startswith(READ):
             raise ConfigError(f"{key} is not read here; it reads {', '.join(READ)}")
-    return changed(Recipe(), settings, {}) if path is None else load_recipe(path, settings)
+    return changed(Recipe(), ["data.source=files", *settings], {}) if path is None else load_recipe(path, settings)
 
 
 def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
