@@ -107,7 +107,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     await loop.connect_accepted_socket(lambda: queue, client)
     lost = asyncio.create_task(pools.failed.wait())
     gone = asyncio.create_task(queue.gone.wait())
-    watching = asyncio.create_task(watch.watch(pools.workers, queue.sessions.end_idle))
+    watching = asyncio.create_task(watch.watch(pools.workers, queue.sessions.look))
     await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
 
 

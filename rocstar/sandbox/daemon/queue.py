@@ -189,7 +189,8 @@ class Queue(asyncio.Protocol):
         """None: nothing of it ran, and it is placed on another slot."""
         queued.run = None
         queued.moves += 1
-        if response is None and queued.moves > MAX_MOVES:
+        # Each slot may have run a program that started processes, and starts none after that.
+        if response is None and queued.moves > MAX_MOVES + self.settings.slots:
             response = verdict.fault(queued.call.id, f"{queued.moves} slots in a row could not start it")
         if response is not None:
             self.finish(queued, response)

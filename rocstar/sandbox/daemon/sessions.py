@@ -34,6 +34,7 @@ from rocstar.sandbox.slot.channel import Cell, Ended, Notebook
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
 SWEEP_PAUSE = 0.001  # for what was killed to die
+OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: it has got around the kernel's, which its own process sets
 SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
 
 
@@ -44,6 +45,9 @@ class Session:
     pipes: Pipes | None = None
     run: CellRun | None = None
     free = True
+    notebook = 0
+    """Its process, and the CPU it had used when its last cell ended; 0 before that."""
+    cpu_seconds = 0.0
 
     def __init__(self, name: str, limits: Limits) -> None:
         self.name, self.limits, self.used = name, limits, time.monotonic()
@@ -52,6 +56,10 @@ class Session:
 
     def is_idle(self) -> bool:
         return self.free and all(cell.answered for cell in self.queue)
+
+    def has_overspent(self) -> bool:
+        """Between two cells."""
+        return self.notebook > 0 and watch.cpu_seconds(self.notebook) > self.cpu_seconds + OVERSPENT_SECONDS
 
     def complaint(self, limits: Limits) -> str:
         """Memory and processes are those of the whole session."""
@@ -75,7 +83,8 @@ class CellRun(Run):
 
     def start(self, pipes: Pipes) -> None:
         call, limits = self.call, self.call.limits
-        self.cpu_before = watch.cpu_seconds(self.find_notebook(), with_children=True)
+        self.own_cpu_before = watch.cpu_seconds(self.find_notebook())
+        self.cpu_before = watch.cpu_seconds(self.notebook, with_children=True)
         pipes.room[0] = limits.output_bytes
         self.begin(pipes)
         pipes.watch(pipes.control, self.on_read)
@@ -98,6 +107,10 @@ class CellRun(Run):
     def stop(self, reason: str) -> None:
         if not self.over:
             super().stop(reason)
+
+    def has_overspent(self) -> bool:
+        spent = watch.cpu_seconds(self.find_notebook()) - self.own_cpu_before
+        return spent > self.call.limits.cpu_seconds + OVERSPENT_SECONDS
 
     def on_read(self) -> None:
         super().on_read()
@@ -229,6 +242,9 @@ class Sessions:
 
     def done(self, session: Session, cell: Queued, response: Response | None) -> None:
         """A cell that was started has ended."""
+        if session.run is not None:
+            session.notebook = session.run.notebook
+            session.cpu_seconds = watch.cpu_seconds(session.notebook)
         session.used, session.free, session.run = time.monotonic(), True, None
         if response is not None and response.state_lost:
             self.end(session)
@@ -260,8 +276,15 @@ class Sessions:
         if session.pipes is not None:
             session.pipes.close()
 
-    def end_idle(self) -> None:
-        """To be called now and then."""
-        oldest = time.monotonic() - self.settings.session_idle_seconds
-        for session in [each for each in self.alive.values() if each.used < oldest and each.is_idle()]:
-            self.end(session)
+    def look(self) -> None:
+        """To be called now and then: end what has been idle for too long, and what uses CPU that it may not use. The
+        kernel's limit is set by the session's own process, where a cell or a thread that it left can lift it."""
+        now = time.monotonic()
+        for session in [*self.alive.values()]:
+            if session.run is not None and session.run.has_overspent():
+                session.run.stop("cpu")
+            elif session.free and session.notebook and session.worker is not None:  # a thread may start others
+                watch.kill_others(session.worker.process, session.notebook)
+            is_old = now > session.used + self.settings.session_idle_seconds
+            if session.is_idle() and (is_old or session.has_overspent()):
+                self.end(session)

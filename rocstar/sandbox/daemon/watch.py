@@ -46,8 +46,10 @@ async def watch(workers: Callable[[], Iterable[Watched]], also: Callable[[], Non
         due = time.monotonic() - LOOK_SECONDS
         for worker in workers():
             if worker.uncounted and worker.started < due and worker.on_passed is not None:
-                passed = over(worker)
-                if passed:
+                started = worker.started
+                # In a thread: the kernel takes half a second to add up processes with very many maps.
+                passed = await asyncio.to_thread(over, worker)
+                if passed and worker.started == started and worker.on_passed is not None:
                     worker.on_passed(passed)
 
 
@@ -124,7 +126,7 @@ def stat(pid: int) -> list[str]:
 
 def numbers(pid: int, name: str) -> dict[str, int]:
     """What a file of lines like `Name: 12 kB` says, in bytes where it says kB; empty when the process is gone."""
-    lines = [line.replace(":", " ").split() for line in content(pid, name).splitlines()]
+    lines = [line.replace(":", " ").split() for line in content(pid, name).split("\n")]
     pairs = [
         (line[0], int(line[1]) * (1024 if line[2:] == ["kB"] else 1))
         for line in lines
@@ -134,9 +136,10 @@ def numbers(pid: int, name: str) -> dict[str, int]:
 
 
 def content(pid: int, name: str) -> str:
-    """Of a file of the process; empty when it is gone."""
+    """Of a file of the process; empty when it is gone. A process chooses its name, which stands in some of them: any
+    bytes but a newline. As ASCII it holds no digits but those that `int` reads, and ends no line."""
     try:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
+        with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace", newline="\n") as file:
             return file.read()
     except OSError:
         return ""

@@ -359,7 +359,8 @@ class Run:
     def seen(self, reason: str, run_seconds: float, cpu_seconds: float, peak_memory_bytes: int) -> Seen:
         """All that is known of it, its last output included. reason: why we ended it."""
         (out, dropped_out), (err, dropped_err) = self.pipes.out.drain(), self.pipes.err.drain()
-        if reason not in ("output", "cancelled") and self.worker.passed():
+        out_of_memory = self.worker.passed()  # always asked: else the next call in the slot would be told of it
+        if out_of_memory and reason not in ("output", "cancelled"):
             reason = "memory"
         if not reason and dropped_out + dropped_err:
             reason = "output"
@@ -456,6 +457,7 @@ class ProgramRun(Run):
         self.worker.start(self.pipes, channel.RUN, channel.pack(Fetch(list(self.call.fetch))), self.on_ended)
 
     def fetched(self, seen: Seen, program: Ended, ended: Ended | None) -> None:
+        self.worker.passed()  # as in `seen`: what the kernel killed while it fetched is nothing of the next call's
         if ended is None:
             self.answer(verdict.fault(self.call.id, "the slot died, or did not answer, before it sent the files back"))
         else:

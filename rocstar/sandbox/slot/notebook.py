@@ -71,7 +71,10 @@ class Notebook:
             head, tail = self.answer(cell)
             if os.getpid() != self.pid:
                 os._exit(0)  # a fork of the cell that came back here
-            channel.send_report(self.control, head, tail)
+            try:
+                channel.send_report(self.control, head, tail)
+            except OSError:  # the cell has closed it, or the session is over: the status is all that can be told
+                os._exit(int(str(head["status"])))
 
     def answer(self, cell: channel.Cell) -> tuple[dict[str, object], list[bytes]]:
         """Run it; the report. While it runs signals raise exceptions; what gets past its execution is its failure."""
@@ -152,7 +155,7 @@ def main(task: channel.Notebook, control: int, base: Base) -> NoReturn:
     except (EOFError, OSError):
         pass  # the session is over
     finally:
-        os._exit(0)
+        os._exit(1)  # or the report of a cell could not be made: that is no success
 
 
 def figures() -> list[bytes]:
