@@ -14,6 +14,13 @@ from rocstar.launch import quiet_torch
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
 
+LONGEST = ("test_train.py", "test_word_problems.py", "test_own_model.py", "test_build.py", "test_families.py")
+"""Files of whole runs: where several processes share the tests, the others must not wait for these at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 @pytest.fixture
 def modules(tmp_path: Path) -> Iterator[Path]:

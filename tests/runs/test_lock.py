@@ -54,7 +54,7 @@ def test_a_program_that_outlives_the_holder_does_not_hold_the_lock_on(tmp_path: 
     folder = run(tmp_path)
     process = holder(
         folder,
-        "    import subprocess; c = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        "    import subprocess; c = subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3)\n"
         "    print('held', flush=True); print(c.pid, flush=True); time.sleep(60)",
     )
     assert process.stdout is not None
