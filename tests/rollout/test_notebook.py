@@ -20,7 +20,7 @@ from rocstar.sandbox.client import SandboxClient, Session
 from rocstar.tools.notebook import NotebookTool
 from rocstar.types import Sampling, Status, Stop, ToolCall, ToolResult, Trajectory, Verdict
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits, program, replies_in
-from tests.sandbox.support import eventually
+from tests.sandbox.driver import eventually
 
 LIMITS = ProgramLimits(wall_seconds=20.0, cpu_seconds=20.0)
 OTHER = replace(PROBLEM, id="other", question="And 3 + 3?")

@@ -127,21 +127,24 @@ class Zygote:
     """Our end of a zygote's command socket."""
 
     def __init__(self, workdirs: str, preload: tuple[str, ...] = (), compiled: bool = True) -> None:
+        self.workdirs = workdirs
         settings = {"preload": list(preload), "workdirs": workdirs, "compiled": compiled}
         self.commands, self.process = launch.start("rocstar.sandbox.slot.zygote", settings, socket.SOCK_SEQPACKET)
         self.commands.settimeout(SECONDS)
         self.hello: dict[str, Any] = json.loads(self.commands.recv(65536))
-        self.spawned = 0
+        self.slots: list[Slot] = []
 
     def spawn(self, plan: int, **more: Any) -> Slot:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = {"spawn": self.spawned, "plan": plan, "groups": [], "controllers": [], **more}
-        self.spawned += 1
+        command = {"spawn": len(self.slots), "plan": plan, "groups": [], "controllers": [], **more}
         with theirs:
             socket.send_fds(self.commands, [json.dumps(command).encode()], [theirs.fileno()])
-        return Slot(ours)
+        self.slots.append(Slot(ours))
+        return self.slots[-1]
 
     def close(self) -> None:
+        for slot in self.slots:
+            slot.connection.close()
         self.commands.close()
         self.process.wait(SECONDS)
 

@@ -89,10 +89,3 @@ def test_a_zygote_says_which_loop_its_slots_run(compiled: bool) -> None:
     with programs(compiled=compiled) as started:
         assert started.source.hello["fork_path"] == ("c" if compiled and has_compiled else "python")
         assert [started.run("1 + 1").value for _ in range(3)] == ["2", "2", "2"]
-
-
-def test_a_slot_ends_with_its_zygote_and_the_keeper_with_it() -> None:
-    with programs() as started:
-        slot = started.ready()
-        started.source.process.kill()
-        assert slot.is_closed()

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from rocstar.sandbox.call import DaemonSettings
-from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.walls import cgroups
 from rocstar.sandbox.walls.cgroups import FIRST_TO_KILL, Group, Groups, Tree
-from tests.sandbox.support import (
-    daemon_process,
-    ended,
-    eventually,
-    keeper_processes,
-    program_processes,
-    run,
-    slot_processes,
-)
+from tests.sandbox.driver import Daemon, ended, eventually
 
 OWN_V1 = "9:name=systemd:/\n8:pids:/\n4:memory:/service/worker\n0::/\n"
 MOUNTS_V1 = """\
@@ -43,14 +31,10 @@ def counted() -> Iterator[Groups]:
     found.close()
 
 
-def groups_of(client: SandboxClient) -> set[str]:
-    """Names of the groups that a daemon has made, as its slots see them."""
-    return {name for slot in slot_processes(client) for name in groups_around(slot.pid)}
-
-
-def groups_around(pid: int) -> set[str]:
-    parts = Path(f"/proc/{pid}/cgroup").read_text().replace("\n", "/").split("/")
-    return {part for part in parts if part.startswith(cgroups.PREFIX)}
+def groups_around(*processes: psutil.Process) -> set[str]:
+    """Names of the groups that a daemon has made and these are in."""
+    texts = [Path(f"/proc/{process.pid}/cgroup").read_text() for process in processes]
+    return {part for text in texts for part in text.replace("\n", "/").split("/") if part.startswith(cgroups.PREFIX)}
 
 
 def all_groups() -> set[str]:
@@ -100,28 +84,16 @@ def test_a_limit_is_written_only_when_it_changes(counted: Groups) -> None:
     assert (group.folders["pids"] / "pids.max").read_text() == "6\n"
 
 
-def test_nothing_of_them_remains_when_the_daemon_ends() -> None:
-    with SandboxClient.start(slots=2, preload=()) as client:
-        if "no_memory_cgroup" in client.info().failed_probes:
-            pytest.skip("no control group can be made here")
-        asyncio.run(run(client, "1"))
-        own = groups_of(client)
-        assert own & all_groups()
-    assert eventually(lambda: not own & all_groups())
-
-
-def test_what_a_killed_daemon_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    settings = DaemonSettings(slots=1, preload=(), skip_plans=2)
-    with SandboxClient(settings) as client:
-        client.launch()
-        client.await_hello()
-        own, family = groups_of(client), daemon_process(client).children(recursive=True)
-        folders = set(Path(tempfile.gettempdir()).glob(f"rocstar-sandbox-{os.getpid()}-*"))
-        assert folders
-        daemon_process(client).send_signal(signal.SIGKILL)
+@pytest.mark.parametrize("plan", [0, 2])
+def test_what_a_killed_daemon_left_is_removed_at_the_next_start(plan: int) -> None:
+    with Daemon(slots=1, skip_plans=plan) as daemon:
+        daemon.run("1")
+        own, family = groups_around(*daemon.slots()), daemon.below()
+        assert own & all_groups() or "no_memory_cgroup" in daemon.info.failed_probes
+        daemon.process.kill()
         assert eventually(lambda: all(map(ended, family)))
-    with SandboxClient.start(slots=1, preload=()):
-        assert eventually(lambda: not any(folder.exists() for folder in folders))
+    with Daemon(slots=1):
+        assert eventually(lambda: not Path(daemon.workdirs).exists())
         assert not own or eventually(lambda: swept(own))
 
 
@@ -131,16 +103,16 @@ def swept(own: set[str]) -> bool:
     return not own & all_groups()
 
 
-def score(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+def score(process: psutil.Process) -> int:
+    return int(Path(f"/proc/{process.pid}/oom_score_adj").read_text())
 
 
-async def test_programs_are_to_be_killed_before_their_slot_and_only_they_are_in_its_group() -> None:
-    with SandboxClient.start(slots=1, preload=()) as client:
-        task = asyncio.ensure_future(run(client, "import time\ntime.sleep(20)"))
-        assert await asyncio.to_thread(eventually, lambda: bool(program_processes(client)))
-        (program,), (slot,), (keeper,) = program_processes(client), slot_processes(client), keeper_processes(client)
-        assert [score(process.pid) for process in (program, slot, keeper)] == [FIRST_TO_KILL, *[score(os.getpid())] * 2]
-        assert not groups_around(keeper.pid)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+def test_programs_are_to_be_killed_before_their_slot_and_only_they_are_in_its_group() -> None:
+    with Daemon(slots=1) as daemon:
+        daemon.begin()
+        (program,), (slot,), (keeper,) = daemon.programs(), daemon.slots(), daemon.keepers()
+        assert [score(process) for process in (program, slot, keeper)] == [
+            FIRST_TO_KILL,
+            *[score(psutil.Process())] * 2,
+        ]
+        assert not groups_around(keeper)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.walls import cgroups
-from tests.sandbox.support import at_depth, eventually, run, slot_processes
+from tests.sandbox.driver import Daemon, eventually
 
 
 @pytest.fixture
@@ -25,17 +23,16 @@ def crowded() -> Iterator[Path]:
     found.close()
 
 
-async def test_a_zygote_that_cannot_fork_waits_and_its_calls_are_answered(crowded: Path) -> None:
-    with SandboxClient.start(slots=1, preload=()) as client:
-        assert (await run(client, "1")).value == "1"
-        (zygote,) = at_depth(client, 1)
+def test_a_zygote_that_cannot_fork_waits_and_its_calls_are_answered(crowded: Path) -> None:
+    with Daemon(slots=1) as daemon:
+        running = daemon.begin()
+        (zygote,) = daemon.zygotes()
         (crowded / "cgroup.procs").write_text(str(zygote.pid))
         (crowded / "pids.max").write_text("1")
-        slot_processes(client)[0].kill()
-        task = asyncio.ensure_future(run(client, "2"))
+        daemon.slots()[0].kill()
+        assert daemon.answer(running).outcome == "internal"
+        number = daemon.submit("2")
         refused = crowded / "pids.events"
-        assert await asyncio.to_thread(eventually, lambda: refused.read_text().strip() != "max 0")
-        assert not task.done()
+        assert eventually(lambda: refused.read_text().strip() != "max 0")
         (crowded / "pids.max").write_text("max")
-        response = await task
-        assert (response.value, zygote.is_running()) == ("2", True)
+        assert (daemon.answer(number).value, zygote.is_running()) == ("2", True)

@@ -1,23 +1,22 @@
-"""Slots, keepers and working directories of every plan, without daemon or zygote (`walls_runner`)."""
+"""Slots, keepers and working directories of every plan, from a zygote and without a daemon."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from rocstar.sandbox.walls import folders
 from rocstar.sandbox.walls.plans import PLANS
-from tests.sandbox.support import ended, eventually
+from tests.sandbox.driver import ended, eventually
+from tests.sandbox.slots import Slot, Zygote, zygote
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = [plan.name for plan in PLANS]
@@ -41,53 +40,38 @@ print([name for name in os.listdir(".") if not os.path.ismount(name)], oct(state
 """
 
 
-class Runner:
-    """A runner of some programs, and what it said."""
+@pytest.fixture
+def source() -> Iterator[Zygote]:
+    with zygote() as started:
+        yield started
 
-    def __init__(self, plan: str, folder: Path, *programs: str, python: str = sys.executable) -> None:
-        command = [python, "-P", "-m", "tests.sandbox.walls_runner", plan, f"{folder}/work/0", *programs]
-        site = os.pathsep.join([str(REPOSITORY), *sys.path[1:]])
-        environment = {**os.environ, "PYTHONPATH": site}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY)
-        self.hello = self.next()
-        if self.hello["problem"]:
-            self.process.wait()
-            pytest.skip(f"{plan} is not to be had here: {self.hello['problem']}")
 
-    def next(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return dict(json.loads(line)) if line else {}
+def slot_of(source: Zygote, plan: str) -> Slot:
+    slot = source.spawn(NAMES.index(plan))
+    if slot.hello["problem"]:
+        pytest.skip(f"{plan} is not to be had here: {slot.hello['problem']}")
+    return slot
 
-    def outputs(self) -> list[str]:
-        """Of all programs; each was followed by a fresh working directory."""
-        said = []
-        while message := self.next():
-            assert message.get("renewed", True), message
-            if "output" in message:
-                said.append(message["output"])
-        return said
 
-    def wait(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+def outputs(slot: Slot, *programs: str) -> list[str]:
+    """Of all these; each was followed by a fresh working directory."""
+    outcomes = [slot.code(code) for code in programs]
+    assert all(outcome.ended.reusable for outcome in outcomes), outcomes
+    return [outcome.stdout for outcome in outcomes]
 
 
 @pytest.mark.parametrize("plan", NAMES)
-def test_a_working_directory_is_fresh_whatever_a_program_made_of_it(plan: str, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    runner = Runner(plan, tmp_path, LOOK, EVERYTHING, LOOK, "open('b', 'w')", LOOK)
-    first, _, second, _, third = runner.outputs()
+def test_a_working_directory_is_fresh_whatever_a_program_made_of_it(source: Zygote, plan: str) -> None:
+    slot = slot_of(source, plan)
+    first, _, second, _, third = outputs(slot, LOOK, EVERYTHING, LOOK, "open('b', 'w')", LOOK)
     assert first.startswith("[]")
     assert first == second == third
-    runner.wait()
-    assert not list(tmp_path.glob("work/*")), "a keeper removes its folder when its slot ends"
+    slot.connection.close()
+    assert eventually(lambda: not list(Path(source.workdirs).glob("*"))), "a keeper removes its folder at the end"
 
 
 @pytest.mark.parametrize("plan", ["root", "user"])
-def test_files_are_numbered_from_the_start_and_reading_leaves_no_trace(plan: str, tmp_path: Path) -> None:
+def test_files_are_numbered_from_the_start_and_reading_leaves_no_trace(source: Zygote, plan: str) -> None:
     program = """
 import os
 print(os.stat(".").st_ino, [os.open(name, os.O_CREAT) and os.stat(name).st_ino for name in "abc"])
@@ -96,15 +80,13 @@ print(os.stat("a").st_atime, os.stat("d").st_atime)
 try: os.open(".", os.O_TMPFILE | os.O_RDWR)
 except OSError as error: print(error.errno)
 """
-    runner = Runner(plan, tmp_path, program, "for n in range(500): open(str(n), 'w').close()", program)
-    first, _, second = runner.outputs()
+    many = "for n in range(500): open(str(n), 'w').close()"
+    first, _, second = outputs(slot_of(source, plan), program, many, program)
     assert first == second == "1 [2, 3, 4]\n5.0 5.0\n95\n"
-    runner.wait()
 
 
 @pytest.mark.parametrize("plan", ["confined", "process"])
-def test_the_parent_of_a_working_directory_cannot_be_marked(plan: str, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+def test_the_parent_of_a_working_directory_cannot_be_marked(source: Zygote, plan: str) -> None:
     program = """
 import os
 def tried(action):
@@ -114,37 +96,27 @@ home = os.getcwd()
 print([tried(action) for action in (lambda: os.mkdir("../mark"), lambda: os.rename(home, "../moved"),
     lambda: os.listdir(".."), lambda: os.utime(".."), lambda: os.chmod("..", 0o777))])
 """
-    runner = Runner(plan, tmp_path, program)
-    assert "None" not in runner.outputs()[0]
-    runner.wait()
+    (said,) = outputs(slot_of(source, plan), program)
+    assert said and "None" not in said
 
 
 @pytest.mark.parametrize("plan", NAMES)
-@pytest.mark.parametrize("killed", ["keeper", "process"])
-def test_slot_and_keeper_end_with_each_other(plan: str, killed: str, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    runner = Runner(plan, tmp_path, "import time\ntime.sleep(60)")
-    keeper, slot = (psutil.Process(runner.hello[name]) for name in ("keeper", "process"))
-    assert slot.ppid() == keeper.pid
-    psutil.Process(runner.hello[killed]).kill()
-    assert eventually(lambda: ended(keeper) and ended(slot))
-    runner.wait()
-
-
-@pytest.mark.parametrize("plan", NAMES)
-def test_keeper_and_slot_end_with_their_zygote(plan: str, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    runner = Runner(plan, tmp_path, "import time\ntime.sleep(60)")
-    family = [psutil.Process(runner.hello[name]) for name in ("keeper", "process")]
-    runner.process.send_signal(signal.SIGKILL)
+@pytest.mark.parametrize("killed", ["keeper", "slot", "zygote"])
+def test_slot_and_keeper_end_with_each_other_and_with_their_zygote(source: Zygote, plan: str, killed: str) -> None:
+    slot = slot_of(source, plan)
+    family = [psutil.Process(slot.hello[name]) for name in ("keeper", "slot")]
+    assert family[1].ppid() == family[0].pid
+    psutil.Process(slot.hello.get(killed, source.process.pid)).kill()
     assert eventually(lambda: all(map(ended, family)))
-    runner.wait()
 
 
 @pytest.mark.parametrize("plan", ["root", "user"])
-def test_an_interpreter_below_the_working_directory_is_there_for_every_call(plan: str, tmp_path: Path) -> None:
+def test_an_interpreter_below_the_working_directory_is_there_for_every_call(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = Path(f"/tmp/rocstar-test-{os.getpid()}")
     venv.create(home / "deep/venv", symlinks=True)
+    monkeypatch.setattr(sys, "executable", str(home / "deep/venv/bin/python"))
     program = f"""
 import os, subprocess, sys
 print(sys.prefix, os.path.exists(sys.prefix + "/pyvenv.cfg"), sorted(os.listdir("/tmp")), os.listdir({str(home)!r}))
@@ -155,9 +127,8 @@ for action in (lambda: open(sys.prefix + "/x", "w"), lambda: os.rename({str(home
 open("left", "w")
 """
     try:
-        runner = Runner(plan, tmp_path, program, program, python=str(home / "deep/venv/bin/python"))
-        first, second = runner.outputs()
-        runner.wait()
+        with zygote() as source:
+            first, second = outputs(slot_of(source, plan), program, program)
     finally:
         shutil.rmtree(home)
     lines = first.splitlines()
