@@ -202,7 +202,15 @@ def _status(url: str, token: str) -> dict[str, Any]:
 
 
 def _token(file: Path | None) -> str:
-    return os.environ.get("ROCSTAR_SANDBOX_TOKEN", "") if file is None else file.read_text().strip()
+    if file is None:
+        return os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
+    try:
+        token = file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file {file} cannot be read ({error})") from None
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty; write the token there")
+    return token
 
 
 def _print(facts: dict[str, Any], as_json: bool) -> None:
@@ -224,4 +232,4 @@ def _say(sentence: str) -> None:
 def _words(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [f"{name}={item}" for name, item in value.items()]
-    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]

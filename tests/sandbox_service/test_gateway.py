@@ -147,6 +147,13 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     assert nodes[1].stop() == gateway.stop() == 0
 
 
+def test_a_node_that_joins_is_seen_before_the_first_call() -> None:
+    gateway = RunningService(accept_nodes=True)
+    node = RunningService(join=gateway.url)
+    assert eventually(lambda: Http(gateway.url).get("/v1/status")[1].get("slots") == 2)
+    assert node.stop() == gateway.stop() == 0
+
+
 def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningService]) -> None:
     node = RunningService()
     with running(nodes=(node.url,)) as url:

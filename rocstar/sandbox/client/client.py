@@ -124,6 +124,13 @@ class SandboxClient:
         """Start or connect the daemons; `await_hello`, or the first call, waits for them."""
         self._carry_out()
 
+    def attach(self) -> asyncio.AbstractEventLoop:
+        """Look after the daemons in the running loop from now on, not only from the first call on."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._attach(loop)
+        return loop
+
     def await_hello(self) -> None:
         """Wait until all are up, without an event loop. Raises SandboxDown."""
         for node in self.nodes:
@@ -223,9 +230,7 @@ class SandboxClient:
         """Raises SandboxDown when closed."""
         if self.closed:
             raise SandboxDown("the sandbox client is closed")
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._attach(loop)
+        loop = self.attach()
         return Pending(next(self._numbers), patience, session, future=loop.create_future(), **values)
 
     async def _answer(self, pending: Pending, body: bytes) -> Any:

@@ -136,6 +136,8 @@ def complaint(settings: Settings) -> str:
             f"other machines reach {settings.host}, so anybody there could run programs: set ROCSTAR_SANDBOX_TOKEN or "
             "give --token-file FILE, or say --open-to-network if only friends can reach it"
         )
+    if not settings.limits.wall_seconds > 0 or not settings.limits.memory_bytes > 0:
+        return "--wall-seconds and --memory-mb must be above 0"
     return over_limits(settings.limits, settings)
 
 
