@@ -18,7 +18,7 @@ from rocstar.sandbox import wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Isolation, Response
 from rocstar.sandbox.walls import plans
 from rocstar.sandbox.wire import Kind
-from tests.sandbox.driver import Daemon, Refused, unread
+from tests.sandbox.driver import Daemon, Refused, eventually, unread
 
 SLEEP = "import time\ntime.sleep(60)"
 MANY = """
@@ -34,38 +34,11 @@ time.sleep(20)
 SHORT_SLEEP = "import time\ntime.sleep(0.4)"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """One slot; a test may break it."""
+    """One slot; a test may break all below the daemon."""
     with Daemon(slots=1, grace_seconds=1.0) as started:
         yield started
-
-
-def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
-    """Whether it comes true; the time is a bound on a wait, not a measurement."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return bool(condition())
-
-
-def zygote(daemon: Daemon) -> psutil.Process:
-    return psutil.Process(daemon.process.pid).children()[0]
-
-
-def slot(daemon: Daemon) -> psutil.Process:
-    """Below the daemon come its zygote, a keeper for each slot, and the slot."""
-    keeper = zygote(daemon).children()[0]
-    return keeper.children()[0]
-
-
-def begun(daemon: Daemon, code: str = SLEEP, **fields: object) -> int:
-    """A call that runs."""
-    number = daemon.submit(code, **fields)
-    assert eventually(lambda: slot(daemon).children())
-    return number
 
 
 def test_calls_of_one_tier_start_in_the_order_they_came(daemon: Daemon) -> None:
@@ -85,17 +58,17 @@ def test_no_more_programs_run_at_once_than_there_are_slots() -> None:
 
 
 def test_a_call_waits_no_longer_than_its_patience(daemon: Daemon) -> None:
-    first = begun(daemon)
+    first = daemon.begin()
     response = daemon.run("1", patience_seconds=0.2)
     assert (response.outcome, response.isolation) == ("overloaded", "")
     assert "patience of 0.2 seconds" in response.message
-    daemon.send(Kind.CANCEL, number=first)
+    daemon.cancel(first)
     assert daemon.run("1", patience_seconds=0.2).value == "1"
 
 
 def test_a_full_queue_says_so_at_once() -> None:
     with Daemon(slots=1, max_queue=2) as daemon:
-        first = begun(daemon)
+        first = daemon.begin()
         waiting = [daemon.submit("1") for _ in range(2)]
         assert daemon.run("1").outcome == "overloaded"
         daemon.send(Kind.CANCEL, number=first)
@@ -110,7 +83,7 @@ def test_queueing_is_not_run_time(daemon: Daemon) -> None:
 
 
 def test_a_cancelled_program_ends_and_one_that_waits_never_runs(daemon: Daemon) -> None:
-    running, waiting = begun(daemon), daemon.submit("print('never')")
+    running, waiting = daemon.begin(), daemon.submit("print('never')")
     for number in (waiting, running, 999):
         daemon.send(Kind.CANCEL, number=number)
     answers = [daemon.answer(waiting), daemon.answer(running)]
@@ -119,11 +92,10 @@ def test_a_cancelled_program_ends_and_one_that_waits_never_runs(daemon: Daemon) 
 
 
 def test_the_same_number_twice_is_refused(daemon: Daemon) -> None:
-    first = begun(daemon)
+    first = daemon.begin()
     daemon.number -= 1
     assert "that of another call" in daemon.answer(daemon.submit("1")).message
-    daemon.send(Kind.CANCEL, number=first)
-    assert daemon.answer(first).outcome == "cancelled"
+    assert daemon.cancel(first).outcome == "cancelled"
 
 
 def test_files_go_in_and_come_back_and_the_next_call_finds_none(daemon: Daemon) -> None:
@@ -136,36 +108,33 @@ def test_files_go_in_and_come_back_and_the_next_call_finds_none(daemon: Daemon) 
 
 
 def test_files_come_back_from_a_program_that_was_ended(daemon: Daemon) -> None:
-    response = daemon.run(f"open('f', 'w').write('half')\n{SLEEP}", fetch=("f",), wall_seconds=0.5)
+    response = daemon.run(f"open('f', 'w').write('half')\n{SLEEP}", fetch=("f",), wall_seconds=0.3)
     assert (response.outcome, response.files) == ("wall_timeout", {"f": b"half"})
 
 
-def test_a_slot_that_dies_under_a_call_is_our_fault_and_is_replaced(daemon: Daemon) -> None:
-    number = begun(daemon)
-    slot(daemon).kill()
+@pytest.mark.parametrize("which", [Daemon.slots, Daemon.zygotes], ids=["slot", "zygote"])
+def test_what_dies_under_a_call_is_our_fault_and_is_replaced(
+    daemon: Daemon, which: Callable[[Daemon], list[psutil.Process]]
+) -> None:
+    number = daemon.begin()
+    which(daemon)[0].kill()
     response = daemon.answer(number)
     assert (response.outcome, response.isolation) == ("internal", "")
     assert daemon.run("1").value == "1"
 
 
 def test_a_slot_that_is_stuck_before_the_program_ran_is_our_fault(daemon: Daemon) -> None:
-    slot(daemon).suspend()
+    assert daemon.run("1").value == "1"
+    daemon.slots()[0].suspend()
     assert daemon.run("1", wall_seconds=0.1).outcome == "internal"
     assert daemon.run("1").value == "1"
 
 
 def test_a_slot_that_is_stuck_under_a_program_that_took_too_long_does_not_excuse_it(daemon: Daemon) -> None:
-    number = begun(daemon, wall_seconds=1.0)
-    slot(daemon).suspend()
+    number = daemon.begin(wall_seconds=1.0)
+    daemon.slots()[0].suspend()
     response = daemon.answer(number)
     assert (response.outcome, response.kill_reason) == ("wall_timeout", "wall")
-    assert daemon.run("1").value == "1"
-
-
-def test_a_zygote_that_dies_is_replaced(daemon: Daemon) -> None:
-    number = begun(daemon)
-    zygote(daemon).kill()
-    assert daemon.answer(number).outcome == "internal"
     assert daemon.run("1").value == "1"
 
 
@@ -199,26 +168,20 @@ def test_every_call_is_answered_once(daemon: Daemon) -> None:
 def test_usage_counts_what_runs_and_what_waits_and_the_cpu_of_programs(daemon: Daemon) -> None:
     before = daemon.usage()
     burned = daemon.run("import time\nwhile time.process_time() < 0.5: pass").cpu_seconds
-    begun(daemon)
-    daemon.submit("1")
+    running, waiting = daemon.begin(), daemon.submit("1")
     usage = daemon.usage()
+    daemon.cancel(running)
+    daemon.answer(waiting)
     assert (usage.running, usage.waiting, usage.sessions) == (1, 1, 0)
     assert usage.cpu_seconds - before.cpu_seconds >= burned >= 0.5
 
 
 def test_usage_follows_answers_and_not_each_of_them(daemon: Daemon) -> None:
+    before = len(daemon.usages)
     for _ in range(20):
         daemon.run("1")
     assert daemon.next_frame().kind is Kind.USAGE
-    assert len(daemon.usages) < 20
-
-
-def test_memory_of_a_whole_call_is_limited(daemon: Daemon) -> None:
-    if "no_memory_cgroup" in daemon.info.failed_probes:
-        pytest.skip("no memory groups here")
-    response = daemon.run(MANY, memory_bytes=128 * 2**20)
-    assert (response.outcome, response.kill_reason) == ("memory", "memory")
-    assert daemon.run("1").value == "1"
+    assert len(daemon.usages) - before < 20
 
 
 def test_a_call_is_watched_where_no_group_counts_it() -> None:
@@ -268,12 +231,14 @@ def test_it_ends_with_the_process_that_started_it_even_where_the_connection_stay
             heir.kill()
 
 
-def test_what_is_no_frame_ends_the_connection(daemon: Daemon) -> None:
+def test_what_is_no_frame_ends_the_connection() -> None:
+    daemon = Daemon()
     daemon.socket.sendall(b"\xff" * 100)
     with pytest.raises((EOFError, ConnectionError)):
         while True:
             daemon.next_frame()
-    assert daemon.process.wait(20) == 0
+    daemon.close()
+    assert daemon.process.returncode == 0
 
 
 def test_it_says_why_it_does_not_serve() -> None:
@@ -295,7 +260,7 @@ def test_hello_says_what_it_is() -> None:
 def test_no_secret_of_its_environment_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "secret")
     with Daemon() as daemon:
-        for process in (psutil.Process(daemon.process.pid), zygote(daemon)):
+        for process in (psutil.Process(daemon.process.pid), *daemon.zygotes()):
             assert "secret" not in f"{process.cmdline()} {process.environ()}"
         assert "secret" not in (daemon.run("import os\ndict(os.environ)").value or "secret")
 
@@ -342,5 +307,5 @@ def test_the_longest_answer_fits_a_frame(daemon: Daemon, byte: int, shown: str) 
 def test_a_client_that_takes_no_answers_holds_what_waits_and_loses_nothing(daemon: Daemon) -> None:
     code = f"import os\nfor _ in range({MAX_OUTPUT_BYTES // 2**16}): os.write(1, bytes([255]) * 2**16)"
     numbers = [daemon.submit(code, output_bytes=MAX_OUTPUT_BYTES) for _ in range(6)]
-    time.sleep(2.0)
+    time.sleep(0.5)
     assert all(len(daemon.answer(number).stdout) == MAX_OUTPUT_BYTES for number in numbers)
