@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +18,6 @@ def bare() -> Iterator[Programs]:
 
 
 # Output, value, exit
-
-
-def test_output_and_exit_code_come_back(bare: Programs) -> None:
-    seen = bare.run("import sys\nprint('out')\nprint('err', file=sys.stderr)")
-    assert (seen.stdout, seen.stderr, seen.exit_code, seen.head) == ("out\n", "err\n", 0, {})
 
 
 @pytest.mark.parametrize(
@@ -52,27 +45,6 @@ def test_output_and_exit_code_come_back(bare: Programs) -> None:
 def test_value_is_that_of_a_last_expression_as_ipython_shows_it(bare: Programs, code: str, value: str | None) -> None:
     seen = bare.run(code)
     assert (seen.exit_code, seen.value) == (0, value), seen.stderr
-
-
-def test_a_long_value_is_cut_and_its_rest_is_counted(bare: Programs) -> None:
-    seen = bare.run("print('a')\n'b' * 1000", output_bytes=100)
-    assert seen.stdout == "a\n"
-    assert (seen.value, seen.head["dropped"]) == ("'" + 99 * "b", 902)
-
-
-@pytest.mark.parametrize(
-    ("code", "exit_code", "stderr"),
-    [
-        ("import sys; sys.exit()", 0, ""),
-        ("exit(0)", 0, ""),
-        ("raise SystemExit(3)", 3, ""),
-        ("import sys; sys.exit('bad input')", 1, "bad input\n"),
-        ("import os; os._exit(7)", 7, ""),
-    ],
-)
-def test_exit_codes_are_those_of_the_interpreter(bare: Programs, code: str, exit_code: int, stderr: str) -> None:
-    seen = bare.run(code)
-    assert (seen.exit_code, seen.stderr) == (exit_code, stderr)
 
 
 def test_lone_surrogates_are_bytes_that_are_no_text(bare: Programs) -> None:
@@ -103,18 +75,6 @@ def test_syntax_error_names_its_line(bare: Programs) -> None:
     assert "y = = 2" in seen.stderr
 
 
-@pytest.mark.parametrize("code", ["print(1)\0", "x = '\\", "def f(:"])
-def test_code_that_cannot_be_source_is_the_programs_error(bare: Programs, code: str) -> None:
-    seen = bare.run(code)
-    assert seen.exit_code == 1 and seen.head["exception"]
-
-
-def test_exceptions_that_cannot_be_shown_are_still_reported(bare: Programs) -> None:
-    seen = bare.run("class Bad(Exception):\n    def __str__(self): raise ValueError\nraise Bad")
-    assert seen.head["exception"][0] == "Bad"
-    assert "line 3, in <module>" in seen.stderr
-
-
 def test_what_an_exception_tells_is_bounded(bare: Programs) -> None:
     seen = bare.run("raise type('E' * 10**6, (Exception,), {})('m' * 10**6)", output_bytes=10)
     assert (len(seen.head["exception"][0]), len(seen.head["exception"][1])) == (500, 2000)
@@ -124,25 +84,6 @@ def test_groups_and_causes_are_shown_with_the_programs_lines(bare: Programs) -> 
     code = "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ExceptionGroup('g', [ValueError('v')]) from e"
     seen = bare.run(code)
     assert "line 2, in <module>" in seen.stderr and "ValueError: v" in seen.stderr
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "b = bytearray(10**10)",
-        "x = []\nwhile True: x.append(bytearray(10**6))",
-        "def f(x=[]):\n    while True: x.append('y' * 1000)\nf()",
-    ],
-)
-def test_want_of_memory_is_a_memory_error(bare: Programs, code: str) -> None:
-    seen = bare.run(code, memory_bytes=64 * 2**20)
-    assert seen.exit_code == 1 and seen.head["exception"][0] == "MemoryError"
-    assert seen.stderr.endswith("MemoryError\n")
-
-
-def test_a_fork_that_comes_back_from_the_program_reports_nothing(bare: Programs) -> None:
-    seen = bare.run("import os\npid = os.fork()\nif pid: os.wait()\n'parent' if pid else 'child'")
-    assert seen.value == "'parent'"
 
 
 # What it starts with
@@ -155,10 +96,6 @@ def test_stdin_is_delivered_whole_and_then_ends(bare: Programs) -> None:
     assert bare.run("print(1)", stdin="x" * 2_000_000).stdout == "1\n"
 
 
-def test_stdin_is_empty_unless_given(bare: Programs) -> None:
-    assert bare.run("input()").head["exception"][0] == "EOFError"
-
-
 def test_it_is_main_in_an_empty_folder_with_a_clean_environment(bare: Programs) -> None:
     code = """
 import os, signal, sys
@@ -169,22 +106,6 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 """
     assert bare.run(code).stderr == ""
-
-
-def test_it_can_use_processes_threads_and_asyncio(bare: Programs) -> None:
-    code = """
-import asyncio, multiprocessing
-def double(x):
-    return 2 * x
-async def main():
-    return await asyncio.to_thread(double, 4)
-if __name__ == "__main__":
-    print(asyncio.run(main()))
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=print, args=(double(3),))
-    process.start(); process.join()
-"""
-    assert bare.run(code).stdout == "8\n6\n"
 
 
 def test_threads_and_exit_hooks_finish_before_the_call_does(bare: Programs) -> None:
@@ -206,12 +127,6 @@ def test_limits_are_those_of_the_call(bare: Programs) -> None:
     for processes, memory, open_files in cases:
         seen = bare.run(code, cpu_seconds=1.5, processes=processes, memory_bytes=memory)
         assert seen.value == str([(2, 3), (open_files, open_files), (64 * 2**20, 64 * 2**20)])
-
-
-def test_own_cpu_is_ended_by_a_signal(bare: Programs) -> None:
-    seen = bare.run("while True: pass", cpu_seconds=0.5)
-    assert seen.exit_code == -24  # SIGXCPU
-    assert seen.ended.own_cpu_seconds > 0.5
 
 
 # Random numbers
@@ -252,19 +167,12 @@ def test_the_order_of_a_set_of_strings_is_the_same_in_every_sandbox(bare: Progra
 # Files
 
 
-def test_files_lie_in_the_working_directory_and_the_next_program_finds_none(bare: Programs) -> None:
-    given = {"data/a.txt": b"hello", "module.py": b"x = 7"}
-    seen = bare.run("import module\nprint(open('data/a.txt').read(), module.x)", files=given)
-    assert seen.stdout == "hello 7\n"
-    assert bare.run("import os\nos.listdir('.')").value == "[]"
-
-
 @pytest.mark.parametrize(
     "given", [{"a": b"", "a/b": b""}, {"x" * 300: b""}, {"a\0b": b""}, {"big": bytes(65 * 2**20)}, {"/etc/x": b""}]
 )
-def test_files_that_cannot_be_written_are_refused_and_nothing_is_run(bare: Programs, given: dict[str, bytes]) -> None:
+def test_nothing_is_run_where_files_cannot_be_written(bare: Programs, given: dict[str, bytes]) -> None:
     seen = bare.run("print(1)", files=given)
-    assert "could not be written" in seen.head["refused"]
+    assert "could not be written" in seen.stderr
     assert (seen.stdout, seen.exit_code) == ("", 1)
 
 
@@ -309,14 +217,3 @@ def test_a_file_too_deep_for_a_path_comes_back(bare: Programs) -> None:
     code = "import os\nfor _ in range(60):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)\nopen('f', 'w').write('x')"
     path = "/".join(["d" * 200] * 60) + "/f"
     assert bare.run(code, path).files == {path: b"x"}
-
-
-def test_a_link_that_takes_the_place_of_a_folder_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "secret").write_text("s")
-    (tmp_path / "inside").mkdir()
-    monkeypatch.chdir(tmp_path / "inside")
-    os.symlink(tmp_path / "outside", "folder")
-    assert files.read(["folder/secret", "../outside/secret", str(tmp_path / "outside" / "secret")]) == {}

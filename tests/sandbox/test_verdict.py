@@ -133,10 +133,8 @@ def test_images_are_png_and_nothing_else() -> None:
     assert (response.images, response.value) == ((png,), "v")
 
 
-def test_a_refusal_is_believed_only_of_what_has_files_and_was_silent() -> None:
-    body = report(refused="no room")
-    call = Call(id="1", code="", files={"f": b""})
-    assert verdict.program(call, SEEN._replace(report=body), ENDED._replace(wait_status=1 << 8)).message == "no room"
-    loud = SEEN._replace(report=body, stdout=b"x")
-    assert verdict.program(call, loud, ENDED._replace(wait_status=1 << 8)).outcome is ProgramOutcome.EXIT_NONZERO
+def test_only_a_cell_with_files_can_be_refused_by_its_own_process() -> None:
+    body = report(refused="no room", status=1)
+    cell = Call(id="1", code="", files={"f": b""}, session="s", cell=2)
+    assert verdict.cell(cell, SEEN._replace(report=body)).message == "no room"
     assert told(body, status=1 << 8).outcome is ProgramOutcome.EXIT_NONZERO

@@ -57,7 +57,7 @@ class Report(Struct):
     status: Annotated[int, Meta(ge=0, le=255)] = 0
     """Exit status that a session's cell would have had."""
     refused: str = ""
-    """Why the program was not started."""
+    """Why a cell was not run."""
 
 
 class Seen(NamedTuple):
@@ -110,8 +110,7 @@ def cell(call: Call, seen: Seen) -> Response:
 
 def told(call: Call, seen: Seen, report: Report, tail: bytes, code: int | None, fetched: bytes) -> Response:
     """`code`: exit status, or minus the signal; None where we ended it. `fetched`: the report that has the files."""
-    is_silent = not (seen.reason or seen.stdout or seen.stderr)
-    if code == 1 and report.refused and is_silent and (call.files or call.stdin):  # its files did not find room
+    if code == 1 and report.refused and call.session and call.files:  # what a session did decides what can be written
         return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
     failure = None
     if code is not None and code > 0 and report.exception is not None:

@@ -69,8 +69,8 @@ def main(task: channel.Program, control: int, base: Base) -> NoReturn:
 def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int:
     """Its exit status; what there is to say goes over control."""
     refused = prepare(task) if task.files or task.stdin else ""
-    if refused:
-        channel.send_report(control, {"refused": refused})
+    if refused:  # the disk is full: what could be known before is refused by `check`
+        write_stderr(f"{refused}\n")
         return 1
     limit(bounds)
     execution = Execution(task.code, FILENAME, ModuleType("__main__"), task.output_bytes)
