@@ -231,19 +231,20 @@ def meant(error: Exception) -> BadRequest:
 
 
 async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
-    kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
     headers = [(b"content-type", reply.media_type.encode())]
     headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
     if isinstance(reply.body, bytes) and reply.status != 204:
         headers.append((b"content-length", b"%d" % len(reply.body)))
-    await send({"type": f"{kind}.start", "status": reply.status, "headers": headers})
-    if isinstance(reply.body, bytes):
-        await send({"type": f"{kind}.body", "body": reply.body})
+    if isinstance(reply.body, bytes) and scope["type"] == "http":
+        scope["answer"](reply.status, headers, reply.body)
         return
-    async with aclosing(reply.body) as parts:
-        async for part in parts:
-            await send({"type": f"{kind}.body", "body": part, "more_body": True})
-    await send({"type": f"{kind}.body", "body": b""})
+    kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
+    await send({"type": f"{kind}.start", "status": reply.status, "headers": headers})
+    if not isinstance(reply.body, bytes):
+        async with aclosing(reply.body) as parts:
+            async for part in parts:
+                await send({"type": f"{kind}.body", "body": part, "more_body": True})
+    await send({"type": f"{kind}.body", "body": reply.body if isinstance(reply.body, bytes) else b""})
 
 
 class Joining(Struct, forbid_unknown_fields=True):

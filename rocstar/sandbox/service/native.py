@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -205,6 +205,11 @@ def fetch_of(raw: Raw) -> tuple[str, ...]:
 
 
 def limits_of(given: Mapping[str, int | float], settings: Settings) -> Limits:
+    return limits_within(settings, **given)
+
+
+@lru_cache(maxsize=1024, typed=True)  # most calls of a caller have the same
+def limits_within(settings: Settings, /, **given: int | float) -> Limits:
     if unknown := sorted(given.keys() - Limits.__struct_fields__):
         known = " ".join(Limits.__struct_fields__)
         raise BadRequest(f"the request has a wrong field: there is no limit {unknown[0]!r:.80}, only {known}")
