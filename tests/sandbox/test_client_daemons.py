@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +13,7 @@ import psutil
 import pytest
 from websockets.sync.server import Server, ServerConnection, serve
 
-from rocstar.sandbox.call import Call, DaemonSettings, Isolation, Limits, Response, SandboxDown
+from rocstar.sandbox.call import Call, DaemonSettings, Limits, Response, SandboxDown
 from rocstar.sandbox.client import SandboxClient, run_once
 from rocstar.sandbox.client.node import MESSAGE_BYTES, ChildConnection
 from tests.sandbox.scripted import ScriptedDaemon
@@ -76,25 +73,6 @@ async def test_a_busy_child_that_says_nothing_for_longer_is_left_alone() -> None
         assert [each.attempt for each in responses] == [1] * 3 and process(client).pid == first
 
 
-async def test_of_several_children_the_others_take_over_at_once() -> None:
-    with started(daemons=2) as client:
-        assert client.info().slots == 4
-        calls = [asyncio.ensure_future(run(client, NAP)) for _ in range(8)]
-        await asyncio.sleep(0.2)
-        process(client, 1).kill()
-        assert {each.value for each in await asyncio.gather(*calls)} == {"'done'"}
-
-
-async def test_a_session_survives_its_daemon_by_replay() -> None:
-    with started() as client:
-        async with client.open_session(limits=LIMITS, replay=True) as session:
-            await session.run("x = 20")
-            await session.run("x += 1")
-            process(client).kill()
-            cell = await session.run("x * 2")
-            assert (cell.value, cell.replayed_cells) == ("42", 2)
-
-
 async def test_closing_ends_the_daemon_and_all_below_it() -> None:
     with started(daemons=2) as client:
         task = asyncio.ensure_future(run(client, "import time; time.sleep(60)"))
@@ -103,30 +81,6 @@ async def test_closing_ends_the_daemon_and_all_below_it() -> None:
     with pytest.raises(SandboxDown, match="was closed"):
         await task
     await ended(family)
-
-
-def test_a_daemon_ends_with_the_process_that_started_it() -> None:
-    code = (
-        "import os, time\nfrom rocstar.sandbox.client import SandboxClient\n"
-        "client = SandboxClient.start(slots=1, preload=())\n"
-        "print(client.nodes[0].connection.process.pid, flush=True)\ntime.sleep(60)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=os.getcwd())
-    assert parent.stdout is not None
-    daemon = psutil.Process(int(parent.stdout.readline()))
-    family = [daemon, *daemon.children(recursive=True)]
-    parent.kill()
-    parent.communicate()
-    asyncio.run(ended(family))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"preload": ("no_such_module",)}, "no_such_module"), ({"skip_plans": 2, "min_isolation": Isolation.L3}, "L3")],
-)
-def test_a_daemon_that_cannot_serve_says_why(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SandboxDown, match=said), started(**settings):
-        pass
 
 
 async def test_a_client_that_was_never_launched_starts_its_daemon_at_the_first_call() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.wire import Kind
-from tests.sandbox.driver import Daemon
-from tests.sandbox.test_daemon_calls import eventually
+from tests.sandbox.driver import Daemon, eventually
 
 CHILDREN = {
     "child": "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
@@ -144,9 +143,8 @@ def test_a_cell_of_an_unknown_session_is_lost(daemon: Daemon) -> None:
 
 def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Daemon) -> None:
     before = len(own.below())
-    first = own.submit("import time\ntime.sleep(60)", session="f", cell=1)
+    first = own.begin(session="f", cell=1)
     second = own.submit("1", session="f", cell=2)
-    assert eventually(lambda: len(own.below()) >= before + 3)
     own.send(Kind.CLOSE, wire.encode("f"))
     frames = own.frame(second), own.frame(first)
     assert frames[0].kind is Kind.LOST
@@ -160,10 +158,9 @@ def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Da
 
 def test_a_cancelled_cell_is_interrupted_and_one_that_waits_is_passed_over(own: Daemon) -> None:
     own.cell("g", 1, "x = 1")
-    running = own.submit("x = 2\nimport time\ntime.sleep(60)", session="g", cell=2)
+    running = own.begin("x = 2", session="g", cell=2)
     waiting = own.submit("x = 3", session="g", cell=3)
     last = own.submit("x", session="g", cell=4)
-    time.sleep(0.3)
     for number in (waiting, running):
         own.send(Kind.CANCEL, number=number)
     assert [own.answer(number).outcome for number in (waiting, running)] == ["cancelled", "cancelled"]
@@ -174,13 +171,12 @@ def test_the_session_idle_for_longest_makes_way_and_busy_ones_do_not(own: Daemon
     for name in ("one", "two", "three"):
         own.cell(name, 1, "1")
     assert lost(own, "one", 2)
-    busy = [own.submit("import time\ntime.sleep(60)", session=name, cell=2) for name in ("two", "three")]
+    busy = [own.begin(session=name, cell=2) for name in ("two", "three")]
     response = own.cell("four", 1, "1")
     assert (response.outcome, "2 sessions are busy" in response.message) == ("overloaded", True)
     assert own.usage().sessions == 2
     for number in busy:
-        own.send(Kind.CANCEL, number=number)
-        assert own.answer(number).outcome == "cancelled"
+        assert own.cancel(number).outcome == "cancelled"
 
 
 def test_an_idle_session_ends() -> None:
@@ -204,8 +200,7 @@ def test_a_session_whose_slot_is_killed_is_lost_and_others_live(own: Daemon) -> 
     before = {process.pid for process in own.below()}
     own.cell("k", 1, "y = 7")
     new = [process for process in own.below() if process.pid not in before]
-    number = own.submit("import time\ntime.sleep(60)", session="k", cell=2)
-    time.sleep(0.2)
+    number = own.begin(session="k", cell=2)
     psutil.Process(min(process.pid for process in new)).kill()  # its keeper
     response = own.answer(number)
     assert (response.outcome, response.state_lost) == ("internal", True)

@@ -48,14 +48,6 @@ def interrupt_later(session: Session) -> None:
 # What stays
 
 
-def test_names_modules_and_functions_stay(session: Session) -> None:
-    assert values(session, "import math\nx = 3", "def f():\n    return x * 2", "f() + math.gcd(4, 6)") == [
-        None,
-        None,
-        "8",
-    ]
-
-
 def test_a_failed_cell_keeps_what_it_did(session: Session) -> None:
     session.cell("x = 1\ndef fail():\n    raise ValueError(x)")
     seen = session.cell("y = 2\n\nfail()")
@@ -72,26 +64,10 @@ def test_a_failed_cell_keeps_what_it_did(session: Session) -> None:
     ]
 
 
-def test_files_stay_and_go_in_and_out(session: Session) -> None:
-    raw = bytes(range(256))
-    session.cell("1", files={"data/raw.bin": raw, "note.txt": b"n"})
-    code = "raw = open('data/raw.bin', 'rb').read()\nopen('back.bin', 'wb').write(raw[::-1])"
-    seen = session.cell(code, fetch=["back.bin", "note.txt", "missing", "data", "/etc/passwd", "../x"])
-    assert seen.value == "256"
-    assert seen.files == {"back.bin": raw[::-1], "note.txt": b"n"}
-
-
 def test_files_that_cannot_be_written_are_refused_and_the_cell_is_not_run(session: Session) -> None:
     session.cell("x = 1")
     assert "could not be written" in session.cell("x = 2", files={"a" * 300: b""}).head["refused"]
     assert values(session, "x") == ["1"]
-
-
-def test_random_numbers_go_on_and_are_those_of_the_seed(source: Zygote) -> None:
-    first, second, other = [
-        values(opened(source, seed=seed), "import random\nrandom.random()", "random.random()") for seed in (1, 1, 2)
-    ]
-    assert first == second and first[0] != first[1] and first != other
 
 
 def test_threads_and_pickles_live_on(session: Session) -> None:
@@ -156,16 +132,6 @@ def test_memory_is_limited_over_what_was_there_also_after_it_ran_out(source: Zyg
         seen = session.cell("b = bytearray(300 * 2**20)")
         assert seen.head["exception"][0] == "MemoryError"
     assert values(session, "len(bytearray(2**26))") == [str(2**26)]
-
-
-def test_stopping_the_slot_ends_everything(session: Session) -> None:
-    session.cell("import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass")
-    session.send("while True:\n    try:\n        while True: pass\n    except BaseException: pass")
-    session.stop()
-    assert session.slot.ended().stopped
-    with pytest.raises((EOFError, ConnectionResetError)):
-        session.receive()
-    session.out.text()  # nobody holds it open
 
 
 def test_a_session_ends_with_its_connection(session: Session) -> None:
