@@ -55,7 +55,7 @@ def test_status_is_what_the_service_says(service: RunningService, capsys: pytest
         (["status", "http://127.0.0.1:9"], exits.NOT_READY, "no sandbox service answers at http://127.0.0.1:9"),
         (["status", "x"], exits.USAGE, "'x' is no address of a service"),
         (["exec", "1", "--url", "ftp://x"], exits.NOT_READY, "'ftp://x' is no address of a sandbox"),
-        (["exec", "1", "--url", "http://127.0.0.1:9"], exits.NOT_READY, "http://127.0.0.1:9 did not start"),
+        (["exec", "1", "--url", "http://127.0.0.1:9"], exits.NOT_READY, "http://127.0.0.1:9 does not serve"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence(

@@ -260,7 +260,7 @@ class Node(NodeFacts):
         except BlockingIOError:
             return
         except (OSError, SandboxDown) as error:
-            self.close(f"{self.label} {'was lost' if self.up else 'did not start'}: {error}")
+            self.close(f"{self.label} {'was lost' if self.up else 'does not serve'}: {error}")
         except ValueError:
             self.close(f"{self.label} sent what cannot be read and was given up", 0.0)
 
