@@ -110,16 +110,6 @@ for n in range(50):
     assert seen == ["2 1\n1 [2, 3]\n"] * 3
 
 
-def test_number_of_processes_that_a_program_started_is_not_to_be_seen(daemon: Daemon) -> None:
-    promised(daemon, "L3")
-    seen = []
-    for count in (1, 7):
-        code = f"import os\nfor n in range({count}):\n    if os.fork() == 0: os._exit(0)\n    os.wait()"
-        assert daemon.run(code).outcome is ProgramOutcome.OK
-        seen.append(daemon.run("import os\nos.getpid()").value)
-    assert seen[0] == seen[1]
-
-
 def test_nothing_of_an_earlier_call_lies_in_memory(daemon: Daemon) -> None:
     needle = "needle-" + "x7f3" * 3
     code = f"import sys\nprint({needle!r})\nopen('out', 'w').write({needle!r})\nraise ValueError({needle!r})"

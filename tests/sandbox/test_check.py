@@ -83,10 +83,6 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-def test_there_are_a_hundred_of_them() -> None:
-    assert len(CALLS) + len(BODIES) >= 100
-
-
 @pytest.mark.parametrize("fields", CALLS, ids=[f"{n} {next(iter(call))}" for n, call in enumerate(CALLS)])
 def test_a_call_that_cannot_be_run_is_refused_with_a_sentence(daemon: Daemon, fields: dict[str, Any]) -> None:
     call = Call(**GOOD | fields)

@@ -38,12 +38,6 @@ import matplotlib.pyplot as plt, os
 plt.plot([1, 2], [3, 4]); plt.savefig("p.png")
 print(os.path.getsize("p.png") > 1000)
 """,
-    "sqlite3": """
-import sqlite3
-with sqlite3.connect("d.db") as db:
-    db.execute("pragma journal_mode=wal"); db.execute("create table t(a)"); db.execute("insert into t values (7)")
-    print(db.execute("select a from t").fetchall())
-""",
     "threads": """
 import queue, threading
 from concurrent.futures import ThreadPoolExecutor

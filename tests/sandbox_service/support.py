@@ -8,16 +8,16 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, ProgramOutcome, Response, Usage
+from tests.sandbox.driver import eventually
 
 START = """
 import sys, msgspec
@@ -117,16 +117,6 @@ def decoded(body: bytes) -> Any:
         return json.loads(body)
     except ValueError:
         return body.decode()
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Whether it comes true; the time is a bound on a wait, not a measurement."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
 
 
 class ScriptedClient:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.sandbox_service.support import Http, eventually
+from tests.sandbox.driver import eventually
+from tests.sandbox_service.support import Http
 
 FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
 

@@ -15,7 +15,8 @@ from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Kind
-from tests.sandbox_service.support import SLEEPER, Http, RunningService, eventually, running
+from tests.sandbox.driver import eventually
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
 
 
 def call(code: str, **fields: Any) -> Call:
@@ -158,7 +159,7 @@ def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningSe
     node = RunningService()
     with running(nodes=(node.url,)) as url:
         http = Http(url)
-        slow = {"code": "import time; time.sleep(9); print('done')", "limits": {"wall_seconds": 60}}
+        slow = {"code": "import time; time.sleep(4); print('done')", "limits": {"wall_seconds": 60}}
         with http.under_way("/v1/run", slow) as connection:
             assert node.stop() == 0
             assert b'"stdout":"done\\n"' in connection.recv(65536)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox_service.support import Http, RunningService, eventually
+from tests.sandbox.driver import eventually
+from tests.sandbox_service.support import Http, RunningService
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")

@@ -13,7 +13,8 @@ from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
-from tests.sandbox_service.support import Http, eventually
+from tests.sandbox.driver import eventually
+from tests.sandbox_service.support import Http
 
 
 async def check(client: Client) -> None:

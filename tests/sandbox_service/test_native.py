@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rocstar.sandbox.call import Response
-from tests.sandbox_service.support import SLEEPER, Http, eventually
+from tests.sandbox.driver import eventually
+from tests.sandbox_service.support import SLEEPER, Http
 
 
 def test_a_call_is_answered_with_every_field_of_a_response(http: Http) -> None:
@@ -18,22 +19,6 @@ def test_a_call_is_answered_with_every_field_of_a_response(http: Http) -> None:
     assert (response["id"], response["outcome"], response["stdout"]) == ("mine", "ok", "42\n")
     assert (response["value"], response["exit_code"], response["attempt"]) == ("'last'", 0, 1)
     assert response["isolation"] in ("L1", "L2", "L3", "L4")
-
-
-@pytest.mark.parametrize(
-    ("code", "outcome"),
-    [
-        ("1/0", "exception"),
-        ("import os; os._exit(3)", "exit_nonzero"),
-        ("import os; os.kill(os.getpid(), 37)", "signal"),
-        ("while True: pass", "wall_timeout"),
-        ("x = []\nwhile True: x.append(bytearray(2**23))", "memory"),
-        ("while True: print('x' * 999)", "output_limit"),
-    ],
-)
-def test_what_a_program_does_is_an_outcome_and_not_an_error_of_the_service(http: Http, code: str, outcome: str) -> None:
-    limits = {"wall_seconds": 0.5, "cpu_seconds": 5} if outcome == "wall_timeout" else {"wall_seconds": 10}
-    assert http.run(code, limits=limits)["outcome"] == outcome
 
 
 def test_an_exception_has_its_type_message_and_line(http: Http) -> None:
@@ -54,16 +39,6 @@ def test_files_of_text_and_bytes_go_in_and_come_back(http: Http) -> None:
     response = http.run(code, files=files, fetch=["back", "note", "missing"])
     found = {path: base64.b64decode(text) for path, text in response["files"].items()}
     assert found == {"back": raw[::-1], "note": "ä".encode()}
-
-
-def test_the_most_that_one_program_may_give_back_is_given_back(http: Http) -> None:
-    code = (
-        "import os\nopen('f', 'wb').write(b'x' * (16 * 2**20 - 10))\n"
-        "for _ in range(63): os.write(1, bytes([255]) * 65536)"
-    )
-    response = http.run(code, fetch=["f"], limits={"output_bytes": 4 * 2**20, "wall_seconds": 20})
-    assert (response["outcome"], len(response["stdout"])) == ("ok", 63 * 65536)
-    assert len(base64.b64decode(response["files"]["f"])) == 16 * 2**20 - 10
 
 
 def test_a_notebook_is_answered_cell_by_cell(http: Http) -> None:
@@ -90,7 +65,7 @@ def test_a_batch_is_answered_in_its_order_and_one_bad_call_does_not_spoil_it(htt
 
 
 def test_a_stream_gives_each_result_as_it_finishes(http: Http) -> None:
-    calls = [{"code": "import time; time.sleep(1.5)"}, {"code": "print('quick')"}]
+    calls = [{"code": "import time; time.sleep(0.5)"}, {"code": "print('quick')"}]
     status, text = http.post("/v1/stream", {"calls": calls})
     lines = [json.loads(line) for line in text.splitlines()]
     assert (status, [line["index"] for line in lines]) == (200, [1, 0])

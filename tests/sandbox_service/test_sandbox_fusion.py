@@ -59,10 +59,6 @@ def test_a_failed_program_is_failed(http: Http, code: str, state: str, return_co
     assert isinstance(answer["run_result"]["stdout"] + answer["run_result"]["stderr"], str)
 
 
-def test_only_the_code_is_needed(http: Http) -> None:
-    assert http.post("/run_code", {"code": "print(1)"})[1]["run_result"]["stdout"] == "1\n"
-
-
 def test_files_come_along_be_they_text_or_not(http: Http) -> None:
     raw = bytes(range(256))
     files = {"a/b.txt": base64.b64encode("grüße".encode()).decode(), "none": None}
@@ -134,11 +130,6 @@ def test_a_notebook_out_of_time_keeps_the_cells_that_ran(http: Http) -> None:
     finished, late = answer["cells"]
     assert (finished["stdout"], finished["error"]) == ("1\n", [])
     assert [error["ename"] for error in late["error"]] == ["TimeoutError"]
-
-
-def test_nothing_is_kept_between_notebooks(http: Http) -> None:
-    run_jupyter(http, ["kept = 1"])
-    assert run_jupyter(http, ["kept"])["cells"][0]["error"][0]["ename"] == "NameError"
 
 
 def test_what_is_written_past_pythons_streams_belongs_to_its_cell(http: Http) -> None:

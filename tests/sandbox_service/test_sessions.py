@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import concurrent.futures
 import json
 import threading
 from collections.abc import Iterator
@@ -12,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.sandbox_service.support import SLEEPER, Http, RunningService, eventually, running
+from tests.sandbox.driver import eventually
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
 
 
 class Notebook:
@@ -47,36 +46,6 @@ def test_names_and_files_stay_between_requests_and_a_failed_cell_keeps_what_it_d
     assert (failed["id"], failed["outcome"], failed["exception"]["type"]) == ("mine", "exception", "ZeroDivisionError")
     assert notebook.run("x * y, open('f').read()")["value"] == "(100, 'kept')"
     assert notebook.http.get(notebook.path)[1]["cells"] == 3
-
-
-def test_files_of_text_and_bytes_go_in_and_come_back(notebook: Notebook) -> None:
-    raw = bytes(range(256))
-    files = {"raw": {"base64": base64.b64encode(raw).decode()}, "note": "ä"}
-    code = "open('back', 'wb').write(open('raw', 'rb').read()[::-1]);"
-    response = notebook.run(code, files=files, fetch=["back", "note", "missing"])
-    found = {path: base64.b64decode(text) for path, text in response["files"].items()}
-    assert found == {"back": raw[::-1], "note": "ä".encode()}
-
-
-def test_a_seed_makes_a_session_repeat(http: Http) -> None:
-    drawn = []
-    for seed in (5, 5, 6):
-        notebook = Notebook(http, seed=seed)
-        drawn.append([notebook.run(cell)["value"] for cell in ("import random", "random.random()", "random.random()")])
-        notebook.close()
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-def test_a_cell_over_its_limit_is_interrupted_and_one_deaf_to_that_loses_the_state(http: Http) -> None:
-    notebook = Notebook(http, limits={"wall_seconds": 0.3})
-    notebook.run("x = 1")
-    interrupted = notebook.run("while True: pass")
-    assert (interrupted["outcome"], interrupted["state_lost"]) == ("wall_timeout", False)
-    assert notebook.run("x")["value"] == "1"
-    killed = notebook.run("sum(range(10**12))")
-    assert (killed["outcome"], killed["state_lost"]) == ("wall_timeout", True)
-    assert notebook.run("x")["exception"]["type"] == "NameError"
-    notebook.close()
 
 
 @pytest.mark.parametrize(
@@ -119,15 +88,6 @@ def test_hanging_up_ends_the_cell(http: Http) -> None:
     assert eventually(lambda: http.status("running") == 0)
     assert notebook.run("1")["outcome"] == "ok"
     notebook.close()
-
-
-def test_cells_of_one_session_run_one_at_a_time(notebook: Notebook) -> None:
-    notebook.run("seen = []")
-    cell = "import time; n = len(seen); time.sleep(0.05); seen.append(n)"
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        cells = [pool.submit(notebook.run, cell) for _ in range(8)]
-        assert all(each.result()["outcome"] == "ok" for each in cells)
-    assert notebook.run("seen")["value"] == str(list(range(8)))
 
 
 def test_a_session_whose_daemon_died_is_gone_unless_it_is_replayed() -> None:
