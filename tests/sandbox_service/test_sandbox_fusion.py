@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from tests.sandbox_service.support import SLEEPER, Http
+from rocstar.sandbox.call import Response, ServiceOutcome
+from rocstar.sandbox.service import sandbox_fusion
+from rocstar.sandbox.service.core import Service, Settings
+from tests.sandbox_service.support import Http, ScriptedClient
 
 VERL: dict[str, Any] = {
     "compile_timeout": 10,
@@ -82,12 +85,14 @@ def test_what_is_not_served_is_422_with_a_detail(http: Http, fields: dict[str, A
     assert (status, set(answer)) == (422, {"detail"})
 
 
-def test_when_we_cannot_run_it_verl_is_asked_to_come_again(http: Http) -> None:
-    with http.under_way("/v1/batch", {"calls": [SLEEPER] * 8}, running=4):
-        message = json.dumps({**VERL, "code": "1", "compile_timeout": 0}).encode()
-        status, answer, headers = http.send("POST", "/run_code", message)
-    assert (status, answer["status"], answer["run_result"]) == (504, "SandboxError", None)
-    assert int(headers["retry-after"]) >= 1
+def test_when_we_cannot_run_it_verl_is_asked_to_come_again() -> None:
+    """The longest wait is verl's own, of seconds: nobody is waited for here."""
+    service: Any = Service(Settings(), cast(Any, ScriptedClient()), lambda response: None)
+    overloaded = Response(id="", outcome=ServiceOutcome.OVERLOADED, message="busy")
+    reply = sandbox_fusion.answer(service, overloaded, overloaded.outcome, {}, {"run_result": None}, {})
+    said = json.loads(reply.body)
+    assert (reply.status, said["status"], said["run_result"], said["message"]) == (504, "SandboxError", None, "busy")
+    assert int(dict(reply.headers)["retry-after"]) >= 1
 
 
 def test_absolute_paths_of_the_working_directory_are_served_under_the_name_asked_for(http: Http) -> None:
