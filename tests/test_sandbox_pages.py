@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +18,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("sandbox*.md"))
 PORTS = (8700, 8701)
 """Of the services that pages take for running."""
-START_SECONDS = 60.0
 CLIENTS = ("exec", "status", "probe")  # verbs that end by themselves
 
 
@@ -43,33 +40,23 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def services() -> Iterator[dict[int, int]]:
     """The port that stands in for each of PORTS."""
-    ports = {port: free_port() for port in PORTS}
-    serve = [sys.executable, "-m", "rocstar", "sandbox", "serve", "--preload", "", "--port"]
-    started = [subprocess.Popen([*serve, str(port)], cwd=ROOT) for port in ports.values()]
+    serve = [sys.executable, "-m", "rocstar", "sandbox", "serve", "--preload", "", "--port", "0"]
+    started = [subprocess.Popen(serve, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in PORTS]
     try:
-        for port, process in zip(ports.values(), started, strict=True):
-            wait_for(port, process)
-        yield ports
+        yield {port: port_of(process) for port, process in zip(PORTS, started, strict=True)}
     finally:
         for process in started:
             process.terminate()
-            process.wait()
+            process.communicate()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            return socket.create_connection(("127.0.0.1", port), 1.0).close()
-        except OSError:
-            time.sleep(0.05)
-    pytest.fail(f"no service at port {port}: it ended, or did not start within {START_SECONDS} seconds")
+def port_of(service: subprocess.Popen[str]) -> int:
+    """Of the address that it names when it is up."""
+    assert service.stderr is not None
+    said = service.stderr.readline()
+    found = re.search(r"http://[^:]+:(\d+)", said)
+    assert found, said + service.communicate()[1]
+    return int(found[1])
 
 
 def here(text: str, services: dict[int, int]) -> str:

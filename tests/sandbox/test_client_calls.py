@@ -191,14 +191,14 @@ async def test_a_frozen_daemon_is_noticed_and_its_calls_sent_elsewhere(
 ) -> None:
     one, _ = pair
     one.silent = True
-    with connected(*pair, silent_seconds=0.5) as client:
+    with connected(*pair, silent_seconds=1.0) as client:
         responses = await asyncio.gather(*(run(client, "ok", id=f"{n}") for n in range(20)))
     assert {(each.node, each.attempt) for each in responses} == {("b", 1), ("b", 2)}
     assert sent_calls(one, Kind.PING), "it was asked for a sign of life first"
 
 
 async def test_a_busy_daemon_that_answers_pings_is_left_alone(daemon: ScriptedDaemon) -> None:
-    with connected(daemon, silent_seconds=0.3) as client:
+    with connected(daemon, silent_seconds=1.0) as client:
         task = asyncio.ensure_future(run(client, "hang"))
         await until(lambda: len(sent_calls(daemon, Kind.PING)) > 15)
         assert client.nodes[0].up and not task.done()

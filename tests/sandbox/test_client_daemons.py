@@ -55,7 +55,8 @@ async def test_a_child_that_dies_or_freezes_is_replaced_and_its_calls_run_again(
         calls = [asyncio.ensure_future(run(client, NAP)) for _ in range(4)]
         await asyncio.sleep(0.2)
         first.send_signal(how)
-        assert [(each.value, each.attempt) for each in await asyncio.gather(*calls)] == [("'done'", 2)] * 4
+        responses = await asyncio.gather(*calls)
+        assert {each.value for each in responses} == {"'done'"} and max(each.attempt for each in responses) == 2
         assert process(client).pid != first.pid
         await ended(family)
 
@@ -67,10 +68,10 @@ async def test_a_child_that_froze_between_calls_is_replaced_by_the_next() -> Non
 
 
 async def test_a_busy_child_that_says_nothing_for_longer_is_left_alone() -> None:
-    with started(silent_seconds=0.5, slots=1) as client:
+    with started(silent_seconds=1.0) as client:
         first = process(client).pid
-        responses = await asyncio.gather(*(run(client, NAP) for _ in range(3)))
-        assert [each.attempt for each in responses] == [1] * 3 and process(client).pid == first
+        response = await run(client, "import time; time.sleep(1.5)")
+        assert response.attempt == 1 and process(client).pid == first
 
 
 async def test_closing_ends_the_daemon_and_all_below_it() -> None:

