@@ -90,6 +90,9 @@ class Daemon:
     def cell(self, session: str, number: int, code: str, **fields: Any) -> Response:
         return self.run(code, session=session, cell=number, **fields)
 
+    def end(self, session: str) -> None:
+        self.send(Kind.CLOSE, wire.encode(session))
+
     def usage(self) -> Usage:
         """Asked for by a ping."""
         self.send(Kind.PING)

@@ -145,14 +145,14 @@ def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Da
     before = len(own.below())
     first = own.begin(session="f", cell=1)
     second = own.submit("1", session="f", cell=2)
-    own.send(Kind.CLOSE, wire.encode("f"))
+    own.end("f")
     frames = own.frame(second), own.frame(first)
     assert frames[0].kind is Kind.LOST
     closed = wire.decode_response(frames[1].body)
     assert (closed.outcome, closed.state_lost) == ("cancelled", True)
     assert eventually(lambda: len(own.below()) <= before)
     own.send(Kind.CLOSE, b"\xc1")
-    own.send(Kind.CLOSE, wire.encode("nobody's"))
+    own.end("nobody's")
     assert own.run("1").value == "1"
 
 
@@ -213,7 +213,7 @@ def test_a_session_that_is_closed_while_it_starts_leaves_nothing(own: Daemon, se
     before = len(own.below())
     number = own.submit("import time\ntime.sleep(60)", session="l", cell=1)
     time.sleep(seconds)
-    own.send(Kind.CLOSE, wire.encode("l"))
+    own.end("l")
     assert own.frame(number).kind in (Kind.RESPONSE, Kind.LOST)
     assert own.usage().sessions == 0
     assert eventually(lambda: len(own.below()) <= before)
