@@ -55,6 +55,9 @@ class Pool:
         self.workers: dict[int, Worker] = {}
         """All that are not gone, by number."""
         self.starting: set[int] = set()
+        """Numbers of workers for plain calls that are on their way."""
+        self.for_sessions: set[int] = set()
+        """Numbers that sessions have, which leave no fewer workers to plain calls."""
         self.zygote: subprocess.Popen[bytes] | None = None
         self.zygotes = 0
         self.past_cpu_seconds = 0.0
@@ -96,7 +99,7 @@ class Pool:
 
     def want(self, number: int) -> None:
         """So many calls wait for this tier: start workers for them, as far as there is room."""
-        live = sum(not worker.dead for worker in self.workers.values())
+        live = sum(not worker.dead for number, worker in self.workers.items() if number not in self.for_sessions)
         room = self.pools.settings.slots - live - len(self.starting) if self.up else 0
         for _ in range(min(number - len(self.starting), room)):
             free = self.free_number()
@@ -105,7 +108,8 @@ class Pool:
 
     def free_number(self, *, from_the_end: bool = False) -> int:
         numbers = range(MAX_SLOTS - 1, -1, -1) if from_the_end else range(MAX_SLOTS)
-        return next(n for n in numbers if n not in self.workers and n not in self.starting)
+        taken = self.workers.keys() | self.starting | self.for_sessions
+        return next(n for n in numbers if n not in taken)
 
     async def open_until_it_works(self, number: int) -> None:
         """Start a worker; a full machine is waited for without end."""
@@ -151,6 +155,7 @@ class Pool:
     def lost(self, worker: Worker) -> None:
         """Its slot has ended. Another is started when a call needs it."""
         del self.workers[worker.number]
+        self.for_sessions.discard(worker.number)
         self.past_cpu_seconds += worker.cpu_seconds
         if worker in self.idle:
             self.idle.remove(worker)
@@ -259,11 +264,13 @@ class Pools:
                 raise SandboxDown(pool.problem)
             await asyncio.sleep(RETRY_SECONDS / 10)
         number = pool.free_number(from_the_end=True)
-        pool.starting.add(number)
+        pool.for_sessions.add(number)
+        worker = None
         try:
             worker, problem = await pool.open(self.plan, number, session=True)
         finally:
-            pool.starting.discard(number)
+            if worker is None:
+                pool.for_sessions.discard(number)
         if worker is None:
             raise SandboxDown(f"the session could not be started ({problem})")
         return worker
