@@ -272,7 +272,7 @@ def _served() -> bool:
 def _start(
     path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
-    from rocstar.recipe import load_recipe, recipe_text, resolved_from_json
+    from rocstar.recipe import load_recipe, recipe_text
     from rocstar.runs.folder import RunFolder, refuse_place
     from rocstar.training.material import read_material
 
@@ -292,7 +292,7 @@ def _start(
     need("train")
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
-    material = replace(material, recipe=resolved_from_json(folder.resolved))  # what a resumed run reads
+    material = replace(material, recipe=material.recipe.settled())  # as a resumed run reads it
     _carry_out(material, folder, resume=False, as_json=as_json)
 
 

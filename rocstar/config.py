@@ -381,4 +381,8 @@ class Recipe(Section):
 
     def resolved(self) -> dict[str, Any]:
         """As plain JSON values; nulls survive. Paths to what is there are absolute."""
-        return Recipe.model_validate(self.model_dump(), context=SETTLE).model_dump(mode="json")
+        return self.settled().model_dump(mode="json")
+
+    def settled(self) -> Recipe:
+        """The same with absolute paths, as a run works with it whether it is fresh or resumed."""
+        return Recipe.model_validate(self.model_dump(), context=SETTLE)

@@ -22,7 +22,7 @@ def test_exactly_two_commands_set_everything_up() -> None:
     lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("scripts/install")]
     assert lines == [
         "scripts/install train && .venv/bin/rocstar train recipes/quickstart.toml",
-        "scripts/install dev && .venv/bin/pytest",
+        "scripts/install dev && .venv/bin/pytest -n auto",
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.sandbox.call import Response
 from tests.attacks.support import promised, tried
-from tests.sandbox.driver import Daemon
+from tests.sandbox.driver import Daemon, needs_empty_folder
 
 SHARED = ["/usr", "/usr/lib", "/dev/null", "/dev/zero", "/usr/bin/env"]
 
@@ -86,6 +86,7 @@ print(libc.syscall(451, fd, 0, 0, 0))
     assert neighbours.run(code).stdout == "-1\n[-1, -1, -1, -1]\nOSError\n-1\n"
 
 
+@needs_empty_folder
 def test_numbers_of_new_files_do_not_tell_what_others_make(neighbours: Daemon) -> None:
     promised(neighbours, "L3")
     make = "[open(str(n), 'w').close() for n in range(700)]\nprint('made')\n"

@@ -7,7 +7,7 @@ import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
 from tests.attacks.support import attack, names, promised
-from tests.sandbox.driver import Daemon
+from tests.sandbox.driver import Daemon, needs_empty_folder
 
 LOOK = """
 import os, fcntl, signal, resource, socket, sys
@@ -89,6 +89,7 @@ def test_a_mark_of_the_last_program_is_not_to_be_seen(daemon: Daemon, name: str)
     assert after.attempt == 1
 
 
+@needs_empty_folder
 def test_everything_that_is_numbered_starts_anew(daemon: Daemon) -> None:
     promised(daemon, "L3")  # without a file system and process numbers of their own, programs see those of the machine
     code = """
@@ -137,6 +138,7 @@ print(count({needle[:9].encode()!r}, {needle[9:].encode()!r}), count(*control) >
     assert daemon.run(look).stdout == "0 True\n"
 
 
+@needs_empty_folder
 def test_what_lies_in_sockets_that_only_they_reach_is_gone(daemon: Daemon) -> None:
     """The kernel collects such descriptors some milliseconds after the program's end."""
     promised(daemon, "L3")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from msgspec import structs
 
 from rocstar.sandbox import launch, wire
@@ -17,6 +19,11 @@ from rocstar.sandbox.wire import Frame, Kind
 
 WAIT_SECONDS = 60.0  # a bound on what would otherwise be for ever
 LIMITS = Limits(wall_seconds=20.0, cpu_seconds=10.0)
+
+needs_empty_folder = pytest.mark.skipif(
+    os.path.realpath(sys.prefix).startswith("/tmp/"),
+    reason="the interpreter lies below /tmp, so its folder stands in every working directory",
+)
 
 
 class Refused(Exception):

@@ -10,7 +10,7 @@ from msgspec import msgpack
 
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Limits, ProgramOutcome
-from tests.sandbox.driver import Daemon
+from tests.sandbox.driver import Daemon, needs_empty_folder
 
 NAN, INFINITE = float("nan"), float("inf")
 LIMITS: dict[str, list[float]] = {
@@ -122,6 +122,7 @@ def test_millions_of_entries_are_refused_before_they_are_built(body: bytes, told
     assert check.frame(body).startswith(told)
 
 
+@needs_empty_folder
 def test_the_largest_calls_are_run(daemon: Daemon) -> None:
     folders = {f"{n % 400}/{n}": b"x" for n in range(1000)}
     response = daemon.run("import os\nsum(len(files) for _, _, files in os.walk('.'))", files=folders)

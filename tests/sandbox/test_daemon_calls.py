@@ -18,7 +18,7 @@ from rocstar.sandbox import wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Isolation, Response
 from rocstar.sandbox.walls import plans
 from rocstar.sandbox.wire import Kind
-from tests.sandbox.driver import Daemon, Refused, eventually, unread
+from tests.sandbox.driver import Daemon, Refused, eventually, needs_empty_folder, unread
 
 SLEEP = "import time\ntime.sleep(60)"
 MANY = """
@@ -98,6 +98,7 @@ def test_the_same_number_twice_is_refused(daemon: Daemon) -> None:
     assert daemon.cancel(first).outcome == "cancelled"
 
 
+@needs_empty_folder
 def test_files_go_in_and_come_back_and_the_next_call_finds_none(daemon: Daemon) -> None:
     code = "import os\nopen('out', 'wb').write(open('d/in', 'rb').read() * 2)\nos.symlink('/etc/passwd', 'link')"
     response = daemon.run(code, files={"d/in": b"\xff\0"}, fetch=("out", "link", "d", "missing"))

@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.wire import Kind
-from tests.sandbox.driver import Daemon, eventually
+from tests.sandbox.driver import Daemon, eventually, needs_empty_folder
 
 CHILDREN = {
     "child": "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
@@ -220,6 +220,7 @@ def test_a_session_that_is_closed_while_it_starts_leaves_nothing(own: Daemon, se
     assert own.cell("l", 1, "5").value == "5"
 
 
+@needs_empty_folder
 def test_sessions_and_programs_see_neither_files_nor_processes_of_each_other(daemon: Daemon) -> None:
     daemon.cell("m", 1, "open('secret', 'w').write('s')")
     look = "import os\nos.listdir('.'), [pid for pid in range(1, 100) if os.path.exists(f'/proc/{pid}/stat')]"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocstar.sandbox.slot import files
+from tests.sandbox.driver import needs_empty_folder
 from tests.sandbox.slots import Programs, programs
 
 
@@ -96,6 +97,7 @@ def test_stdin_is_delivered_whole_and_then_ends(bare: Programs) -> None:
     assert bare.run("print(1)", stdin="x" * 2_000_000).stdout == "1\n"
 
 
+@needs_empty_folder
 def test_it_is_main_in_an_empty_folder_with_a_clean_environment(bare: Programs) -> None:
     code = """
 import os, signal, sys
@@ -176,6 +178,7 @@ def test_nothing_is_run_where_files_cannot_be_written(bare: Programs, given: dic
     assert (seen.stdout, seen.exit_code) == ("", 1)
 
 
+@needs_empty_folder
 def test_files_come_back_as_they_were_written(bare: Programs) -> None:
     raw = bytes(range(256)) * 4096
     code = f"import os\nos.makedirs('a/b')\nopen('a/b/raw', 'wb').write(bytes(range(256)) * {len(raw) // 256})\n"

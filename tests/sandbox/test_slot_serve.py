@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.sandbox.slot import channel
+from tests.sandbox.driver import needs_empty_folder
 from tests.sandbox.slots import Outcome, Slot, Zygote, program, zygote
 
 LOOPS = {"c": (True, (0, 1)), "python": (False, (0, 1)), "python without a pid namespace": (False, (2, 3))}
@@ -69,6 +70,7 @@ def test_an_untouched_directory_is_kept(slot: Slot) -> None:
     assert len({slot.code(look).value for _ in range(3)}) == 1
 
 
+@needs_empty_folder
 def test_a_directory_that_is_kept_shows_the_next_call_what_is_in_it(slot: Slot) -> None:
     assert kept(slot, "open('f', 'w').write('kept')").ended.reusable
     assert slot.code("print(open('f').read())").stdout == "kept\n"
@@ -96,6 +98,7 @@ def test_a_program_that_has_started_processes_makes_the_next_call_stale(private:
     assert private.is_closed()
 
 
+@needs_empty_folder
 def test_a_call_for_the_kept_directory_is_never_stale(private: Slot) -> None:
     kept(private, f"open('f', 'w').close()\n{FORK}")
     outcome = private.code("import os\nprint(os.listdir('.'))")

@@ -15,7 +15,7 @@ import pytest
 
 from rocstar.sandbox.walls import folders
 from rocstar.sandbox.walls.plans import PLANS
-from tests.sandbox.driver import ended, eventually
+from tests.sandbox.driver import ended, eventually, needs_empty_folder
 from tests.sandbox.slots import Slot, Zygote, zygote
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,6 +71,7 @@ def test_a_working_directory_is_fresh_whatever_a_program_made_of_it(source: Zygo
 
 
 @pytest.mark.parametrize("plan", ["root", "user"])
+@needs_empty_folder
 def test_files_are_numbered_from_the_start_and_reading_leaves_no_trace(source: Zygote, plan: str) -> None:
     program = """
 import os

@@ -45,7 +45,7 @@ MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
 MAX_CALL_BYTES = 2 * core.MAX_BODY_BYTES  # of a call that comes as a frame
 MAX_UNSENT_BYTES = 256 * 2**20
-USAGE_SECONDS = 0.25  # between reports of our load, while there are answers
+USAGE_SECONDS = 0.25  # between reports of our load, while calls run
 
 STATUS = {ProgramOutcome.REJECTED: 400, ServiceOutcome.INTERNAL: 500, ServiceOutcome.OVERLOADED: 503}
 
@@ -467,6 +467,7 @@ class FrameConnection:
         match frame.kind:
             case Kind.CALL if frame.number not in self.calls:
                 self.calls[frame.number] = asyncio.create_task(self._answer(frame.number, frame.body))
+                self._report_later()
             case Kind.CANCEL:
                 if frame.number in self.calls:
                     self.calls[frame.number].cancel()
@@ -490,8 +491,7 @@ class FrameConnection:
             self.service.forwarding -= 1
             del self.calls[number]
         self.push(kind, number, reply)
-        if self.usage_timer is None:
-            self.usage_timer = asyncio.get_running_loop().call_later(USAGE_SECONDS, self._report_usage)
+        self._report_later()
 
     async def _outcome(self, body: bytes) -> tuple[Kind, bytes]:
         peek = CallPeek()
@@ -522,11 +522,18 @@ class FrameConnection:
             problem = f"the call has {size} bytes, and at most {MAX_CALL_BYTES} are taken; send less"
         return failed(peek.id, ProgramOutcome.REJECTED, problem) if problem else None
 
+    def _report_later(self) -> None:
+        if self.usage_timer is None:
+            self.usage_timer = asyncio.get_running_loop().call_later(USAGE_SECONDS, self._report_usage)
+
     def _report_usage(self) -> None:
         if self.usage_timer is not None:
             self.usage_timer.cancel()
             self.usage_timer = None
-        self.push(Kind.USAGE, 0, wire.encode(self.client.usage()))
+        usage = self.client.usage()
+        self.push(Kind.USAGE, 0, wire.encode(usage))
+        if self.calls or usage.running:  # a daemon may not have said yet that a call runs, or that it has ended
+            self._report_later()
 
     def _end(self) -> None:
         if self.usage_timer is not None:
