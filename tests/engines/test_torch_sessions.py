@@ -92,8 +92,14 @@ async def test_two_requests_of_one_session_are_answered_one_after_the_other(engi
     assert engine.load().running == 0
 
 
-async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(engine: TorchEngine) -> None:
+async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """16 sessions x 4 turns on four rows feed every token once: prompt, completions and replies."""
+    # A busy machine may stand still for a second.
+    monkeypatch.setattr("rocstar.engines.torch_engine.PATIENCE_SECONDS", 60.0)
+    thrown_out: list[None] = []
+    monkeypatch.setattr(engine._decoder, "evict", lambda: thrown_out.append(None))
     own = 0
 
     async def live(number: int) -> None:
@@ -108,7 +114,8 @@ async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(engine: TorchE
         await engine.close_session(str(number))
 
     await asyncio.gather(*(live(number) for number in range(16)))
-    assert engine._decoder.fed_tokens <= 1.05 * own
+    assert not thrown_out
+    assert engine._decoder.fed_tokens <= 1.3 * own  # replies that arrive together are padded; fed anew it would be 3
 
 
 async def test_a_session_that_nobody_closes_gives_its_row_up_in_the_end(
