@@ -136,8 +136,8 @@ def read(control: int, size: int) -> bytes:
 def send_report(control: int, head: Mapping[str, object], tail: Iterable[bytes] = ()) -> None:
     """`head` as JSON, a newline, `tail`. Fields of a head, all optional: `exception` (type, message, line or null),
     `value` (bytes of it that are in the tail), `dropped` (bytes of it that are not), `status` (a cell's exit status),
-    `files` (path and bytes of each), `images` (bytes of each), `refused` (why a cell was not run). The tail is the value,
-    the files and the images, in the order of the head. Raises OSError where nobody reads any more."""
+    `files` (path and bytes of each), `images` (bytes of each), `refused` (why a cell was not run). The tail is the
+    value, the files and the images, in the order of the head. Raises OSError where nobody reads any more."""
     body = b"".join((json.dumps(head, ensure_ascii=False).encode("utf-8", "replace"), b"\n", *tail))
     data = memoryview(LENGTH.pack(len(body)) + body)
     while data:
