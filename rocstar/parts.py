@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
 from rocstar.plugins import check_call, load
-from rocstar.protocols import Engine
+from rocstar.protocols import Engine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.sandbox.call import Limits as ProgramLimits
@@ -50,11 +50,15 @@ def environment_of(recipe: Recipe) -> EnvironmentFactory:
     return found
 
 
+def specs_of(recipe: Recipe) -> Sequence[ToolSpec]:
+    """What the recipe's tools say of themselves; nothing is run. Raises ConfigError like `tools_of`."""
+    return tools_of(recipe, SandboxClient(daemons=0)).specs
+
+
 def template_of(recipe: Recipe, model: Path | None) -> Template:
     """How conversations are written; `model`: the folder whose own chat template may be meant. Raises ConfigError."""
-    nothing_runs = SandboxClient(daemons=0)  # only what the tools say of themselves is asked
     used = any(rollout.max_turns > 1 for rollout in (recipe.rollout, *rollouts_of(recipe)))
-    specs = tools_of(recipe, nothing_runs).specs if used else ()
+    specs = specs_of(recipe) if used else ()
     return template_for(recipe.rollout.template, model, specs, preamble=recipe.rollout.preamble)
 
 

@@ -23,7 +23,7 @@ from rocstar.errors import ConfigError
 from rocstar.exits import need
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import environment_of, make_conversation, rollouts_of, template_of, tools_of
+from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
@@ -65,7 +65,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError
     for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not there."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
-    tools_of(recipe, SandboxClient(daemons=0))  # nothing is run: what is named must be there and fit
+    specs_of(recipe)  # what is named must be there and fit
     environment_of(recipe)
     check_verifier(recipe.evaluate.verifier, recipe.run.modules)
     if not recipe.sandbox.urls:

@@ -14,9 +14,8 @@ from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
-from rocstar.parts import make_feedback, tools_of
+from rocstar.parts import make_feedback, specs_of
 from rocstar.protocols import Task, ToolSpec
-from rocstar.sandbox.client import SandboxClient
 from rocstar.training.tasks import require_demonstrations
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
@@ -29,7 +28,7 @@ def layouts_of(
 ) -> list[Layout]:
     """What an SFT stage imitates: the conversations of its file, else its task's own demonstrations."""
     feedback = make_feedback(recipe.rollout)
-    specs = tools_of(recipe, SandboxClient(daemons=0)).specs  # nothing is run
+    specs = specs_of(recipe)
     if conversations is None:
         made = require_demonstrations(task, stage.name).demonstrations(stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]

@@ -153,13 +153,12 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     from rocstar.dialogue.segments import text_of
     from rocstar.dialogue.template import ChatMl
     from rocstar.modelfolder import find_model
-    from rocstar.parts import rollouts_of, template_of, tools_of
-    from rocstar.sandbox.client import SandboxClient
+    from rocstar.parts import rollouts_of, specs_of, template_of
 
     folder = None if recipe.model.path is None else find_model(recipe.model.path)
     chosen, counted = template_of(recipe, folder), tokenizer or folder
     with_tools = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
-    specs = tools_of(recipe, SandboxClient(daemons=0)).specs if with_tools else ()  # nothing runs
+    specs = specs_of(recipe) if with_tools else ()
     return Wording(
         render=lambda question: text_of(chosen.opening(question, specs)),
         markers=chosen.markers if isinstance(chosen, ChatMl) else (),  # a model's own stand in its text
