@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -92,14 +91,6 @@ async def test_frames_need_the_token_and_no_page_of_another_site_may_send_them()
         client = await asyncio.to_thread(SandboxClient.connect, [url], token="s3cret")
         with client:
             assert (await client.run(call("print(1)"))).stdout == "1\n"
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[list[RunningService]]:
-    started = [RunningService(), RunningService()]
-    yield started
-    for node in started:
-        node.stop()
 
 
 def test_a_gateway_spreads_calls_over_its_nodes_and_is_a_service_like_any(nodes: list[RunningService]) -> None:

@@ -24,14 +24,6 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[RunningService]]:
-    started = [RunningService(), RunningService()]
-    yield started
-    for node in started:
-        node.stop()
-
-
-@pytest.fixture(scope="module")
 def front(nodes: list[RunningService], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
     if HAPROXY is None:
         pytest.skip("haproxy is not installed (apt-get install haproxy)")
