@@ -61,11 +61,19 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine holds right now, in tokens of KV cache and in requests."""
+    """What an engine holds right now, in tokens of KV cache and in requests, and what it has done so far."""
 
     capacity_tokens: int
+    """Of KV cache; what one request needs beyond it is refused."""
     used_tokens: int
+    """Held by requests that decode, and by sessions that wait for their next request."""
     running: int
     waiting: int
     policy_version: int = 0
     """Of the weights it holds."""
+    produced_tokens: int = 0
+    """Sampled since the engine started."""
+    recomputed_tokens: int = 0
+    """Fed again since then because their cache had been given up under pressure."""
+    evictions: int = 0
+    """How often a session's cache was given up under pressure."""

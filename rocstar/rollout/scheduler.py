@@ -1,0 +1,62 @@
+"""The seam of a scheduler: which engine continues which trajectory, and when.
+
+Pure: facts and the time come in, assignments go out; no clock, no I/O, no await. The fleet carries the assignments out
+over real engines, the simulator over modelled ones. One turn of one trajectory, in the order of the calls:
+
+    ask        it has token ids to continue, and waits
+    assign     ... this engine shall do it now
+    answered   the engine has ended the turn; what it caches for the trajectory stays there while a tool runs
+    close      the trajectory has ended; its cache is free
+    lose       an engine has gone: what it did waits again, what it cached is nowhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from rocstar.types import EngineLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One turn of a trajectory that waits for an engine."""
+
+    request_id: str
+    session_id: str
+    """Of the trajectory: its turns extend one another."""
+    group: str
+    """Siblings share it, and their prompt."""
+    prompt_tokens: int
+    """Of the trajectory's opening."""
+    tokens: int
+    """To continue: the prompt and everything after it so far."""
+    limit: int
+    """Most tokens that may follow in the rest of the trajectory."""
+
+
+class Assignment(NamedTuple):
+    request_id: str
+    engine: str
+
+
+class Scheduler(Protocol):
+    """Promise: every ask is assigned once, unless its engine is lost, and none waits for ever while an engine is there
+    that could hold it."""
+
+    def ask(self, ask: Ask, now: float) -> None: ...
+
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+        """What may start now on the engines that are up, by name. `now` in seconds, of any clock that never goes back."""
+        ...
+
+    def answered(self, request_id: str, tokens: int, now: float) -> None:
+        """A turn ended after `tokens` new tokens."""
+        ...
+
+    def close(self, session_id: str, now: float) -> None:
+        """A trajectory has ended, in whatever state its ask is. Unknown ids are ignored."""
+        ...
+
+    def lose(self, engine: str, now: float) -> None: ...
