@@ -220,7 +220,7 @@ def versions(folder: Path) -> list[tuple[int, set[int]]]:
     files = sorted((folder / "runs" / "tiny" / "rollouts").glob("*.parquet"))
     rows = [row for file in files for row in parquet.read_table(file).to_pylist()]
     return [
-        (row["policy_version"], {version for turn in json.loads(row["turns"]) for version in turn["policy_versions"]})
+        (row["policy_version"], {version for turn in json.loads(row["turns"]) for version, _ in turn["version_spans"]})
         for row in rows
     ]
 

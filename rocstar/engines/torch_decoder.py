@@ -27,7 +27,7 @@ from rocstar.engines.torch_rows import Work
 from rocstar.engines.torch_sampling import draw, uniforms
 from rocstar.engines.torch_table import RowTable
 from rocstar.engines.torch_weights import take_weights
-from rocstar.types import Completion, Finish, Weights
+from rocstar.types import Completion, Finish, Weights, spans_of
 
 PREFILL_FROM = 16  # tokens to feed; below it, riding along in decode steps is cheaper than a pass of its own
 MIN_BATCH = 4  # rows; CPU matrix products change their summation order below four rows
@@ -57,6 +57,7 @@ class SlotDecoder:
         self.positions = positions
         self.version = 0
         self.fed_tokens = 0
+        self.produced_tokens = 0
 
     @property
     def active(self) -> int:
@@ -84,7 +85,7 @@ class SlotDecoder:
     def submit(self, work: Work) -> None:
         """Start a request, or let it wait: behind its session's running one, or for a free row."""
         if self._table.knows(work.session_id):
-            self._table.place(work, clock=self._clock, version=self.version)
+            self._table.place(work, clock=self._clock)
         else:
             self._waiting.append(work)
             self._admit()
@@ -116,7 +117,7 @@ class SlotDecoder:
         return works
 
     def _admit(self) -> None:
-        while self._waiting and self._table.place(self._waiting[0], clock=self._clock, version=self.version):
+        while self._waiting and self._table.place(self._waiting[0], clock=self._clock):
             self._waiting.popleft()
 
     def _withdraw(self, meant: Callable[[Work], bool]) -> None:
@@ -129,7 +130,7 @@ class SlotDecoder:
                 row.behind = [work for work in row.behind if not meant(work)]
 
     def _drop(self, works: Sequence[Work]) -> None:
-        self._ended += [(work, nothing(self.version, Finish.ABORTED)) for work in works]
+        self._ended += [(work, nothing(Finish.ABORTED)) for work in works]
 
     def _end(self, index: int, finish: Finish) -> None:
         completion = self._completion(index, finish)
@@ -139,7 +140,7 @@ class SlotDecoder:
         """After some requests ended: the next of their sessions begin."""
         self._table.pause_finished()
         for row in [row for row in self._table.rows[self.active :] if row is not None and row.behind]:
-            self._table.place(row.behind.pop(0), clock=self._clock, version=self.version)
+            self._table.place(row.behind.pop(0), clock=self._clock)
 
     # -- feeding ------------------------------------------------------------------------------------------------
 
@@ -235,7 +236,9 @@ class SlotDecoder:
             raise RuntimeError(f"the weights of version {self.version} give logprobs that are not finite")
         columns.ids[due, columns.known[due]] = ids
         columns.logprobs[due, columns.known[due]] = values
+        columns.versions[due, columns.known[due]] = self.version
         columns.known[due] += 1
+        self.produced_tokens += len(due)
         stopped = (columns.stops[due] == ids[:, None]).any(1)
         ended = np.flatnonzero(stopped | (columns.known[due] >= columns.limit[due]))
         for place in ended.tolist():
@@ -245,19 +248,18 @@ class SlotDecoder:
             self._admit()
 
     def _completion(self, index: int, finish: Finish) -> Completion:
-        row, _ = self._table.at_work(index)
         begin, end = int(self._columns.start[index]), int(self._columns.known[index])
         return Completion(
             token_ids=tuple(self._columns.ids[index, begin:end].tolist()),
             logprobs=tuple(self._columns.logprobs[index, begin:end].tolist()),
             finish=finish,
-            policy_versions=(row.first_version, self.version),
+            version_spans=spans_of(self._columns.versions[index, begin:end].tolist()),
         )
 
 
-def nothing(version: int, finish: Finish) -> Completion:
+def nothing(finish: Finish) -> Completion:
     """A completion without tokens."""
-    return Completion(token_ids=(), logprobs=(), finish=finish, policy_versions=(version, version))
+    return Completion(token_ids=(), logprobs=(), finish=finish)
 
 
 def _round_up(length: int, most: int) -> int:

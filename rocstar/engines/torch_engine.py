@@ -55,7 +55,7 @@ class TorchEngine:
         """Raises ConfigError for a request that makes no sense, EngineUnavailable when the arithmetic fails."""
         self._refuse_impossible(token_ids, sampling)
         if len(token_ids) >= self._decoder.positions:
-            return nothing(self._load.policy_version, Finish.LENGTH)
+            return nothing(Finish.LENGTH)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         work = Work(
             request_id=request_id,
@@ -81,6 +81,7 @@ class TorchEngine:
             running=self._load.running,
             waiting=max(0, len(self._asked) - self._load.running),
             policy_version=self._load.policy_version,
+            produced_tokens=self._load.produced_tokens,
         )
 
     async def load_weights(self, weights: Weights) -> None:
@@ -170,6 +171,7 @@ class TorchEngine:
             running=decoder.active,
             waiting=decoder.waiting,
             policy_version=decoder.version,
+            produced_tokens=decoder.produced_tokens,
         )
 
     def _fail_all(self, error: Exception) -> None:

@@ -34,7 +34,6 @@ class Row:
     last_used: int = 0
     opening: tuple[int, ...] = ()
     """Tokens it was first started with, all but the last: what siblings may copy."""
-    first_version: int = 0
 
 
 @dataclass(slots=True)
@@ -45,6 +44,7 @@ class Columns:
     positions: int
     ids: np.ndarray = field(init=False)
     logprobs: np.ndarray = field(init=False)
+    versions: np.ndarray = field(init=False)
     cached: np.ndarray = field(init=False)
     known: np.ndarray = field(init=False)
     start: np.ndarray = field(init=False)
@@ -59,6 +59,7 @@ class Columns:
         n = self.rows
         self.ids = np.zeros((n, self.positions + 1), dtype=np.int64)
         self.logprobs = np.zeros((n, self.positions + 1), dtype=np.float32)
+        self.versions = np.zeros((n, self.positions + 1), dtype=np.int64)
         self.cached, self.known, self.start, self.limit, self.seeds, self.top_ks = (
             np.zeros(n, dtype=np.int64) for _ in range(6)
         )
@@ -73,7 +74,7 @@ class Columns:
         self.stops[row, : len(stop_token_ids)] = stop_token_ids
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        for name in ("ids", "logprobs", "cached", "known", "start", "limit", "seeds", "temperatures", "top_ps",
-                     "top_ks", "stops"):  # fmt: skip
+        for name in ("ids", "logprobs", "versions", "cached", "known", "start", "limit", "seeds", "temperatures",
+                     "top_ps", "top_ks", "stops"):  # fmt: skip
             column = getattr(self, name)
             column[list(targets)] = column[list(sources)]

@@ -51,7 +51,7 @@ class RowTable:
         """Whether a session has a row, decoding or paused."""
         return session_id in self._sessions
 
-    def place(self, work: Work, *, clock: int, version: int) -> bool:
+    def place(self, work: Work, *, clock: int) -> bool:
         """Give a request its session's row, or a free one; False when none is free. Where another request of its
         session decodes, it stands behind that."""
         row = self._sessions.get(work.session_id)
@@ -69,7 +69,7 @@ class RowTable:
         index = self.rows.index(row)
         if not self._fill(index, work):
             self._forget_opening(row)
-        row.work, row.last_used, row.first_version = work, clock, version
+        row.work, row.last_used = work, clock
         self._swap(index, self.active)
         self.active += 1
         return True

@@ -190,4 +190,5 @@ def _records(groups: Sequence[Group]) -> list[AttemptRecord]:
 
 
 def _version(attempt: Trajectory) -> int:
-    return attempt.turns[-1].completion.policy_versions[1] if attempt.turns else 0
+    spans = [span for turn in attempt.turns for span in turn.completion.version_spans]
+    return spans[-1].version if spans else 0

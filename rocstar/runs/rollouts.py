@@ -189,7 +189,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "finish": str(turn.completion.finish),
         "sampled_tokens": len(turn.completion.token_ids),
         "reply_tokens": len(turn.reply_ids),
-        "policy_versions": list(turn.completion.policy_versions),
+        "version_spans": [list(span) for span in turn.completion.version_spans],
         "calls": [_fields(call) for call in turn.calls],
         "results": [_fields(result) for result in turn.results],
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 
 class Finish(StrEnum):
@@ -34,6 +35,20 @@ class Sampling:
     """Sampling one of these ends the completion; it is part of it."""
 
 
+class VersionSpan(NamedTuple):
+    """Consecutive tokens that one policy version wrote."""
+
+    version: int
+    """Policy version, counts optimizer steps."""
+    tokens: int
+    """How many, at least 1."""
+
+
+def spans_of(versions: Iterable[int]) -> tuple[VersionSpan, ...]:
+    """Per-token versions [n] as spans: 5 5 6 -> (5, 2), (6, 1)."""
+    return tuple(VersionSpan(version, sum(1 for _ in same)) for version, same in groupby(versions))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     token_ids: tuple[int, ...]
@@ -43,8 +58,9 @@ class Completion:
     what a learner computes again from the same weights. Truncation only changes which tokens can be drawn."""
     finish: Finish
     """Why it ended."""
-    policy_versions: tuple[int, int] = (0, 0)
-    """First and last policy version that wrote a token of it."""
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Which policy versions wrote its tokens, in order; the token counts add up to n. A token's logprob is that of a
+    forward pass of its version over everything before it. Empty where no token is, or no policy wrote them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,7 +124,7 @@ async def test_new_weights_reach_a_session_in_the_middle_of_its_tokens(engine: T
     await until(lambda: engine.load().running > 0)
     await engine.load_weights(weights)
     completion = await request
-    assert completion.policy_versions == (0, 5)
+    assert [span.version for span in completion.version_spans] == [0, 5]
     ids = (*LONG, *completion.token_ids, 3)
     again = await ask(engine, ids, tokens=20)
     naive = naive_logprobs(qwen(1), ids, again.token_ids, Sampling(max_new_tokens=1))

@@ -33,7 +33,7 @@ def work(session: str, tokens: Sequence[int] = (1, 2, 3), request: str = "") -> 
 
 
 def place(table: RowTable, *sessions: str, clock: int = 0) -> list[bool]:
-    return [table.place(work(session), clock=clock, version=0) for session in sessions]
+    return [table.place(work(session), clock=clock) for session in sessions]
 
 
 def finish(table: RowTable, session: str, clock: int) -> None:
@@ -73,10 +73,10 @@ def test_a_paused_session_goes_on_where_its_cache_ends(table: RowTable) -> None:
     place(table, "a")
     table.columns.cached[0] = 2
     finish(table, "a", clock=1)
-    assert table.place(work("a", (1, 2, 3, 4, 5)), clock=2, version=0)
+    assert table.place(work("a", (1, 2, 3, 4, 5)), clock=2)
     assert table.columns.cached[0] == 2
     finish(table, "a", clock=3)
-    assert table.place(work("a", (1, 9, 3, 4, 5)), clock=4, version=0)
+    assert table.place(work("a", (1, 9, 3, 4, 5)), clock=4)
     assert table.columns.cached[0] == 0, "other tokens than those it holds: nothing of it can be used"
 
 
@@ -99,13 +99,13 @@ def test_the_row_paused_longest_is_given_up_first(table: RowTable) -> None:
 
 def test_a_second_request_of_a_session_that_decodes_stands_behind_the_first(table: RowTable) -> None:
     place(table, "a")
-    assert table.place(work("a", request="second"), clock=0, version=0)
+    assert table.place(work("a", request="second"), clock=0)
     assert (table.active, [w.request_id for w in table.works]) == (1, ["a", "second"])
 
 
 def test_closing_a_session_gives_its_requests_back(table: RowTable) -> None:
     place(table, "a", "b")
-    table.place(work("a", request="second"), clock=0, version=0)
+    table.place(work("a", request="second"), clock=0)
     assert [closed.request_id for closed in table.close("a")] == ["a", "second"]
     assert (decoding(table), table.close("a"), table.running("a")) == (["b"], [], None)
 

@@ -1,0 +1,70 @@
+"""The kinds of engine that the contract suite runs over. A further kind is one entry of KINDS."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rocstar.engines.scripted import FaultyEngine, ScriptedEngine
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.protocols import Engine
+from tests.engines.models import MODELS
+
+POSITIONS = 512
+
+
+class Letters:
+    """A codec with one token per letter; letters are below VOCAB after a shift."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 64 for letter in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(token + 64) for token in token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How an engine is had, and what it promises beyond the protocol."""
+
+    open: Callable[[], AbstractAsyncContextManager[Engine]]
+    """An engine that holds version 0 and no session; sequences are at most POSITIONS long."""
+    model: Callable[[int], Any] | None = None
+    """Seed -> the transformers model it runs: seed 0 at first, others come as new weights. None: it runs none, and
+    nothing that needs time, weights or real logprobs is asked of it."""
+    seeded: bool = True
+    """The same seed, the same completion."""
+    rows: int = 4
+    """Requests that decode at once at most; a further one waits."""
+    places: tuple[str, ...] = ("folder", "memory")
+    """Where it takes new weights from."""
+
+
+@asynccontextmanager
+async def scripted() -> AsyncIterator[Engine]:
+    yield ScriptedEngine(Letters(), ["HELLOWORLD", "AGAIN", "MORE"])
+
+
+@asynccontextmanager
+async def torch_engine(name: str) -> AsyncIterator[Engine]:
+    made = TorchEngine(MODELS[name](0), rows=4, positions=POSITIONS)
+    yield made
+    await made.close()
+
+
+@asynccontextmanager
+async def without_faults(open_inner: Callable[[], AbstractAsyncContextManager[Engine]]) -> AsyncIterator[Engine]:
+    async with open_inner() as inner:
+        yield FaultyEngine(inner, [])
+
+
+QWEN, LLAMA = partial(torch_engine, "qwen"), partial(torch_engine, "llama")
+KINDS: dict[str, Kind] = {
+    "scripted": Kind(open=scripted),
+    "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"]),
+    "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
+    "faulty": Kind(open=partial(without_faults, QWEN), model=MODELS["qwen"]),
+}
