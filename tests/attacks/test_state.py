@@ -209,20 +209,3 @@ for view in gc.get_objects() + gc.get_referents(*gc.get_objects()):
     for number in range(3):
         response = daemon.run(f"{number}")
         assert (response.value, response.attempt) == (f"{number}", 1)
-
-
-def test_a_database_in_the_working_directory_works(daemon: Daemon) -> None:
-    """Though its locks lock nothing."""
-    code = """
-import sqlite3, subprocess, sys
-for mode in ("delete", "wal"):
-    one, two = (sqlite3.connect(f"{mode}.db") for _ in range(2))
-    one.execute(f"pragma journal_mode={mode}")
-    one.execute("create table t (x)")
-    one.executemany("insert into t values (?)", [(n,) for n in range(100)])
-    one.commit()
-    add = f"import sqlite3; c = sqlite3.connect('{mode}.db'); c.execute('insert into t values (900)'); c.commit()"
-    subprocess.run([sys.executable, "-c", add], check=True)
-    print(two.execute("select sum(x) from t").fetchone())
-"""
-    assert attack(daemon, code).stdout == "(5850,)\n(5850,)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ PROGRAMS = programs()
 def answers(request: pytest.FixtureRequest) -> Iterator[dict[str, Response]]:
     """Of all of them, run beside each other."""
     with Daemon(compiled=request.param) as daemon:
+        assert daemon.info.fork_path == ("c" if request.param and find_spec("rocstar.sandbox.slot._fork") else "python")
         numbers = {name: daemon.submit(code, **limits) for name, (limits, _, code) in PROGRAMS.items()}
         yield {name: daemon.answer(number) for name, number in numbers.items()}
 

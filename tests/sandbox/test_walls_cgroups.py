@@ -61,10 +61,10 @@ def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> Non
         (parent / name).write_text("")
     (parent / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     group = Group({"memory": parent, "pids": parent}, {"memory": 2, "pids": 2})
-    assert group.procs == (f"{parent}/cgroup.procs",)
+    group.join(77)
     group.limit(1000, 17)
-    texts = [(parent / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")]
-    assert texts == ["1000", "0", "17"]
+    names = ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max")
+    assert [(parent / name).read_text() for name in names] == ["77", "1000", "0", "17"]
     assert not group.killed()
     (parent / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     assert (group.killed(), group.killed()) == (True, False)
@@ -74,7 +74,7 @@ def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> Non
 def test_a_limit_is_written_only_when_it_changes(counted: Groups) -> None:
     group = counted.open("one")
     assert group is not None
-    if "pids" not in group.controllers:
+    if "pids" not in group.folders:
         pytest.skip("processes cannot be counted here")
     group.limit(2**28, 5)
     (group.folders["pids"] / "pids.max").write_text("9")

@@ -74,7 +74,6 @@ FILES: dict[str, Any] = {"files": {"a": "AAAA"}, "fetch_files": ["a"], "memory_l
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/run": {"code": "1", "id": "a", "stdin": "", "files": {}, "fetch": [], "seed": 1, "limits": {}},
     "/v1/stream": {"calls": [{"code": "1"}]},
-    "/v1/notebook": {"cells": ["1"], "files": {"a": "b"}, "fetch": ["a"], "id": "x", "patience_seconds": 9},
     "/v1/sessions": {"limits": {"wall_seconds": 1}, "seed": 1, "replay": False, "idle_seconds": 5},
     "/run": CODE,
     "/judge/long-batch": {"type": "batch", "submissions": [CODE], "sub_id": "x"},
@@ -119,7 +118,7 @@ HEAVY = {
 PATHS = {
     "batch": "/v1/batch",
     "batch of hidden keys": "/v1/stream",
-    "cells": "/v1/notebook",
+    "cells": "/run_jupyter",
     "submissions": "/run/batch",
 }
 

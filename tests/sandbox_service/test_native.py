@@ -41,17 +41,6 @@ def test_files_of_text_and_bytes_go_in_and_come_back(http: Http) -> None:
     assert found == {"back": raw[::-1], "note": "ä".encode()}
 
 
-def test_a_notebook_is_answered_cell_by_cell(http: Http) -> None:
-    cells = ["x = 20\nopen('f', 'w').write('left');", "print('out')\n1/0", "x + 1"]
-    status, answer = http.post("/v1/notebook", {"cells": cells, "id": "mine", "fetch": ["f"]})
-    results = answer["results"]
-    assert (status, [each["outcome"] for each in results]) == (200, ["ok", "exception", "ok"])
-    assert {each["id"] for each in results} == {"mine"}
-    assert (results[1]["stdout"], results[2]["value"]) == ("out\n", "21")
-    assert base64.b64decode(results[2]["files"]["f"]) == b"left"
-    assert eventually(lambda: http.status("sessions") == 0)
-
-
 def test_a_batch_is_answered_in_its_order_and_one_bad_call_does_not_spoil_it(http: Http) -> None:
     calls: list[dict[str, Any]] = [{"code": f"print({n})", "id": str(n)} for n in range(60)]
     calls[7]["limits"] = {"wall_seconds": 1e6}
@@ -80,11 +69,11 @@ def test_a_long_batch_does_not_hold_up_another_caller(http: Http) -> None:
         assert http.status("calls")["ok"] - before < 200
 
 
-@pytest.mark.parametrize("path", ["/v1/run", "/v1/batch", "/v1/stream", "/v1/notebook"])
+@pytest.mark.parametrize("path", ["/v1/run", "/v1/batch", "/v1/stream", "/run_jupyter"])
 def test_hanging_up_ends_the_programs_and_frees_their_slots(http: Http, path: str) -> None:
     message: dict[str, Any] = SLEEPER if path == "/v1/run" else {"calls": [SLEEPER]}
-    if path == "/v1/notebook":
-        message = {"cells": [SLEEPER["code"]] * 3, "limits": SLEEPER["limits"]}
+    if path == "/run_jupyter":
+        message = {"cells": [SLEEPER["code"]] * 3, "total_timeout": 400}
     with http.under_way(path, message):
         pass
     assert eventually(lambda: http.status("running") == 0)

@@ -32,7 +32,7 @@ class Watched(Protocol):
     limits: Limits
     """Of the call."""
     uncounted: frozenset[str]
-    """What neither a group nor the kernel counts for a whole call: `memory`, `processes`."""
+    """What neither a group nor the kernel counts for a whole call: `memory`, `pids`."""
     on_passed: Callable[[str], None] | None
     """To be called with the limit that was passed."""
 
@@ -57,7 +57,7 @@ def over(worker: Watched) -> str:
     """Which limit this call is over, `processes` or `memory`; else nothing."""
     family = descendants(worker.process)
     states = [numbers(pid, "status") for pid in family]
-    if "processes" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
+    if "pids" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
         return "processes"
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
     resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)

@@ -33,8 +33,8 @@ LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than 
 FETCH_SECONDS = 20.0  # for a slot to send back files; it takes milliseconds
 READ_BYTES = 2**16  # more than a page: a program can make its pipe one of packets, whose rest would be lost
 READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
-UNCOUNTED = {"no_memory_cgroup": "memory", "no_process_limit": "processes"}
-"""What is not counted for a whole call, by what a slot says that it lacks."""
+COUNTED_BY = {"no_memory_cgroup": "memory", "no_process_limit": "pids"}
+"""The controller of groups that makes up for what a slot lacks."""
 
 
 class Stream:
@@ -183,8 +183,12 @@ class Worker:
         self.number, self.slot, self.group = number, slot, group
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
-        uncounted = {UNCOUNTED[name] for name in hello["failed"] if name in UNCOUNTED}
+        counted = group.folders if group else {}
+        lacking = [name for name in ("no_memory_cgroup", *hello["failed"]) if COUNTED_BY.get(name) not in counted]
+        uncounted = (COUNTED_BY[name] for name in lacking if name in COUNTED_BY)
         self.uncounted = frozenset(uncounted if watch.can_see(self.process) else ())
+        self.failed = tuple(name for name in lacking if name != "no_process_limit" or "pids" not in self.uncounted)
+        """Properties that its walls should have and lack; where `watch` counts processes, their limit is held."""
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None
