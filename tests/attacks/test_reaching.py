@@ -1,4 +1,5 @@
-"""Hostile programs that reach for the network, other processes, the machine's files and the kernel."""
+"""Hostile programs that reach for the network, other processes, the machine's files and the kernel, or want to learn
+something: secrets, other processes, the call before."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
+from rocstar.sandbox.slot.channel import CONTROL
 from tests.attacks.support import REPOSITORY, attack, names, promised, tried
 from tests.sandbox.driver import Daemon
 
@@ -132,14 +134,10 @@ def answer(number):
     return errno.errorcode[ctypes.get_errno()]
 print({number: answer(number) for number in NUMBERS})
 """
-    unlisted = [*range(450, 457), *range(467, 500), 1000, 5000]  # on every architecture newer than the list, or nothing
-    refused = [425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447, 448, 450, 463]
-    unlisted.remove(450)
-    unlisted.remove(452)  # fchmodat2, which is known
-    response = attack(daemon, code.replace("NUMBERS", repr(unlisted)))
-    assert eval(response.stdout) == dict.fromkeys(unlisted, "ENOSYS")
-    response = attack(daemon, code.replace("NUMBERS", repr(refused)))
-    assert eval(response.stdout) == dict.fromkeys(refused, "EPERM")
+    refused = {425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447, 448, 450, 463}
+    unlisted = {*range(451, 457), *range(467, 500), 1000, 5000} - {452}  # fchmodat2 is known
+    response = attack(daemon, code.replace("NUMBERS", repr(unlisted | refused)))
+    assert eval(response.stdout) == dict.fromkeys(unlisted, "ENOSYS") | dict.fromkeys(refused, "EPERM")
 
 
 def test_letters_to_sockets_outside_cannot_be_sent_from_a_pair(daemon: Daemon, tmp_path: Path) -> None:
@@ -231,3 +229,47 @@ def test_priorities_can_only_be_lowered(daemon: Daemon) -> None:
     found = names(daemon, *calls)
     assert set(found) <= {"PermissionError", "ValueError", "-1", "0"}
     assert found[:3] == ["PermissionError"] * 3
+
+
+def test_environment_of_the_trainer_is_not_there(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = attack(daemon, "import os\nsorted(os.environ)")
+    assert response.value is not None
+    names = set(eval(response.value))
+    assert names <= {"HOME", "PATH", "LANG", "TMPDIR", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+
+
+def test_processes_outside_cannot_be_read(daemon: Daemon) -> None:
+    promised(daemon, "L2", "L3")
+    paths = [f"/proc/{pid}/{name}" for pid in ("1", os.getpid(), "self") for name in ("environ", "maps", "mem")]
+    found = names(daemon, *(f"open({path!r}, 'rb').read(1)" for path in paths))
+    assert set(found) <= {"FileNotFoundError", "PermissionError"}
+
+
+def test_files_outside_cannot_be_read(daemon: Daemon) -> None:
+    promised(daemon, "L2", "L3")
+    paths = ["/etc/shadow", "/etc/hosts", str(REPOSITORY / "pyproject.toml"), str(REPOSITORY / "rocstar/errors.py")]
+    found = names(daemon, *(f"open({path!r}).read()" for path in paths))
+    assert set(found) <= {"FileNotFoundError", "PermissionError"}
+
+
+def test_only_the_interpreter_and_the_libraries_are_there(daemon: Daemon) -> None:
+    promised(daemon, "L3")
+    response = attack(daemon, "import os\nsorted(os.listdir('/')), os.path.exists('/proc/self')")
+    assert response.value is not None
+    folders, proc = eval(response.value)
+    assert not {"proc", "sys", "home", "var", "run", "boot", "srv"} & set(folders)
+    assert proc is False
+
+
+def test_standard_streams_and_its_report_are_the_only_descriptors(daemon: Daemon) -> None:
+    code = """
+import os
+def is_open(fd):
+    try:
+        os.fstat(fd)
+        return True
+    except OSError:
+        return False
+print([fd for fd in range(1024) if is_open(fd)])
+"""
+    assert attack(daemon, code).stdout == f"{[0, 1, 2, CONTROL]}\n"

@@ -20,8 +20,8 @@ INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
 
 
 class ScriptedDaemon:
-    """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, then ok), `die` (closes the connection),
-    `hang`, `garbage`, `state_lost`. Cells are answered LOST unless the session was begun by cell 1."""
+    """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, else ok), `second WORD`, `die` (closes
+    the connection), `hang`, `garbage`, `state_lost`. Cells are answered LOST unless the session was begun by cell 1."""
 
     def __init__(self, info: DaemonInfo = INFO, *, name: str = "", refusal: str = "", path: str = "") -> None:
         self.info, self.name, self.refusal = info, name, refusal
@@ -106,8 +106,8 @@ class ScriptedDaemon:
         self.calls.append(call)
         self._seen[call.id] += 1
         word, _, rest = call.code.partition(" ")
-        if word == "once":
-            word = rest if self._seen[call.id] == 1 else "ok"
+        if word in ("once", "second"):
+            word = rest if self._seen[call.id] == ("once", "second").index(word) + 1 else "ok"
         if word == "wait":
             self.hold.wait()
         if call.session and not self._holds(call):

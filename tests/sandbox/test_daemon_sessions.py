@@ -183,7 +183,7 @@ def test_each_cell_has_its_own_limit_of_cpu(daemon: Daemon) -> None:
 
 def test_an_interrupt_between_cells_is_ignored(own: Daemon) -> None:
     own.cell("between", 1, "x = 1")
-    (process,) = (each for each in own.below() if not each.children() and each not in own.zygotes())
+    (process,) = own.programs()
     for number in (2, 3, 4):
         process.send_signal(signal.SIGINT)
         assert own.cell("between", number, "x").value == "1"

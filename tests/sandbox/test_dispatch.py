@@ -70,14 +70,6 @@ def test_calls_are_shared_out_by_the_number_of_slots() -> None:
     assert abs(small - other) < 40 and abs(large - 2 * (small + other)) < 60
 
 
-def test_a_cell_goes_where_its_session_is_whatever_the_load() -> None:
-    bench = Bench(1, 1, 1)
-    _, home = bench.sent(session="s", first=True)
-    for _ in range(50):
-        bench.sent()
-    assert {bench.sent(session="s")[1].label for _ in range(20)} == {home.label}
-
-
 def test_a_call_that_its_node_failed_is_sent_to_another_and_only_once() -> None:
     bench = Bench(1, 1)
     entry, first = bench.sent()
@@ -86,13 +78,6 @@ def test_a_call_that_its_node_failed_is_sent_to_another_and_only_once() -> None:
     assert send.node is not first and entry.attempt == MAX_ATTEMPTS
     assert not bench.fails(entry, send.node, overloaded=False)
     assert bench.decide() == []
-
-
-def test_a_lone_node_that_failed_a_call_gets_it_again() -> None:
-    bench = Bench(1)
-    entry, node = bench.sent()
-    assert bench.fails(entry, node, overloaded=False)
-    assert bench.decide() == [Send(entry, node)]
 
 
 @pytest.mark.parametrize(("session", "again"), [("s", True), ("", False)], ids=["cell", "forwarded"])
@@ -183,13 +168,6 @@ def test_calls_wait_for_a_node_that_starts_and_not_for_one_that_failed_to() -> N
     bench.decide(MAX_PAUSE)
     bench.dispatch.came_up(node, 1, bench.now)
     assert bench.sent()[1] is node, "it is used when it comes up after all"
-
-
-def test_without_any_node_a_call_is_given_up_at_once() -> None:
-    bench = Bench()
-    bench.dispatch.submit(bench.entry(), bench.now)
-    (given_up,) = bench.decide()
-    assert str(given_up.error) == "there is no sandbox node"
 
 
 def test_a_removed_node_gets_nothing_and_its_calls_go_elsewhere() -> None:

@@ -1,4 +1,5 @@
-"""Control groups, which count the memory and processes of whole calls; and the sweep of what dead daemons left."""
+"""Control groups, which count the memory and processes of whole calls; the sweep of what dead daemons left; and a
+machine that cannot start another process, which is waited for."""
 
 from __future__ import annotations
 
@@ -116,3 +117,22 @@ def test_programs_are_to_be_killed_before_their_slot_and_only_they_are_in_its_gr
             *[score(psutil.Process())] * 2,
         ]
         assert not groups_around(keeper)
+
+
+def test_a_zygote_that_cannot_fork_waits_and_its_calls_are_answered(counted: Groups) -> None:
+    if "pids" not in counted.folders:
+        pytest.skip("a full machine needs a group that counts processes")
+    crowded = counted.folders["pids"] / "crowded"
+    crowded.mkdir()
+    with Daemon(slots=1) as daemon:
+        running = daemon.begin()
+        (zygote,) = daemon.zygotes()
+        (crowded / "cgroup.procs").write_text(str(zygote.pid))
+        (crowded / "pids.max").write_text("1")
+        daemon.slots()[0].kill()
+        assert daemon.answer(running).outcome == "internal"
+        number = daemon.submit("2")
+        refused = crowded / "pids.events"
+        assert eventually(lambda: refused.read_text().strip() != "max 0")
+        (crowded / "pids.max").write_text("max")
+        assert (daemon.answer(number).value, zygote.is_running()) == ("2", True)

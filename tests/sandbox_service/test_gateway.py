@@ -1,9 +1,15 @@
-"""The frames of one service, and a gateway over several: calls, sessions, nodes that come and go."""
+"""The frames of one service; a gateway over several: calls, sessions, nodes that come and go; and deploy/haproxy.cfg,
+with the real HAProxy in front of two."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +22,9 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Kind
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
+
+CONFIGURATION = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
+HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 
 
 def call(code: str, **fields: Any) -> Call:
@@ -88,6 +97,8 @@ async def test_frames_need_the_token_and_no_page_of_another_site_may_send_them()
             with pytest.raises(InvalidStatus, match=str(status)):
                 async with connect(frames_url(Http(url)), additional_headers=headers):
                     pass
+        with pytest.raises(SandboxDown, match=r"401.*ROCSTAR_SANDBOX_TOKEN"):
+            await asyncio.to_thread(SandboxClient.connect, [url], token="wrong")
         client = await asyncio.to_thread(SandboxClient.connect, [url], token="s3cret")
         with client:
             assert (await client.run(call("print(1)"))).stdout == "1\n"
@@ -154,3 +165,45 @@ def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningSe
         with http.under_way("/v1/run", slow) as connection:
             assert node.stop() == 0
             assert b'"stdout":"done\\n"' in connection.recv(65536)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def front(nodes: list[RunningService], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    if HAPROXY is None:
+        pytest.skip("haproxy is not installed (apt-get install haproxy)")
+    address = f"127.0.0.1:{free_port()}"
+    text = CONFIGURATION.read_text().replace("127.0.0.1:8700", address)
+    for number, node in enumerate(nodes, 1):
+        text = text.replace(f"10.0.0.{number}:8700", node.url.removeprefix("http://"))
+    path = tmp_path_factory.mktemp("haproxy") / "haproxy.cfg"
+    path.write_text(text)
+    process = subprocess.Popen([HAPROXY, "-db", "-q", "-f", str(path)])
+    http = Http(f"http://{address}")
+    assert eventually(http.answers)
+    yield http
+    process.terminate()
+    process.wait(10)
+
+
+def test_calls_are_spread_and_the_cells_of_a_session_are_not(front: Http, nodes: list[RunningService]) -> None:
+    for number in range(20):
+        assert front.run(f"print({number})")["stdout"] == f"{number}\n"
+    assert all(Http(node.url).status("calls").get("ok", 0) >= 5 for node in nodes)
+    for key in ("one", "two", "three"):
+        session = front.post("/v1/sessions", {}, X_Session=key)[1]["session"]
+        for number in range(1, 4):
+            cell = {"code": "n = globals().get('n', 0) + 1; n"}
+            _, response = front.post(f"/v1/sessions/{session}/cells", cell, X_Session=key)
+            assert response["value"] == str(number)
+        assert front.send("DELETE", f"/v1/sessions/{session}", None, X_Session=key)[0] == 204
+
+
+def test_a_service_that_ends_is_left_out(front: Http, nodes: list[RunningService]) -> None:
+    assert nodes[0].stop() == 0
+    assert [front.run("print(1)")["stdout"] for _ in range(10)] == ["1\n"] * 10

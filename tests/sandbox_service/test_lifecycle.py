@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import signal
 import subprocess
 import sys
 import threading
 
-import psutil
 import pytest
 
 from tests.sandbox.driver import eventually
@@ -21,13 +19,12 @@ def test_a_drain_answers_every_call_that_was_sent() -> None:
     http = Http(service.url)
     calls = {"calls": [{"code": f"import time; time.sleep(0.02); print({n})"} for n in range(100)]}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        stream = pool.submit(http.post, "/v1/stream", calls)
+        batch = pool.submit(http.post, "/v1/batch", calls)
         assert eventually(lambda: http.status("calls").get("ok", 0) > 0)
         singles = [pool.submit(http.run, "import time; time.sleep(0.5); print(1)") for _ in range(4)]
         assert eventually(lambda: http.status("queue") + http.status("running") > 4)
         service.process.terminate()
-        lines = [json.loads(line) for line in stream.result()[1].splitlines()]
-        assert sorted(int(line["result"]["stdout"]) for line in lines) == list(range(100))
+        assert [int(each["stdout"]) for each in batch.result()[1]["results"]] == list(range(100))
         assert [each.result()["stdout"] for each in singles] == ["1\n"] * 4
     assert service.stop() == 0
 
@@ -38,16 +35,9 @@ def test_a_second_signal_does_not_wait_for_calls_that_run(number: signal.Signals
     http = Http(service.url)
     with http.under_way("/v1/run", SLEEPER):
         service.process.send_signal(number)
-        assert eventually(lambda: not answers(http))
+        assert eventually(lambda: not http.answers())
         service.process.send_signal(number)
         assert service.process.wait(20) == 0
-
-
-def answers(http: Http) -> bool:
-    try:
-        return http.get("/ping") == (200, "pong")
-    except OSError:
-        return False
 
 
 def test_a_drain_that_takes_too_long_says_so_to_who_still_waits() -> None:
@@ -63,29 +53,20 @@ def test_a_drain_that_takes_too_long_says_so_to_who_still_waits() -> None:
     assert found == [(503, {"error": sentence})]
 
 
-def test_nothing_is_left_of_a_service_that_is_killed_hard() -> None:
-    service = RunningService()
-    everyone = psutil.Process(service.process.pid).children(recursive=True)
-    service.process.kill()
-    service.process.wait()
-    assert len(everyone) >= 3
-    assert eventually(lambda: not any(process.is_running() for process in everyone))
-
-
-def test_the_service_loads_nothing_of_the_trainer() -> None:
+@pytest.mark.parametrize(
+    ("imported", "foreign"),
+    [
+        ("cli, rocstar.sandbox.service.server, rocstar.sandbox.service.mcp", "torch transformers numpy mcp"),
+        ("sandbox.service", "uvicorn starlette prometheus_client"),
+    ],
+)
+def test_nothing_of_the_trainer_is_loaded_and_the_web_server_after_the_daemons_are_started(
+    imported: str, foreign: str
+) -> None:
     script = (
-        "import sys, rocstar.cli, rocstar.sandbox.service.server, rocstar.sandbox.service.mcp\n"
-        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers', 'numpy', 'mcp')]\n"
+        f"import sys, rocstar.{imported}\n"
+        f"bad = [m for m in sys.modules if m.split('.')[0] in {foreign.split()!r}]\n"
         "print(bad + [m for m in sys.modules if m.startswith(('rocstar.train', 'rocstar.learning'))])"
-    )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
-
-
-def test_the_web_server_is_loaded_after_the_daemons_are_started() -> None:
-    script = (
-        "import sys, rocstar.sandbox.service\n"
-        "print([m for m in ('uvicorn', 'starlette', 'prometheus_client') if m in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

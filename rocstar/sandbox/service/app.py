@@ -8,7 +8,6 @@ import html
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import accumulate
@@ -233,18 +232,13 @@ def meant(error: Exception) -> BadRequest:
 async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     headers = [(b"content-type", reply.media_type.encode())]
     headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    if isinstance(reply.body, bytes) and reply.status != 204:
+    if reply.status != 204:
         headers.append((b"content-length", b"%d" % len(reply.body)))
-    if isinstance(reply.body, bytes) and scope["type"] == "http":
+    if scope["type"] == "http":
         scope["answer"](reply.status, headers, reply.body)
-        return
-    kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
-    await send({"type": f"{kind}.start", "status": reply.status, "headers": headers})
-    if not isinstance(reply.body, bytes):
-        async with aclosing(reply.body) as parts:
-            async for part in parts:
-                await send({"type": f"{kind}.body", "body": part, "more_body": True})
-    await send({"type": f"{kind}.body", "body": reply.body if isinstance(reply.body, bytes) else b""})
+    else:
+        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": reply.body})
 
 
 class Joining(Struct, forbid_unknown_fields=True):

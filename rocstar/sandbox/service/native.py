@@ -1,4 +1,4 @@
-"""The native API: one call, a batch, a stream, sessions, and the frames that clients and gateways speak.
+"""The native API: one call, a batch, sessions, and the frames that clients and gateways speak.
 
 A program that was run is 200, whatever it did; `rejected` is 400, `internal` (safe to send again) 500, `overloaded` 503
 with a Retry-After. A batch is always 200: its calls have outcomes of their own.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +84,7 @@ class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True
 
 
 class Batch(Struct, forbid_unknown_fields=True, frozen=True):
-    calls: Annotated[list[CallShape], says("Answered in this order, or by index if streamed.", min_length=1)]
+    calls: Annotated[list[CallShape], says("Answered in this order.", min_length=1)]
 
 
 class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -124,37 +124,19 @@ def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
 
 
 async def batch(asked: Asked) -> Reply:
-    calls = decode_batch(asked.body)
-    results, size = [b""] * len(calls), 0
-    async with aclosing(results_of(asked.service, calls)) as finished:
-        async for index, result in finished:
-            results[index] = result
-            size += len(result)
-            if size > MAX_REPLY_BYTES:
-                raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; ask for them by POST /v1/stream", 413)
+    core.refuse_long_batch(asked.body, b"code")
+    size = 0
+
+    def told(shape: CallShape, response: Response) -> bytes:
+        nonlocal size
+        size += len(result := full(response))
+        if size > MAX_REPLY_BYTES:
+            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls at once", 413)
+        return result
+
+    calls, settings = decode(asked.body, Batch).calls, asked.service.settings
+    results = await asked.service.run_all(calls, partial(call_or_rejected, settings), told)
     return Reply(b'{"results":[' + b",".join(results) + b"]}")
-
-
-async def stream(asked: Asked) -> Reply:
-    calls = decode_batch(asked.body)
-
-    async def lines() -> AsyncGenerator[bytes]:
-        async with aclosing(results_of(asked.service, calls)) as finished:
-            async for index, result in finished:
-                yield b'{"index":%d,"result":%b}\n' % (index, result)
-
-    return Reply(lines(), media_type="application/x-ndjson")
-
-
-def decode_batch(body: bytes) -> list[CallShape]:
-    core.refuse_long_batch(body, b"code")
-    return decode(body, Batch).calls
-
-
-async def results_of(service: Service, calls: Sequence[CallShape]) -> AsyncGenerator[tuple[int, bytes], None]:
-    async with aclosing(service.run_all(calls, partial(call_or_rejected, service.settings))) as finished:
-        async for index, response in finished:
-            yield index, full(response)
 
 
 def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
@@ -478,5 +460,4 @@ class FrameConnection:
 ENDPOINTS = [
     Endpoint("POST", "/v1/run", run, "Run one program; its Response.", CallShape),
     Endpoint("POST", "/v1/batch", batch, "Run many; {results: [Response, ...]} in their order.", Batch),
-    Endpoint("POST", "/v1/stream", stream, "Run many; a line {index, result} for each as it finishes.", Batch),
 ]
