@@ -15,18 +15,40 @@ from rocstar.sandbox.slot.channel import CONTROL
 from tests.attacks.support import REPOSITORY, attack, names, promised, tried
 from tests.sandbox.driver import Daemon
 
+NOT_THERE = {"FileNotFoundError", "PermissionError"}
+OUTSIDE = [f"/proc/{pid}/{name}" for pid in ("1", os.getpid(), "self") for name in ("environ", "maps", "mem")]
+SECRETS = ["/etc/shadow", "/etc/hosts", str(REPOSITORY / "pyproject.toml"), str(REPOSITORY / "rocstar/errors.py")]
+KERNEL = ["/dev/kmsg", "/proc/sysrq-trigger", "/sys/power/state", "/proc/self/oom_score_adj"]
+KERNEL.append("/proc/sys/vm/drop_caches")
+REFUSED: dict[str, tuple[list[str], set[str]]] = {
+    "network": (
+        [
+            "socket.create_connection(('127.0.0.1', 80), 1)",
+            "socket.create_connection(('192.0.2.1', 80), 1)",
+            "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
+            "socket.socket(40, socket.SOCK_STREAM)",  # vsock, which namespaces do not contain
+            "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+            "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+        ],
+        {"PermissionError", "OSError"},  # OSError: network unreachable
+    ),
+    "clock": (
+        ["__import__('time').clock_settime(0, 0)", "libc.settimeofday((ctypes.c_long * 2)(1, 1), None)"],
+        {"PermissionError", "-1"},
+    ),
+    "watches of the operator": (["libc.inotify_init1(0)"] * 300, {"-1"}),
+    "processes outside": ([f"open({path!r}, 'rb').read(1)" for path in OUTSIDE], NOT_THERE),
+    "files outside": ([f"open({path!r}).read()" for path in SECRETS], NOT_THERE),
+    "files of the kernel": ([f"os.open({path!r}, os.O_WRONLY)" for path in KERNEL], NOT_THERE),
+}
 
-def test_network_is_out_of_reach(daemon: Daemon) -> None:
-    calls = [
-        "socket.create_connection(('127.0.0.1', 80), 1)",
-        "socket.create_connection(('192.0.2.1', 80), 1)",
-        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
-        "socket.socket(40, socket.SOCK_STREAM)",  # vsock, which namespaces do not contain
-        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
-        "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
-    ]
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_reached_for_is_refused(daemon: Daemon, what: str) -> None:
+    calls, errors = REFUSED[what]
+    promised(daemon, *(("L2", "L3") if errors is NOT_THERE else ("L1", "L2", "L3")))
     found = names(daemon, *calls)
-    assert set(found) <= {"PermissionError", "OSError"}  # OSError: network unreachable
+    assert len(found) == len(calls) and set(found) <= errors
 
 
 def test_abstract_sockets_of_the_machine_are_out_of_reach(daemon: Daemon) -> None:
@@ -177,25 +199,6 @@ def test_system_and_libraries_cannot_be_written(daemon: Daemon, folder: str) -> 
     assert found[-1] in refused
 
 
-def test_the_clock_cannot_be_changed(daemon: Daemon) -> None:
-    calls = ["__import__('time').clock_settime(0, 0)", "libc.settimeofday((ctypes.c_long * 2)(1, 1), None)"]
-    found = names(daemon, *calls)
-    assert found == ["PermissionError", "-1"]
-
-
-def test_kernel_files_cannot_be_written(daemon: Daemon) -> None:
-    promised(daemon, "L2", "L3")
-    paths = (
-        "/dev/kmsg",
-        "/proc/sysrq-trigger",
-        "/sys/power/state",
-        "/proc/self/oom_score_adj",
-        "/proc/sys/vm/drop_caches",
-    )
-    found = names(daemon, *(f"os.open({path!r}, os.O_WRONLY)" for path in paths))
-    assert set(found) <= {"FileNotFoundError", "PermissionError"}
-
-
 def test_a_crash_leaves_no_core_file(daemon: Daemon) -> None:
     response = attack(daemon, "import resource, os\nprint(resource.getrlimit(resource.RLIMIT_CORE))\nos.abort()")
     # Where not even oneself may be signalled, the C library ends itself by an instruction that is not permitted.
@@ -236,20 +239,6 @@ def test_environment_of_the_trainer_is_not_there(daemon: Daemon, monkeypatch: py
     assert response.value is not None
     names = set(eval(response.value))
     assert names <= {"HOME", "PATH", "LANG", "TMPDIR", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
-
-
-def test_processes_outside_cannot_be_read(daemon: Daemon) -> None:
-    promised(daemon, "L2", "L3")
-    paths = [f"/proc/{pid}/{name}" for pid in ("1", os.getpid(), "self") for name in ("environ", "maps", "mem")]
-    found = names(daemon, *(f"open({path!r}, 'rb').read(1)" for path in paths))
-    assert set(found) <= {"FileNotFoundError", "PermissionError"}
-
-
-def test_files_outside_cannot_be_read(daemon: Daemon) -> None:
-    promised(daemon, "L2", "L3")
-    paths = ["/etc/shadow", "/etc/hosts", str(REPOSITORY / "pyproject.toml"), str(REPOSITORY / "rocstar/errors.py")]
-    found = names(daemon, *(f"open({path!r}).read()" for path in paths))
-    assert set(found) <= {"FileNotFoundError", "PermissionError"}
 
 
 def test_only_the_interpreter_and_the_libraries_are_there(daemon: Daemon) -> None:

@@ -222,11 +222,6 @@ for number in range(3000): os.write(1, b"%05d" % number)
     assert (response.stdout_bytes, response.truncated_bytes) == (15_000, 0)
 
 
-def test_watches_of_the_operator_cannot_be_used_up(daemon: Daemon) -> None:
-    found = names(daemon, *["libc.inotify_init1(0)"] * 300)
-    assert set(found) == {"-1"}
-
-
 def test_disk_cannot_be_filled(daemon: Daemon) -> None:
     promised(daemon, "L3")
     code = """

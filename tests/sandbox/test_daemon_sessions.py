@@ -219,10 +219,6 @@ def test_nothing_a_cell_started_outlives_it(daemon: Daemon, code: str) -> None:
     assert daemon.cell(name, 6, "x").value == "1"
 
 
-def test_a_cell_of_an_unknown_session_is_lost(daemon: Daemon) -> None:
-    assert lost(daemon, "nobody's", 2)
-
-
 def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Daemon) -> None:
     before = len(own.below())
     first = own.begin(session="f", cell=1)

@@ -1,4 +1,4 @@
-"""What a program sees, what its process reports, and the files that go in and out."""
+"""Which tier a program starts from, what it sees, what its process reports, and the files that go in and out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Failure
-from rocstar.sandbox.slot import files
+from rocstar.sandbox.slot import files, tiers
+from rocstar.sandbox.slot.tiers import Chooser, Tier
 from tests.sandbox.driver import Daemon, needs_empty_folder
 
 
@@ -198,3 +199,52 @@ def test_more_than_the_bound_is_left_out_and_the_rest_is_read(tmp_path: Path, mo
     files.write({name: bytes(size) for name, size in sizes.items()})
     found = files.read(list(sizes))
     assert {name: len(content) for name, content in found.items()} == {"most": files.MAX_BYTES - 1, "one": 1}
+
+
+NUMPY = Tier("numpy", ("numpy",))
+SYMPY = Tier("sympy", ("numpy", "sympy"))
+EVERYTHING = Tier("everything", ("numpy", "sympy", "scipy", "scipy.stats"))
+OWN = Tier("preload", ("shapes.flat",))
+needs_sympy = pytest.mark.skipif(not importlib.util.find_spec("sympy"), reason="sympy is not installed")
+
+
+@pytest.mark.parametrize(
+    ("code", "tier"),
+    [
+        ("print(1)", tiers.BARE),
+        ("import math", tiers.BARE),
+        ("import numpy as np", NUMPY),
+        ("from numpy.linalg import det", NUMPY),
+        ("import os, numpy", NUMPY),
+        ("from sympy import *", SYMPY),
+        ("import mpmath", SYMPY),
+        ("import numpy, sympy", SYMPY),
+        ("import scipy.stats", EVERYTHING),
+        ("import shapes", OWN),
+        ("numpythonic = 1", tiers.BARE),
+        ("__import__('base64')", OWN),
+        ("import numpy, shapes", NUMPY),
+    ],
+)
+def test_tier_follows_the_packages_a_program_names(code: str, tier: Tier) -> None:
+    assert Chooser((tiers.BARE, NUMPY, OWN, SYMPY, EVERYTHING)).choose(code) == tier
+
+
+def test_offered_tiers_are_those_that_can_be_imported_cheapest_first() -> None:
+    offered = tiers.offered(("json", "no_such_module"))
+    sizes = [len(tier.modules) for tier in offered]
+    assert offered[0] is tiers.BARE  # others look for it by identity
+    assert sizes == sorted(sizes)
+    assert Tier("preload", ("json", "no_such_module")) in offered  # the operator is told when it cannot be had
+    assert not any("no_such_module" in tier.modules for tier in tiers.offered(()))
+    assert [tier.modules for tier in tiers.offered(("numpy",))].count(("numpy",)) == 1, "ours is not offered twice"
+
+
+@needs_sympy
+def test_preloaded_modules_are_there_no_thread_is_and_others_are_imported_under_default_limits() -> None:
+    with Daemon(preload=("numpy", "sympy"), slots=1) as daemon:
+        seen = daemon.run("import sys, threading\n'sympy' in sys.modules, threading.active_count()")
+        assert seen.value == "(True, 1)"
+    with Daemon(slots=1) as daemon:
+        seen = daemon.run("import sys\nname = 'num' 'py'\nname in sys.modules, __import__(name).eye(4).sum() == 4")
+        assert seen.value == "(False, np.True_)", seen

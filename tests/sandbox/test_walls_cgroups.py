@@ -72,19 +72,6 @@ def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> Non
     group.close()
 
 
-def test_a_limit_is_written_only_when_it_changes(counted: Groups) -> None:
-    group = counted.open("one")
-    assert group is not None
-    if "pids" not in group.folders:
-        pytest.skip("processes cannot be counted here")
-    group.limit(2**28, 5)
-    (group.folders["pids"] / "pids.max").write_text("9")
-    group.limit(2**28, 5)
-    assert (group.folders["pids"] / "pids.max").read_text() == "9\n"
-    group.limit(2**28, 6)
-    assert (group.folders["pids"] / "pids.max").read_text() == "6\n"
-
-
 @pytest.mark.parametrize("plan", [0, 2])
 def test_what_a_killed_daemon_left_is_removed_at_the_next_start(plan: int) -> None:
     with Daemon(slots=1, skip_plans=plan) as daemon:

@@ -27,6 +27,15 @@ CONFIGURATION = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 
 
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[RunningService]]:
+    """Two services, to stand behind something."""
+    started = [RunningService(), RunningService()]
+    yield started
+    for node in started:
+        node.stop()
+
+
 def call(code: str, **fields: Any) -> Call:
     return Call(id="x", code=code, **fields)
 
@@ -126,13 +135,12 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     gateway = RunningService(accept_nodes=True, token="t")
     bearer = {"Authorization": "Bearer t"}
     http = Http(gateway.url)
-    assert http.post("/v1/run", {"code": "1"}, **bearer)[0] == 500
     for path in ("/v1/status", "/status"):
         assert http.get(path, **bearer) == (503, {"error": "no sandbox daemon has started"})
     assert http.post("/v1/batch", {"calls": [{"code": "1"}]}, **bearer)[0] == 503
     assert http.post("/v1/nodes", {"address": "ftp://x"}, **bearer)[0] == 400
     nodes = [RunningService(join=gateway.url, token="t") for _ in range(2)]
-    assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 4)
+    assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 4), "before any call"
     calls = {"calls": [{"code": f"import time; time.sleep(0.05); print({n})"} for n in range(100)]}
 
     async def batch_while_a_node_dies() -> Any:
@@ -148,13 +156,6 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 2), "the dead node is dropped"
     nodes[0].process.wait()
     assert nodes[1].stop() == gateway.stop() == 0
-
-
-def test_a_node_that_joins_is_seen_before_the_first_call() -> None:
-    gateway = RunningService(accept_nodes=True)
-    node = RunningService(join=gateway.url)
-    assert eventually(lambda: Http(gateway.url).get("/v1/status")[1].get("slots") == 2)
-    assert node.stop() == gateway.stop() == 0
 
 
 def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningService]) -> None:

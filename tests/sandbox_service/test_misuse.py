@@ -79,27 +79,21 @@ def test_whatever_a_field_holds_it_is_run_or_refused_and_never_our_failure(http:
 
 MANY = 1_000_000
 HEAVY = {
-    "files": b'{"code":"","files":{' + b",".join(b'"%d":""' % n for n in range(MANY)) + b"}}",
-    "fetch": b'{"code":"","fetch":[' + b",".join([b'""'] * 5 * MANY) + b"]}",
-    "nested fetch": b'{"code":"","fetch":[' + b",".join([b"[]"] * 5 * MANY) + b"]}",
-    "batch": b'{"calls":[' + b",".join([b'{"code":""}'] * MANY) + b"]}",
-    "batch of hidden keys": b'{"calls":[' + b",".join([b'{"\\u0063ode":""}'] * (MANY - 10**5)) + b"]}",
-    "cells": b'{"cells":[' + b",".join([b'""'] * 5 * MANY) + b"]}",
-    "submissions": b'{"submissions":[' + b",".join([b'{"solution":""}'] * (MANY - 10**5)) + b"]}",
-}
-PATHS = {
-    "batch": "/v1/batch",
-    "batch of hidden keys": "/v1/batch",
-    "cells": "/run_jupyter",
-    "submissions": "/run/batch",
+    "files": ("/v1/run", b'{"code":"","files":{' + b",".join(b'"%d":""' % n for n in range(MANY)) + b"}}"),
+    "fetch": ("/v1/run", b'{"code":"","fetch":[' + b",".join([b'""'] * 5 * MANY) + b"]}"),
+    "nested fetch": ("/v1/run", b'{"code":"","fetch":[' + b",".join([b"[]"] * 5 * MANY) + b"]}"),
+    "batch": ("/v1/batch", b'{"calls":[' + b",".join([b'{"code":""}'] * MANY) + b"]}"),
+    "hidden keys": ("/v1/batch", b'{"calls":[' + b",".join([b'{"\\u0063ode":""}'] * (MANY - 10**5)) + b"]}"),
+    "cells": ("/run_jupyter", b'{"cells":[' + b",".join([b'""'] * 5 * MANY) + b"]}"),
+    "submissions": ("/run/batch", b'{"submissions":[' + b",".join([b'{"solution":""}'] * (MANY - 10**5)) + b"]}"),
 }
 
 
-@pytest.mark.parametrize("name", HEAVY)
-def test_a_body_of_millions_of_things_is_refused_before_they_are_built(http: Http, name: str) -> None:
+@pytest.mark.parametrize(("path", "body"), HEAVY.values(), ids=HEAVY)
+def test_a_body_of_millions_of_things_is_refused_before_they_are_built(http: Http, path: str, body: bytes) -> None:
     """The process would need hundreds of megabytes for them."""
-    assert len(HEAVY[name]) < 16 * 2**20
-    status, answer = http.post(PATHS.get(name, "/v1/run"), HEAVY[name])
+    assert len(body) < 16 * 2**20
+    status, answer = http.post(path, body)
     assert status in (400, 413, 422) and len(answer) == 1
     assert http.run("print(1)")["outcome"] == "ok"
 

@@ -47,14 +47,6 @@ def test_a_batch_is_answered_in_its_order_and_one_bad_call_does_not_spoil_it(htt
     assert all(result["stdout"] == f"{result['id']}\n" for result in answer["results"])
 
 
-def test_a_long_batch_does_not_hold_up_another_caller(http: Http) -> None:
-    calls = {"calls": [{"code": "import time; time.sleep(0.05)"}] * 2000}
-    with http.under_way("/v1/batch", calls, running=4):
-        before = http.status("calls").get("ok", 0)
-        assert http.run("print(1)")["stdout"] == "1\n"
-        assert http.status("calls")["ok"] - before < 200
-
-
 @pytest.mark.parametrize("path", ["/v1/run", "/v1/batch", "/run_jupyter"])
 def test_hanging_up_ends_the_programs_and_frees_their_slots(http: Http, path: str) -> None:
     message: dict[str, Any] = SLEEPER if path == "/v1/run" else {"calls": [SLEEPER]}

@@ -20,6 +20,7 @@ import traceback
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from rocstar.sandbox.call import Call, Limits, Response
@@ -187,6 +188,7 @@ class Worker:
         lacking = [name for name in ("no_memory_cgroup", *hello["failed"]) if COUNTED_BY.get(name) not in counted]
         uncounted = (COUNTED_BY[name] for name in lacking if name in COUNTED_BY)
         self.uncounted = frozenset(uncounted if watch.can_see(self.process) else ())
+        """Controllers of what neither a group nor the kernel counts for a whole call, and `watch` looks at."""
         self.failed = tuple(name for name in lacking if name != "no_process_limit" or "pids" not in self.uncounted)
         """Properties that its walls should have and lack; where `watch` counts processes, their limit is held."""
         self.loop = asyncio.get_running_loop()
@@ -372,36 +374,29 @@ class Run:
         return Seen(out, err, dropped, report, reason, run_seconds, cpu_seconds, peak_memory_bytes)
 
 
+@dataclass(slots=True, eq=False)
 class Queued:
     """A call in the daemon, from its arrival to its answer."""
 
-    __slots__ = (
-        "answered",
-        "arrived",
-        "call",
-        "moves",
-        "number",
-        "order",
-        "queue_seconds",
-        "run",
-        "size",
-        "started",
-        "timer",
-    )
-
-    def __init__(self, number: int, order: int, call: Call, size: int) -> None:
-        """number: its name on the connection. order: of arrival. size: of its frame, bytes."""
-        self.number, self.order, self.call, self.size = number, order, call, size
-        self.arrived = time.monotonic()
-        self.queue_seconds = 0.0
-        self.moves = 0
-        """How often it was given to a slot that could not start it."""
-        self.run: Run | None = None
-        """Set while it runs."""
-        self.timer: asyncio.TimerHandle | None = None
-        """Of its patience, while it waits."""
-        self.started = self.answered = False
-        """Whether its turn has come; whether it is over."""
+    number: int
+    """Its name on the connection."""
+    order: int
+    """Of arrival."""
+    call: Call
+    size: int
+    """Of its frame, bytes."""
+    arrived: float = field(default_factory=time.monotonic)
+    queue_seconds: float = 0.0
+    moves: int = 0
+    """How often it was given to a slot that could not start it."""
+    run: Run | None = None
+    """Set while it runs."""
+    timer: asyncio.TimerHandle | None = None
+    """Of its patience, while it waits."""
+    started: bool = False
+    """Its turn has come."""
+    answered: bool = False
+    """It is over."""
 
 
 class ProgramRun(Run):

@@ -286,8 +286,7 @@ class Pages:
         return [
             Endpoint("GET", "/v1/status", self.status, "Isolation, failed probes, queue, slots, calls by outcome."),
             Endpoint("GET", "/metrics", self.prometheus, "The same and more for Prometheus."),
-            Endpoint("GET", "/ping", self.ping, '"pong"; needs no token.'),
-            Endpoint("GET", "/v1/ping", self.ping, '"pong"; needs no token.'),
+            Endpoint("GET", "/v1/ping", code_judge.ping, '"pong"; needs no token.'),
             Endpoint("GET", "/openapi.json", self.openapi, "This description."),
             Endpoint("GET", "/docs", self.docs, "The same for people."),
             Endpoint("GET", "/", self.docs, "The same for people."),
@@ -309,9 +308,6 @@ class Pages:
 
     async def prometheus(self, asked: Asked) -> Reply:
         return Reply(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def ping(self, asked: Asked) -> Reply:
-        return Reply(b'"pong"')
 
     async def openapi(self, asked: Asked) -> Reply:
         return Reply(encode(self.described()))

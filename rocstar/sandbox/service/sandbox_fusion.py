@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct, structs
+from msgspec import Raw, Struct, structs
 
 from rocstar.sandbox import check
 from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost
@@ -46,8 +46,6 @@ CHAINED = (
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 """What stands between two tracebacks that belong together."""
-Seconds = Annotated[float, Meta(gt=0)]
-STRINGS = {"type": "array", "items": {"type": "string"}}
 
 
 class Common(Struct, frozen=True, kw_only=True):
@@ -55,7 +53,7 @@ class Common(Struct, frozen=True, kw_only=True):
     files: Annotated[Raw, says("Path to base64.", extra_json_schema={"type": "object"})] = msgspec.field(
         default_factory=Raw
     )
-    fetch_files: Annotated[Raw, says("To send back; missing ones are left out.", extra_json_schema=STRINGS)] = (
+    fetch_files: Annotated[Raw, says("To send back; missing ones are left out.", extra_json_schema=native.STRINGS)] = (
         msgspec.field(default_factory=Raw)
     )
 
@@ -82,14 +80,14 @@ class RunCode(Common, frozen=True, kw_only=True):
     code: Annotated[str, says("The program.")]
     language: Annotated[str, says("Anything but python is refused.")] = "python"
     compile_timeout: Annotated[float, says("Nothing is compiled: lengthens the wait, seconds.", ge=0)] = 10.0
-    run_timeout: Annotated[Seconds, says("Wall time of the program, seconds.")] = 10.0
+    run_timeout: Annotated[native.Seconds, says("Wall time of the program, seconds.")] = 10.0
     stdin: Annotated[str | None, says("Standard input.")] = None
 
 
 class RunJupyter(Common, frozen=True, kw_only=True):
-    cells: Annotated[Raw, says("Run one after another.", extra_json_schema=STRINGS)]
+    cells: Annotated[Raw, says("Run one after another.", extra_json_schema=native.STRINGS)]
     cell_timeout: Annotated[float, says("Ignored, as there.")] = 0.0
-    total_timeout: Annotated[Seconds, says("Wall time of the notebook, seconds.")] = 45.0
+    total_timeout: Annotated[native.Seconds, says("Wall time of the notebook, seconds.")] = 45.0
     kernel: Literal["python3"] = "python3"
 
 
