@@ -14,7 +14,7 @@ import pytest
 
 from rocstar.sandbox.slot import channel
 from tests.sandbox.driver import needs_empty_folder
-from tests.sandbox.slots import Outcome, Slot, Zygote, zygote
+from tests.sandbox.slots import Slot, Zygote, zygote
 
 LOOPS = {"c": (True, (0, 1)), "python": (False, (0, 1)), "python without a pid namespace": (False, (2, 3))}
 """Whether it is the compiled one, and the plans under which it runs."""
@@ -48,11 +48,6 @@ def private(slot: Slot, request: pytest.FixtureRequest) -> Slot:
     return slot
 
 
-def kept(slot: Slot, code: str) -> Outcome:
-    """Run, and the working directory kept for the next."""
-    return slot.code(code, channel.RUN_AND_KEEP)
-
-
 def test_the_cpu_of_threads_counts_as_the_processs_own(slot: Slot) -> None:
     burn = "def burn():\n    while time.process_time() < 0.2: pass"
     ended = slot.code(f"import threading, time\n{burn}\nt = threading.Thread(target=burn)\nt.start()\nt.join()").ended
@@ -72,7 +67,7 @@ def test_an_untouched_directory_is_kept(slot: Slot) -> None:
 
 @needs_empty_folder
 def test_a_directory_that_is_kept_shows_the_next_call_what_is_in_it(slot: Slot) -> None:
-    assert kept(slot, "open('f', 'w').write('kept')").ended.reusable
+    assert slot.code("open('f', 'w').write('kept')", channel.RUN_AND_KEEP).ended.reusable
     assert slot.code("print(open('f').read())").stdout == "kept\n"
     assert slot.code("import os\nprint(os.listdir('.'))").stdout == "[]\n"
 
@@ -100,7 +95,7 @@ def test_a_program_that_has_started_processes_makes_the_next_call_stale(private:
 
 @needs_empty_folder
 def test_a_call_for_the_kept_directory_is_never_stale(private: Slot) -> None:
-    kept(private, f"open('f', 'w').close()\n{FORK}")
+    private.code(f"open('f', 'w').close()\n{FORK}", channel.RUN_AND_KEEP)
     outcome = private.code("import os\nprint(os.listdir('.'))")
     assert outcome.stdout == "['f']\n"
     assert not outcome.ended.stale and not outcome.ended.reusable

@@ -168,17 +168,12 @@ def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningSe
             assert b'"stdout":"done\\n"' in connection.recv(65536)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def front(nodes: list[RunningService], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
     if HAPROXY is None:
         pytest.skip("haproxy is not installed (apt-get install haproxy)")
-    address = f"127.0.0.1:{free_port()}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     text = CONFIGURATION.read_text().replace("127.0.0.1:8700", address)
     for number, node in enumerate(nodes, 1):
         text = text.replace(f"10.0.0.{number}:8700", node.url.removeprefix("http://"))

@@ -167,12 +167,9 @@ def test_files_of_a_notebook_go_in_before_the_first_cell_and_out_after_the_last(
     assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {"out": b"\0\xff"}
 
 
-def test_no_cells_are_a_notebook_too(http: Http) -> None:
-    answer = run_jupyter(http, [])
-    assert (answer["status"], answer["cells"], answer["files"]) == ("Success", [], {})
-
-
-def test_syntax_errors_and_exits_are_errors_of_their_cell(http: Http) -> None:
+def test_syntax_errors_and_exits_are_errors_of_their_cell_and_no_cells_are_a_notebook_too(http: Http) -> None:
     cells = run_jupyter(http, ["def f(:", "import sys; sys.exit(3)", "print('on')"])["cells"]
     assert [cell["error"][0]["ename"] for cell in cells[:2]] == ["SyntaxError", "SystemExit"]
     assert cells[2]["stdout"] == "on\n"
+    none = run_jupyter(http, [])
+    assert (none["status"], none["cells"], none["files"]) == ("Success", [], {})
