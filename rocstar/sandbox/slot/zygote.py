@@ -82,7 +82,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     slot = Zygote(commands, settings["workdirs"]).obey()
     if slot is not None:
         connection, walls = slot
-        loop = compiled.serve if compiled and walls.private_processes else serve.serve
+        loop = compiled.serve if compiled and walls.inside.private_processes else serve.serve
         be_program(loop(connection, walls), Base(memory, walls.inside, seeder, hooks))
 
 

@@ -87,8 +87,6 @@ class Walls(NamedTuple):
     """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
     inside: Inside
     shield: Shield = Shield()
-    private_processes: bool = True
-    """The slot is the first process of a pid namespace."""
     may_age: bool = True
     """Whether the slot may lower the priority of its programs: it cannot hit another process by mistake."""
     children: int = -1
@@ -105,7 +103,7 @@ class Walls(NamedTuple):
 
     def kill_all(self, pid: int) -> None:
         """Kill the program whose first process is `pid`, and everything it started."""
-        if self.private_processes:
+        if self.inside.private_processes:
             kill_quietly(-1)
         else:
             with suppress(ProcessLookupError):  # ended, or it has not made its group yet
@@ -170,7 +168,7 @@ def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: st
     ours.close()
     os.setpgid(0, 0)
     (process,) = PID.unpack(theirs.recv(PID.size, socket.MSG_WAITALL) or PID.pack(0))
-    return Walls(process, keeper, theirs.detach(), workdir, inside, Shield.open(), inside.private_processes)
+    return Walls(process, keeper, theirs.detach(), workdir, inside, Shield.open())
 
 
 def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: Callable[[], None]) -> NoReturn:
