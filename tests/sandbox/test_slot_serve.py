@@ -102,7 +102,7 @@ def test_a_call_for_the_kept_directory_is_never_stale(private: Slot) -> None:
     assert private.is_closed()
 
 
-@pytest.mark.parametrize("given", [{"big": bytes(65 * 2**20)}, {"x" * 300: b""}])
+@pytest.mark.parametrize("given", [{"big": bytes(65 * 2**20)}, {"x" * 300: b""}, {"a": b"", "a/b": b""}, {"a\0b": b""}])
 def test_nothing_is_run_where_files_cannot_be_written(slot: Slot, given: dict[str, bytes]) -> None:
     seen = slot.code("print(1)", files=given)
     assert "could not be written" in seen.stderr
