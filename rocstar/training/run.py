@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
@@ -26,7 +27,7 @@ from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.parts import make_roller
 from rocstar.rollout.collect import Roller
-from rocstar.runs.atomic import write_json
+from rocstar.runs.atomic import write_atomic, write_json
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
 from rocstar.runs.show import summary_of
@@ -40,6 +41,7 @@ from rocstar.training.meter import Meter
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stopper import Stopper
 from rocstar.types import BatchRow, Resampled
+from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
 TRAINER_PHASES = ("rollout", "learning", "record", "sft")
 Learner = SftLearner | GrpoLearner
@@ -59,6 +61,7 @@ class Run:
     sandbox: SandboxClient
     grader: Grader
     tracker: RunTracker
+    watch: Watch
     progress: Progress
     checkpoint: Path | None
     """Where learner state is restored from: the newest checkpoint."""
@@ -107,6 +110,7 @@ class Run:
             engine=self.engine,
             sandbox=self.sandbox,
             grader=self.grader,
+            note=self.watch.note,
         )
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -235,7 +239,8 @@ async def opened_run(
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
     with ExitStack() as closing:
         _same_problems(material, folder)
-        meter = Meter(sandbox)
+        watch = Watch()
+        meter = Meter(sandbox, partial(watch.note, RUN))
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)
         if resume:
@@ -251,12 +256,16 @@ async def opened_run(
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
         engine = _engine(recipe, made, positions, ranks.local_rank)
+        watch.load = engine.load
         policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoint is not None:
             policy.restore(checkpoint)
             policy.version = progress.policy_version
         grader = Grader()
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        told = partial(_tell_stall, folder, screen, tracker)
+        remedy = f"continue with: rocstar train --resume {folder.name}"
+        closing.enter_context(watching(watch, _patience(recipe), told, remedy=remedy, break_off=ranks.abandon))
         try:
             yield Run(
                 material=material,
@@ -269,6 +278,7 @@ async def opened_run(
                 sandbox=sandbox,
                 grader=grader,
                 tracker=tracker,
+                watch=watch,
                 progress=progress,
                 checkpoint=checkpoint,
             )
@@ -290,6 +300,19 @@ def _same_problems(material: Material, folder: RunFolder) -> None:
             f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
             "start a new run"
         )
+
+
+def _patience(recipe: Recipe) -> Patience:
+    run = recipe.run
+    return Patience(seconds=run.stall_seconds, otherwise_seconds=run.stall_learning_seconds, policy=run.stall_policy)
+
+
+def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: Stall, stacks: str) -> None:
+    """On the screen, in events.jsonl, and with the stacks in a file of its own. Called by the watching thread."""
+    file = folder.next_log("stall")
+    write_atomic(file, f"{stall.report()}\n\n{stacks}".encode())
+    tracker.event("stall", seconds=round(stall.seconds), phase=stall.phase, waiting=stall.counts, log=file.name)
+    screen.note(f"{stall.report()}\n  where everything stands: {file}")
 
 
 def _ranks_of(recipe: Recipe) -> Ranks:
