@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from rocstar.config import RunSection
 from rocstar.errors import RunHalted
 from rocstar.exits import FAILED
 from rocstar.stacks import all_stacks
@@ -136,6 +137,10 @@ class Patience:
     """While none are: learning, saving, starting."""
     policy: Policy
     """warn: say it, and again whenever it has lasted twice as long; halt: stop the run."""
+
+    @classmethod
+    def of_run(cls, run: RunSection) -> Patience:
+        return cls(seconds=run.stall_seconds, otherwise_seconds=run.stall_learning_seconds, policy=run.stall_policy)
 
     def of(self, watch: Watch) -> float:
         return self.seconds if watch.has_attempts else self.otherwise_seconds

@@ -265,7 +265,9 @@ async def opened_run(
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
         told = partial(_tell_stall, folder, screen, tracker)
         remedy = f"continue with: rocstar train --resume {folder.name}"
-        closing.enter_context(watching(watch, _patience(recipe), told, remedy=remedy, break_off=ranks.abandon))
+        closing.enter_context(
+            watching(watch, Patience.of_run(recipe.run), told, remedy=remedy, break_off=ranks.abandon)
+        )
         try:
             yield Run(
                 material=material,
@@ -300,11 +302,6 @@ def _same_problems(material: Material, folder: RunFolder) -> None:
             f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
             "start a new run"
         )
-
-
-def _patience(recipe: Recipe) -> Patience:
-    run = recipe.run
-    return Patience(seconds=run.stall_seconds, otherwise_seconds=run.stall_learning_seconds, policy=run.stall_policy)
 
 
 def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: Stall, stacks: str) -> None:
