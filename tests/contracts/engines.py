@@ -41,6 +41,10 @@ class Kind:
     """Requests that decode at once at most; a further one waits."""
     places: tuple[str, ...] = ("folder", "memory")
     """Where it takes new weights from."""
+    truncates: bool = True
+    """It takes `top_p` and `top_k`."""
+    tight: Callable[[], AbstractAsyncContextManager[Engine]] | None = None
+    """The same with room for at most half of `rows` sequences of POSITIONS tokens, so that caches are given up."""
 
 
 @asynccontextmanager
