@@ -175,6 +175,7 @@ class Run:
     def save(self, learner: Learner, *, complete: bool) -> None:
         """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
         began = time.monotonic()
+        self.watch.note(RUN, "saving")
         self.tracker.flush()
         if self.tracker.failure:
             raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
@@ -182,6 +183,7 @@ class Run:
         save(self.folder, self.progress, self.policy, learner)
         prune(self.folder, self.recipe.run.keep_checkpoints)
         self.checkpoint = self.folder.checkpoint(self.progress.step)
+        self.watch.note(RUN, None)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
 
