@@ -70,5 +70,5 @@ KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
     "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"]),
     "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
-    "faulty": Kind(open=partial(without_faults, QWEN), model=MODELS["qwen"]),
+    "faulty": Kind(open=partial(without_faults, scripted)),
 }
