@@ -2,13 +2,15 @@
 
 Whoever works notes what it waits for (`Watch.note`). A thread looks on, also while the event loop is blocked. Anything
 noted, and any token that an engine writes, is a move. Without one for long enough the thread makes a report with the
-stacks of all tasks and threads, and stops the run where that is wanted. Not seen: a C function that never lets go of
-the interpreter's lock, which stops this thread too.
+stacks of all tasks and threads, and stops the run where that is wanted. A C function that never lets go of the
+interpreter's lock, such as a regular expression that takes for ever, stops this thread too; then Python's faulthandler
+writes the stacks of all threads to stderr.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import sys
 import threading
@@ -199,12 +201,20 @@ class _Observer:
     def _look_on(self) -> None:
         told = 0.0
         while not self.over.wait(self._patience.look_seconds):
+            self._rearm()
             still = self._watch.look(self._patience.look_seconds)
             if still == 0.0:
                 told = 0.0
             elif still >= max(self._patience.of(self._watch), 2 * told):
                 told = still
                 self._explain(self._watch.stall())
+        faulthandler.cancel_dump_traceback_later()
+
+    def _rearm(self) -> None:
+        """Stacks, unless the next look comes in time. Needs a true file: what stands for stderr may be none."""
+        if sys.__stderr__ is not None:
+            seconds = self._patience.of(self._watch) + LOOK_SECONDS
+            faulthandler.dump_traceback_later(seconds, repeat=True, file=sys.__stderr__)
 
     def _explain(self, stall: Stall) -> None:
         try:

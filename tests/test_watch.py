@@ -259,6 +259,32 @@ asyncio.run(main())
 """
 
 
+NEVER_LETS_GO = """
+import asyncio, re
+from rocstar import watch
+
+async def main():
+    found = watch.Watch()
+    found.note("a", "a tool")
+    patience = watch.Patience(seconds=0.4, otherwise_seconds=60, policy="warn")
+    with watch.watching(found, patience, lambda stall, stacks: None):
+        await asyncio.sleep(0.2)
+        re.match("(a+)+$", "a" * 60 + "b")
+
+watch.LOOK_SECONDS = 0.1
+asyncio.run(main())
+"""
+
+
+def test_a_call_that_keeps_the_interpreter_to_itself_is_shown() -> None:
+    hung = subprocess.Popen([sys.executable, "-c", NEVER_LETS_GO], stderr=subprocess.PIPE, text=True)
+    assert hung.stderr is not None
+    told = [hung.stderr.readline() for _ in range(12)]
+    hung.kill()
+    hung.communicate()
+    assert any("in match" in line for line in told), told
+
+
 def test_a_run_that_is_to_halt_and_does_not_come_back_is_ended_with_the_report() -> None:
     ended = subprocess.run([sys.executable, "-c", NEVER_BACK], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout) == (1, "broken off\n")
