@@ -297,16 +297,17 @@ def _start(
 
 
 def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
-    """Under the run's own settings, which decide what it computes; `cluster.*` says where, and may be others."""
+    """Under the run's own settings, which decide what it computes. Others may be `cluster.*`, which says where, and
+    `run.stall_*`, for how long nothing may move."""
     from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
 
     for given in settings:
-        if not given.startswith("cluster."):
+        if not given.startswith(("cluster.", "run.stall_")):
             raise ConfigError(
                 f"--resume goes on with the run's own settings and takes no {given!r}; leave that out (only "
-                "cluster.KEY=VALUE may change)"
+                "cluster.KEY=VALUE and run.stall_KEY=VALUE may change)"
             )
     folder = RunFolder.find(name, runs)
     recipe = changed(resolved_from_json(folder.resolved), settings, {})

@@ -17,6 +17,7 @@ from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.rollout.episode import Note, note_nothing
 from rocstar.sandbox.call import Limits as ProgramLimits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
@@ -100,6 +101,7 @@ def make_roller(
     engine: Engine,
     sandbox: SandboxClient,
     grader: Grader,
+    note: Note = note_nothing,
 ) -> Roller:
     """Makes and judges attempts under the limits of `rollout`. With a single turn there is no use for a tool."""
     conversation = make_conversation(recipe, codec, template, sandbox, with_tools=rollout.max_turns > 1)
@@ -121,4 +123,5 @@ def make_roller(
         ),
         stop_token_ids=codec.stop_ids(template),
         environment=environment_of(recipe),
+        note=note,
     )

@@ -1,10 +1,11 @@
-"""Accounts of CPU seconds: this process by phase, the sandbox's process tree apart."""
+"""The phases of a run: accounts of CPU seconds, this process by phase and the sandbox's process tree apart; and whoever
+looks on is told which is under way."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rocstar.sandbox.client import SandboxClient
@@ -15,8 +16,10 @@ PREFIX = "cpu/"
 class Meter:
     """Collects CPU seconds until they are taken into a row of metrics."""
 
-    def __init__(self, sandbox: SandboxClient) -> None:
+    def __init__(self, sandbox: SandboxClient, note: Callable[[str | None], None] = lambda phase: None) -> None:
+        """`note` is told each phase as it begins, and None at its end."""
         self._sandbox = sandbox
+        self._note = note
         self._sandbox_before = 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -24,9 +27,11 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """All CPU of this process inside the context belongs to `name`."""
         before = time.process_time()
+        self._note(name)
         try:
             yield
         finally:
+            self._note(None)
             self._seconds[name] += time.process_time() - before
 
     def take(self) -> dict[str, float]:

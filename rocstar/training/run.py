@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rocstar.answers.grade import Grader
@@ -26,7 +27,7 @@ from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.parts import make_roller
 from rocstar.rollout.collect import Roller
-from rocstar.runs.atomic import write_json
+from rocstar.runs.atomic import write_atomic, write_json
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
 from rocstar.runs.show import summary_of
@@ -40,6 +41,7 @@ from rocstar.training.meter import Meter
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stopper import Stopper
 from rocstar.types import BatchRow, Resampled
+from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
 TRAINER_PHASES = ("rollout", "learning", "record", "sft")
 Learner = SftLearner | GrpoLearner
@@ -59,6 +61,7 @@ class Run:
     sandbox: SandboxClient
     grader: Grader
     tracker: RunTracker
+    watch: Watch
     progress: Progress
     checkpoint: Path | None
     """Where learner state is restored from: the newest checkpoint."""
@@ -107,6 +110,7 @@ class Run:
             engine=self.engine,
             sandbox=self.sandbox,
             grader=self.grader,
+            note=self.watch.note,
         )
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -171,6 +175,7 @@ class Run:
     def save(self, learner: Learner, *, complete: bool) -> None:
         """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
         began = time.monotonic()
+        self.watch.note(RUN, "saving")
         self.tracker.flush()
         if self.tracker.failure:
             raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
@@ -178,6 +183,7 @@ class Run:
         save(self.folder, self.progress, self.policy, learner)
         prune(self.folder, self.recipe.run.keep_checkpoints)
         self.checkpoint = self.folder.checkpoint(self.progress.step)
+        self.watch.note(RUN, None)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
 
@@ -235,7 +241,8 @@ async def opened_run(
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
     with ExitStack() as closing:
         _same_problems(material, folder)
-        meter = Meter(sandbox)
+        watch = Watch()
+        meter = Meter(sandbox, partial(watch.note, RUN))
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)
         if resume:
@@ -251,12 +258,18 @@ async def opened_run(
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
         engine = _engine(recipe, made, positions, ranks.local_rank)
+        watch.load = engine.load
         policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoint is not None:
             policy.restore(checkpoint)
             policy.version = progress.policy_version
         grader = Grader()
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        told = partial(_tell_stall, folder, screen, tracker)
+        remedy = f"continue with: rocstar train --resume {folder.name}"
+        closing.enter_context(
+            watching(watch, Patience.of_run(recipe.run), told, remedy=remedy, break_off=ranks.abandon)
+        )
         try:
             yield Run(
                 material=material,
@@ -269,6 +282,7 @@ async def opened_run(
                 sandbox=sandbox,
                 grader=grader,
                 tracker=tracker,
+                watch=watch,
                 progress=progress,
                 checkpoint=checkpoint,
             )
@@ -290,6 +304,14 @@ def _same_problems(material: Material, folder: RunFolder) -> None:
             f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
             "start a new run"
         )
+
+
+def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: Stall, stacks: str) -> None:
+    """On the screen, in events.jsonl, and with the stacks in a file of its own. Called by the watching thread."""
+    file = folder.next_log("stall")
+    write_atomic(file, f"{stall.report()}\n\n{stacks}".encode())
+    tracker.event("stall", seconds=round(stall.seconds), phase=stall.phase, waiting=stall.counts, log=file.name)
+    screen.note(f"{stall.report()}\n  where everything stands: {file}")
 
 
 def _ranks_of(recipe: Recipe) -> Ranks:

@@ -41,6 +41,10 @@ class Kind:
     """Requests that decode at once at most; a further one waits."""
     places: tuple[str, ...] = ("folder", "memory")
     """Where it takes new weights from."""
+    truncates: bool = True
+    """It takes `top_p` and `top_k`."""
+    tight: Callable[[], AbstractAsyncContextManager[Engine]] | None = None
+    """The same with room for at most half of `rows` sequences of POSITIONS tokens, so that caches are given up."""
 
 
 @asynccontextmanager
@@ -66,5 +70,5 @@ KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
     "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"]),
     "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
-    "faulty": Kind(open=partial(without_faults, QWEN), model=MODELS["qwen"]),
+    "faulty": Kind(open=partial(without_faults, scripted)),
 }
