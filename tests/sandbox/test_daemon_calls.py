@@ -51,6 +51,17 @@ def test_no_more_programs_run_at_once_than_there_are_slots() -> None:
         assert sum(start <= at < end for start, end in spans) <= 2
 
 
+def test_the_limit_of_a_call_that_has_just_ended_does_not_end_the_next_one(daemon: Daemon) -> None:
+    number = daemon.submit("import time\ntime.sleep(0.3)\n1", wall_seconds=0.6)
+    assert eventually(daemon.programs)
+    daemon.process.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: not daemon.programs())
+    time.sleep(0.6)  # now the daemon sees the limit first, and then the end
+    daemon.process.send_signal(signal.SIGCONT)
+    assert daemon.answer(number).value == "1"
+    assert daemon.run("1").value == "1"
+
+
 def test_a_call_waits_no_longer_than_its_patience(daemon: Daemon) -> None:
     first = daemon.begin()
     response = daemon.run("1", patience_seconds=0.2)

@@ -85,7 +85,8 @@ class Pool:
 
     async def await_end(self, zygote: subprocess.Popen[bytes]) -> None:
         """Wait for the zygote's end, which takes its slots along; start another."""
-        await asyncio.get_running_loop().sock_recv(self.commands, 1)
+        with suppress(ConnectionResetError):  # it had not read all that it was sent
+            await asyncio.get_running_loop().sock_recv(self.commands, 1)
         self.up = False
         self.commands.close()
         self.past_cpu_seconds += watch.cpu_seconds(zygote.pid)

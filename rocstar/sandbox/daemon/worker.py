@@ -440,12 +440,15 @@ class ProgramRun(Run):
         elif ended.stale:
             self.answer(None)
         else:
-            reason = self.reason if ended.stopped else ""
+            overtaken = bool(self.reason) and not ended.stopped
+            reason = "" if overtaken and not self.call.fetch else self.reason  # its files are not there: no plain end
             seen = self.seen(reason, ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes)
-            if ended.reusable and self.call.fetch:
+            if overtaken:  # the signal came when the process had ended, and would end the next one
+                self.worker.give_up()
+            if ended.reusable and self.call.fetch and not overtaken:
                 self.fetch(seen, ended)
             else:
-                self.judge(seen, ended, ended.reusable)
+                self.judge(seen, ended, ended.reusable and not overtaken)
 
     def fetch(self, seen: Seen, ended: Ended) -> None:
         self.pipes.close()
