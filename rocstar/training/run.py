@@ -9,7 +9,7 @@ import copy
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.models import compute_dtype, device_of
+from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
-from rocstar.parts import make_roller
+from rocstar.parts import OwnedEngine, make_roller, opened_fleet, process_engines
 from rocstar.rollout.collect import Roller
+from rocstar.rollout.fleet import Fleet
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
@@ -37,6 +38,7 @@ from rocstar.training.checkpoints import Progress, latest, prune, save
 from rocstar.training.coldstart import Opened, opened, opening
 from rocstar.training.material import Material, fingerprint, positions_of
 from rocstar.training.meter import Meter
+from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stopper import Stopper
 from rocstar.types import BatchRow, Resampled
@@ -55,10 +57,12 @@ class Run:
     stopper: Stopper
     meter: Meter
     policy: Policy
-    engine: TorchEngine
+    engine: Fleet
     sandbox: SandboxClient
     grader: Grader
     tracker: RunTracker
+    published: PublishedWeights | None
+    """Where engines in other processes find the weights; None where there are none."""
     progress: Progress
     checkpoint: Path | None
     """Where learner state is restored from: the newest checkpoint."""
@@ -108,6 +112,11 @@ class Run:
             sandbox=self.sandbox,
             grader=self.grader,
         )
+
+    async def publish(self) -> None:
+        """Give the engines the current weights. Raises EngineUnavailable when none takes them."""
+        weights = self.published.publish(self.policy) if self.published else self.policy.publish()
+        await self.engine.load_weights(weights)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -194,7 +203,7 @@ class Run:
             return
         self.screen.stage(name, f"evaluation on {len(problems)} held-out problems")
         with self.meter.phase("evaluation"):
-            await self.engine.load_weights(self.policy.publish())
+            await self.publish()
             protocol = Protocol(
                 attempts=settings.attempts,
                 temperature=settings.temperature,
@@ -213,7 +222,7 @@ class Run:
                 model=self.folder.name,
                 step=self.progress.step,
                 data=self.recipe.data.model_dump(include={"source", "test_files"}),
-                engine={"device": self.policy.device.type, "dtype": str(self.policy.dtype).removeprefix("torch.")},
+                engine={"device": self.policy.device.type, "dtype": name_of_dtype(self.policy.dtype)},
             )
             budget = self.recipe.run.fault_budget
             made = await evaluate_policy(
@@ -233,7 +242,7 @@ async def opened_run(
     material: Material, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
 ) -> AsyncIterator[Run]:
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
-    with ExitStack() as closing:
+    async with AsyncExitStack() as closing:
         _same_problems(material, folder)
         meter = Meter(sandbox)
         found = latest(folder) if resume else None
@@ -250,31 +259,38 @@ async def opened_run(
         ranks = _ranks_of(recipe)
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
-        engine = _engine(recipe, made, positions, ranks.local_rank)
+        embedded = None if recipe.engine else _embedded(recipe, made, positions, ranks.local_rank)
         policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoint is not None:
             policy.restore(checkpoint)
             policy.version = progress.policy_version
         grader = Grader()
+        closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
-        try:
-            yield Run(
-                material=material,
-                folder=folder,
-                screen=screen,
-                stopper=stopper,
-                meter=meter,
-                policy=policy,
-                engine=engine,
-                sandbox=sandbox,
-                grader=grader,
-                tracker=tracker,
-                progress=progress,
-                checkpoint=checkpoint,
-            )
-        finally:
-            await engine.close()
-            await grader.close()
+        published: PublishedWeights | None = None
+        engines: Mapping[str, OwnedEngine] = {"embedded": embedded} if embedded else {}
+        if embedded is None:
+            published = PublishedWeights(folder.path / "weights")
+            closing.callback(published.close)
+            engines = _processes(recipe, policy, published, positions)
+        vocabulary = policy.codec.vocab_size
+        yield Run(
+            material=material,
+            folder=folder,
+            screen=screen,
+            stopper=stopper,
+            meter=meter,
+            policy=policy,
+            engine=await closing.enter_async_context(
+                opened_fleet(recipe, engines, vocab_size=vocabulary, tell=tracker.event)
+            ),
+            sandbox=sandbox,
+            grader=grader,
+            tracker=tracker,
+            published=published,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
 
 
 def _same_problems(material: Material, folder: RunFolder) -> None:
@@ -300,9 +316,27 @@ def _ranks_of(recipe: Recipe) -> Ranks:
     return start(recipe.cluster, recipe.model, os.environ)
 
 
-def _engine(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> TorchEngine:
+def _embedded(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> TorchEngine:
     """Over a copy of the model: the learner's own is sharded and changes under way."""
     device = device_of(recipe.model, local_rank)
     model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
     rows, vocabulary = recipe.rollout.engine_rows, made.codec.vocab_size
     return TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)
+
+
+def _processes(
+    recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int
+) -> Mapping[str, OwnedEngine]:
+    """Over weights that they read from a folder."""
+    weights = published.publish(policy)
+    assert weights.folder is not None
+    return process_engines(
+        recipe,
+        folder=weights.folder,
+        version=weights.version,
+        device=policy.device.type,
+        dtype=name_of_dtype(policy.dtype),
+        rows=recipe.rollout.engine_rows,
+        positions=positions,
+        vocab_size=policy.codec.vocab_size,
+    )
