@@ -1,5 +1,5 @@
-"""The other end of `process.py`: an engine in a process of its own does what the frames of its parent say, and ends when
-the parent closes the connection or dies. Not here: which engine it is (torch_child.py)."""
+"""The other end of `process.py`: an engine in a process of its own does what the frames of its parent say, and ends
+when the parent closes the connection or dies. Not here: which engine it is (torch_child.py)."""
 
 from __future__ import annotations
 

@@ -139,7 +139,10 @@ class ProcessEngine:
         """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
         await self.close()
         self._before = replace(self.load(), used_tokens=0, running=0, waiting=0)
-        await self._spawn()
+        try:
+            await self._spawn()
+        except OSError as error:
+            raise EngineUnavailable(f"no process could be started for the engine: {error.strerror or error}") from error
         settings = self._settings
         if weights is not None and weights.folder is not None:
             settings = with_fields(settings, folder=weights.folder, version=weights.version)
@@ -201,6 +204,7 @@ class ProcessEngine:
             self._process.kill()
         await self._reading
         self._process = self._reading = None
+        self._ended = "was closed"
 
     # -- the process --------------------------------------------------------------------------------------------------
 

@@ -24,13 +24,15 @@ from rocstar.errors import EngineUnavailable, RocstarError, Unavailable
 from rocstar.protocols import Engine, RestartableEngine
 from rocstar.rollout.garbage import aborted, complaint
 from rocstar.rollout.scheduler import Ask, Scheduler
-from rocstar.rollout.turns import FIRST_PAUSE, Member, Session, Turn
+from rocstar.rollout.turns import Member, Session, Turn
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
 
 FAILURES = 3  # in a row, before an engine is taken out: one may be the request's own, three hardly are
 TRIES = 10  # of one turn; so many engines do not die under a turn by chance, so the turn itself must break them
 TICK_SECONDS = 1.0  # between two looks at the engines; short beside any patience, long beside what a look costs
-LONGEST_PAUSE = 15.0  # seconds between probes
+FIRST_PAUSE = 0.5  # seconds before the first probe of an engine that was taken out; doubles with each
+LONGEST_PAUSE = 15.0
+DOUBLINGS = 10
 PROBE = Sampling(max_new_tokens=1)
 PROBE_IDS = (0,)  # the one id that every tokenizer has
 
@@ -319,8 +321,8 @@ class Fleet:
     async def _revive(self, member: Member) -> None:
         """Produces an engine that is up again; waits between probes; ends when one succeeds."""
         while not member.up:
-            await asyncio.sleep(member.pause)
-            member.pause = min(2 * member.pause, LONGEST_PAUSE)
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(member.probes, DOUBLINGS), LONGEST_PAUSE))
+            member.probes += 1
             if member.up:  # new weights have shown that it is well
                 return
             try:
@@ -339,7 +341,7 @@ class Fleet:
         while engine.load().policy_version != self._version:
             if self._weights is None:
                 raise EngineUnavailable(f"it has weights {engine.load().policy_version} of {self._version}")
-            await self._within(engine.load_weights(self._weights), "took no weights")
+            await self._load(engine, self._weights)
         name = f"probe/{member.name}/{time.monotonic_ns()}"
         completion = await self._within(
             engine.generate(PROBE_IDS, PROBE, request_id=name, session_id=name), "did not answer a probe"
@@ -361,15 +363,19 @@ class Fleet:
     async def _give(self, member: Member, weights: Weights) -> bool:
         """Whether the engine has the weights now; it is taken out otherwise."""
         try:
-            await self._within(member.engine.load_weights(weights), "took no weights")
-            if (found := member.engine.load().policy_version) != weights.version:
-                raise EngineUnavailable(f"it says it has weights {found} after it was given {weights.version}")
+            await self._load(member.engine, weights)
         except EngineUnavailable as error:
             self._take_out(member, str(error))
             return False
-        member.pause, member.version = FIRST_PAUSE, weights.version
+        member.probes, member.version = 0, weights.version
         self._bring_back(member)
         return True
+
+    async def _load(self, engine: Engine, weights: Weights) -> None:
+        """Raises EngineUnavailable unless the engine says that it has them."""
+        await self._within(engine.load_weights(weights), "took no weights")
+        if (found := engine.load().policy_version) != weights.version:
+            raise EngineUnavailable(f"it says it has weights {found} after it was given {weights.version}")
 
     async def _wait_for_one(self, weights: Weights) -> None:
         try:

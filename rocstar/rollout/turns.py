@@ -10,8 +10,6 @@ from rocstar.protocols import Engine
 from rocstar.rollout.scheduler import Ask
 from rocstar.types import Completion, Sampling
 
-FIRST_PAUSE = 0.5  # seconds before the first probe of an engine that was taken out; doubles with each
-
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Session:
@@ -68,8 +66,8 @@ class Member:
     """What changes when it works, at the last look."""
     looks: int = 0
     """In a row at which nothing had changed."""
-    pause: float = FIRST_PAUSE
-    """Seconds until the next probe."""
+    probes: int = 0
+    """Since it last took new weights; the more, the rarer they become."""
 
     def progress(self) -> tuple[int, ...]:
         load = self.engine.load()
