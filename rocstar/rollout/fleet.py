@@ -135,7 +135,7 @@ class Fleet:
             return
         turn.ending = True
         if turn.member is None:
-            self._settle(turn, aborted(self._version))
+            self._settle(turn, aborted())
         else:
             await turn.member.engine.abort(turn.request_id)
 
@@ -145,7 +145,7 @@ class Fleet:
             return
         turns, session.turns = list(session.turns), deque()
         for turn in turns:
-            self._settle(turn, aborted(self._version))
+            self._settle(turn, aborted())
         self._scheduler.close(session_id, time.monotonic())
         for name in session.engines:
             if self._members[name].up:
@@ -272,7 +272,7 @@ class Fleet:
         turn.member.turns.discard(turn)
         turn.previous, turn.member, turn.task = turn.member.name, None, None
         if turn.ending:
-            self._settle(turn, aborted(self._version))
+            self._settle(turn, aborted())
         elif turn.tries >= TRIES:
             self._settle(turn, EngineUnavailable(f"{TRIES} tries failed; the last on {turn.previous}: {reason}"))
         return not turn.answer.done()

@@ -34,13 +34,14 @@ def _complaints(
         yield f"a logprob of {wrong}"
     if completion.finish is Finish.STOP and (not ids or ids[-1] not in sampling.stop_token_ids):
         yield "an end at a stop token that is none"
-    first, last = completion.policy_versions
-    if ids and not versions[0] <= first <= last <= versions[1]:
-        said = f"version {first}" if first == last else f"versions {first} to {last}"
-        meant = f"{versions[0]}" if versions[0] == versions[1] else f"{versions[0]} to {versions[1]}"
-        yield f"tokens of policy {said} where {meant} was asked"
+    wrote = [span.version for span in completion.version_spans]
+    if sum(span.tokens for span in completion.version_spans) != len(ids):
+        yield f"{len(ids)} tokens, of which {sum(span.tokens for span in completion.version_spans)} have a version"
+    if wrote != sorted(wrote) or any(not versions[0] <= version <= versions[1] for version in wrote):
+        asked = " to ".join(map(str, dict.fromkeys(versions)))
+        yield f"tokens of policy version {', '.join(map(str, wrote))} where {asked} was asked"
 
 
-def aborted(version: int) -> Completion:
+def aborted() -> Completion:
     """Of a turn that was ended before it began."""
-    return Completion(token_ids=(), logprobs=(), finish=Finish.ABORTED, policy_versions=(version, version))
+    return Completion(token_ids=(), logprobs=(), finish=Finish.ABORTED)

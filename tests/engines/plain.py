@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
+from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, spans_of
 
 IDS = 50  # it writes ids below this
 
@@ -36,13 +36,15 @@ class PlainEngine:
         self.seen.append(request_id)
         self.sessions.add(session_id)
         ended = self.running[request_id] = asyncio.Event()
-        first, ids = self.version, []
+        ids: list[int] = []
+        versions: list[int] = []
         try:
             for token in written(token_ids, sampling):
                 await asyncio.sleep(self.pause)
                 if ended.is_set():
                     break
                 ids.append(token)
+                versions.append(self.version)
                 self.produced += 1
         finally:
             del self.running[request_id]
@@ -50,7 +52,7 @@ class PlainEngine:
             token_ids=tuple(ids),
             logprobs=tuple(-1.0 - token / 100 for token in ids),
             finish=Finish.ABORTED if ended.is_set() else Finish.LENGTH,
-            policy_versions=(first, self.version),
+            version_spans=spans_of(versions),
         )
 
     def load(self) -> EngineLoad:

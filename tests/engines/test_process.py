@@ -63,7 +63,7 @@ async def test_a_completion_is_the_one_that_the_engine_in_the_child_made(engine:
 async def test_new_weights_are_there_when_the_call_returns(engine: ProcessEngine) -> None:
     await engine.load_weights(Weights(version=3, folder="w"))
     assert engine.load().policy_version == 3
-    assert (await ask(engine)).policy_versions == (3, 3)
+    assert (await ask(engine)).version_spans == ((3, 5),)
     with pytest.raises(EngineUnavailable, match="weights 4 are in no folder"):
         await engine.load_weights(Weights(version=4, tensors={}))
 
@@ -180,6 +180,6 @@ async def test_a_fleet_loses_nothing_by_a_process_and_begins_it_anew(
     await until(lambda: told[-1][0] == "engine_back")
     assert [event for event, _ in told] == ["engine_lost", *["turn_moved"] * 3, "engine_back"]
     assert engines["a"].load().policy_version == 2
-    assert {completion.policy_versions for completion in [await ask(fleet, f"t{n}") for n in range(4)]} == {(2, 2)}
+    assert {(await ask(fleet, f"t{n}")).version_spans for n in range(4)} == {((2, 5),)}
     await fleet.close()
     await asyncio.gather(*(engine.close() for engine in engines.values()))

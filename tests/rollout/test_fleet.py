@@ -19,7 +19,7 @@ from rocstar.protocols import Engine
 from rocstar.rollout import fleet as module
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.least_busy import LeastBusy
-from rocstar.types import Completion, Finish, Sampling, Weights
+from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
 from tests.engines.plain import IDS, PlainEngine, written
 
 PROMPT = (3, 4, 5)
@@ -83,9 +83,11 @@ BENT: dict[str, Callable[[Completion, Sampling], Completion]] = {
     "too long": lambda made, sampling: replace(
         made, token_ids=(1,) * (sampling.max_new_tokens + 1), logprobs=(-1.0,) * (sampling.max_new_tokens + 1)
     ),
-    "older version": bent(policy_versions=(6, 6)),
-    "newer version": bent(policy_versions=(8, 8)),
-    "versions in no order": bent(policy_versions=(7, 6)),
+    "older version": bent(version_spans=(VersionSpan(6, 5),)),
+    "newer version": bent(version_spans=(VersionSpan(8, 5),)),
+    "versions in no order": bent(version_spans=(VersionSpan(7, 3), VersionSpan(6, 2))),
+    "no version": bent(version_spans=()),
+    "too many versions": bent(version_spans=(VersionSpan(7, 6),)),
     "stop without a stop token": bent(finish=Finish.STOP),
     "aborted": bent(finish=Finish.ABORTED),
 }
@@ -264,7 +266,7 @@ async def test_new_weights_reach_all_engines() -> None:
     async with opened(a=a, b=b) as fleet:
         await fleet.load_weights(Weights(version=3, folder="w"))
         assert a.version == b.version == fleet.load().policy_version == 3
-        assert (await ask(fleet)).policy_versions == (3, 3)
+        assert (await ask(fleet)).version_spans == ((3, 5),)
 
 
 async def test_an_engine_that_dies_over_new_weights_is_taken_out_and_has_them_when_it_is_back() -> None:
@@ -331,7 +333,7 @@ async def test_tokens_before_and_after_a_swap_in_flight_are_no_garbage() -> None
         turn = asyncio.create_task(ask(fleet, tokens=20))
         await until(lambda: fleet.load().produced_tokens > 2)
         await fleet.load_weights(Weights(version=1, folder="w"))
-        assert (await turn).policy_versions == (0, 1)
+        assert [span.version for span in (await turn).version_spans] == [0, 1]
     assert not told
 
 
