@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -67,15 +66,13 @@ async def without_faults(open_inner: Callable[[], AbstractAsyncContextManager[En
 
 @asynccontextmanager
 async def process() -> AsyncIterator[Engine]:
-    """The torch engine in a process of its own, as a run starts it."""
-    with tempfile.TemporaryDirectory() as folder:
-        MODELS["qwen"](0).save_pretrained(folder)
-        made = ProcessEngine(Settings(folder=folder, rows=4, positions=POSITIONS))
-        await made.restart(None)
-        try:
-            yield made
-        finally:
-            await made.close()
+    """In a process of its own; one without a model, since the torch engine takes seconds to start in each test."""
+    made = ProcessEngine(Settings(folder="none", rows=4, positions=POSITIONS), module="tests.engines.plain_child")
+    await made.restart(None)
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 @asynccontextmanager
@@ -91,7 +88,7 @@ KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
     "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"]),
     "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
-    "process": Kind(open=process, model=MODELS["qwen"], places=("folder",)),
+    "process": Kind(open=process, places=("folder",)),
     "fleet": Kind(open=partial(fleet_of, QWEN), model=MODELS["qwen"]),
     "faulty": Kind(open=partial(without_faults, QWEN), model=MODELS["qwen"]),
 }
