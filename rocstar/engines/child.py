@@ -39,7 +39,8 @@ Opening = Callable[[Settings], Awaitable[Engine]]
 
 def run(opening: Opening, arguments: Sequence[str]) -> int:
     """Life of the process; `arguments` are the descriptor of its connection. Returns its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
         return 1

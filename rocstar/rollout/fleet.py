@@ -148,8 +148,7 @@ class Fleet:
             self._settle(turn, aborted())
         self._scheduler.close(session_id, time.monotonic())
         for name in session.engines:
-            if self._members[name].up:
-                self._start(_close_session(self._members[name].engine, session_id))
+            self._start(_close_session(self._members[name].engine, session_id))
         self._assign_soon()
 
     # -- what it knows ------------------------------------------------------------------------------------------------
@@ -413,11 +412,12 @@ class Fleet:
             self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
 
     def _look_at_waiting(self) -> None:
-        """An outage is told in words, never waited out for ever."""
-        if any(member.turns for member in self._members.values()):
-            self._idle_looks = 0
-            return
-        self._idle_looks += 1
+        """An outage is told in words, never waited out for ever. While a trajectory is with its tool, a scheduler may
+        keep the room that it has on an engine."""
+        up = [member for member in self._members.values() if member.up]
+        at_tools = any(not session.turns for session in self._sessions.values())
+        idle = not any(member.turns for member in up) and not (up and at_tools)
+        self._idle_looks = self._idle_looks + 1 if idle else 0
         if self._is_too_long(self._idle_looks):
             error = f"no engine took any of {len(self._turns)} turns for {self._patience:g} s: {self._reasons()}"
             for turn in list(self._turns.values()):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
@@ -26,7 +27,7 @@ from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.parts import OwnedEngine, make_roller, opened_fleet, process_engines
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.fleet import Fleet
+from rocstar.rollout.fleet import Fleet, Tell
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
@@ -282,7 +283,7 @@ async def opened_run(
             meter=meter,
             policy=policy,
             engine=await closing.enter_async_context(
-                opened_fleet(recipe, engines, vocab_size=vocabulary, tell=tracker.event)
+                opened_fleet(recipe, engines, vocab_size=vocabulary, tell=_teller(tracker, screen))
             ),
             sandbox=sandbox,
             grader=grader,
@@ -322,6 +323,19 @@ def _embedded(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> 
     model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
     rows, vocabulary = recipe.rollout.engine_rows, made.codec.vocab_size
     return TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)
+
+
+def _teller(tracker: RunTracker, screen: Screen) -> Tell:
+    """Events of engines go into the run folder, and those that a person should know to the screen."""
+
+    def tell(event: str, **details: Any) -> None:
+        tracker.event(event, **details)
+        if event == "engine_lost":
+            screen.note(f"engine {details['engine']} was taken out with {details['turns']} turns: {details['reason']}")
+        elif event == "engine_back":
+            screen.note(f"engine {details['engine']} is back")
+
+    return tell
 
 
 def _processes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,8 @@ from rocstar.protocols import Engine
 from rocstar.rollout import fleet as module
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.least_busy import LeastBusy
-from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
+from rocstar.rollout.scheduler import Assignment
+from rocstar.types import Completion, EngineLoad, Finish, Sampling, VersionSpan, Weights
 from tests.engines.plain import IDS, PlainEngine, written
 
 PROMPT = (3, 4, 5)
@@ -259,6 +260,29 @@ async def test_without_any_engine_turns_end_in_words_and_go_on_when_one_is_back(
         b.dead = False
         await until(lambda: fleet.load().capacity_tokens > 0)
         assert len((await ask(fleet, "later")).token_ids) == 5
+
+
+class Stubborn(LeastBusy):
+    """Gives no engine to the sessions that it does not like."""
+
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+        disliked = {name: ask for name, ask in self._waiting.items() if ask.session_id.startswith("never")}
+        self._waiting = {name: ask for name, ask in self._waiting.items() if name not in disliked}
+        made = super().assign(engines, now)
+        self._waiting |= disliked
+        return made
+
+
+async def test_a_turn_that_gets_no_engine_waits_for_tools_of_others_and_not_for_ever() -> None:
+    fleet = Fleet({"a": PlainEngine()}, Stubborn(), patience_seconds=PATIENCE)
+    await ask(fleet, "at its tool")
+    waiting = asyncio.create_task(ask(fleet, "never"))
+    await asyncio.sleep(2 * PATIENCE)
+    assert not waiting.done()
+    await fleet.close_session("at its tool")
+    with pytest.raises(EngineUnavailable, match=r"no engine took any of 1 turns for 0.2 s: a: is up"):
+        await waiting
+    await fleet.close()
 
 
 async def test_new_weights_reach_all_engines() -> None:
