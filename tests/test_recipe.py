@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, RunSection, Section
 from rocstar.errors import ConfigError
-from rocstar.recipe import load_recipe, recipe_text, resolved_from_json
+from rocstar.recipe import changed, load_recipe, recipe_text, resolved_from_json
 from rocstar.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -275,6 +275,8 @@ def test_engines_are_entries_with_names_and_each_process_has_one_of_its_own(fold
     assert load_recipe(folder / "parent.toml").engine == []
     found = load_recipe(folder / "more.toml", ["engine.e.count=2"]).engine
     assert [entry.names for entry in found] == [["e-0", "e-1"], ["f-0"]]
+    resumed = changed(load_recipe(folder / "more.toml"), ["engine.f.count=3"], {})
+    assert [entry.count for entry in resumed.engine] == [1, 3]
     (folder / "bad.toml").write_text("[[engine]]\nkind = 'torch'\n")
     assert "[[engine]] number 1 has no name" in complaint("bad.toml")
 

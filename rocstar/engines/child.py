@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -84,7 +85,7 @@ class Child:
         load = self._engine.load()
         if load != self._said:
             self._said = load
-            self._send(Facts(load))
+            self._send(Facts(load, time.process_time()))
 
     async def tell_facts_always(self) -> None:
         while True:

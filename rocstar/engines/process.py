@@ -89,6 +89,8 @@ class Answer(Struct, frozen=True, tag=True):
 
 class Facts(Struct, frozen=True, tag=True):
     load: EngineLoad
+    cpu_seconds: float
+    """Used by the child so far."""
 
 
 ToChild = Open | Generate | Abort | CloseSession | TakeWeights
@@ -129,6 +131,7 @@ class ProcessEngine:
         self._requests: dict[str, int] = {}
         self._ended = "has not been started"
         self._load = self._before = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
+        self._cpu_seconds = self._cpu_before = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -139,6 +142,7 @@ class ProcessEngine:
         """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
         await self.close()
         self._before = replace(self.load(), used_tokens=0, running=0, waiting=0)
+        self._cpu_before, self._cpu_seconds = self.cpu_seconds(), 0.0
         try:
             await self._spawn()
         except OSError as error:
@@ -183,6 +187,10 @@ class ProcessEngine:
             recomputed_tokens=before.recomputed_tokens + load.recomputed_tokens,
             evictions=before.evictions + load.evictions,
         )
+
+    def cpu_seconds(self) -> float:
+        """Of the process, and of those before it, as it last said."""
+        return self._cpu_before + self._cpu_seconds
 
     async def load_weights(self, weights: Weights) -> None:
         if weights.folder is None:
@@ -241,7 +249,7 @@ class ProcessEngine:
 
     def _hear(self, message: FromChild) -> None:
         if isinstance(message, Facts):
-            self._load = message.load
+            self._load, self._cpu_seconds = message.load, message.cpu_seconds
             return
         waiter = self._asked.get(message.number)
         if waiter is None or waiter.done():

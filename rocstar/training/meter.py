@@ -1,10 +1,10 @@
-"""Accounts of CPU seconds: this process by phase, the sandbox's process tree apart."""
+"""Accounts of CPU seconds: this process by phase, other processes apart."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rocstar.sandbox.client import SandboxClient
@@ -16,8 +16,8 @@ class Meter:
     """Collects CPU seconds until they are taken into a row of metrics."""
 
     def __init__(self, sandbox: SandboxClient) -> None:
-        self._sandbox = sandbox
-        self._sandbox_before = 0.0
+        self._others = {"sandbox": sandbox.cpu_seconds}
+        self._before: defaultdict[str, float] = defaultdict(float)
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -29,11 +29,16 @@ class Meter:
         finally:
             self._seconds[name] += time.process_time() - before
 
+    def watch(self, name: str, seconds: Callable[[], float]) -> None:
+        """Count other processes too; `seconds` is what they have used so far."""
+        self._others[name] = seconds
+
     def take(self) -> dict[str, float]:
-        """`cpu/<phase>` seconds since the last call, `cpu/sandbox` included."""
-        now = self._sandbox.cpu_seconds()
-        self._seconds["sandbox"] += now - self._sandbox_before
-        self._sandbox_before = now
+        """`cpu/<phase>` seconds since the last call, those of other processes included."""
+        for name, used in self._others.items():
+            now = used()
+            self._seconds[name] += now - self._before[name]
+            self._before[name] = now
         taken = {PREFIX + name: round(seconds, 4) for name, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken

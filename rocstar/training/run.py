@@ -16,6 +16,7 @@ from typing import Any
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.engines.process import ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
@@ -273,7 +274,8 @@ async def opened_run(
         if embedded is None:
             published = PublishedWeights(folder.path / "weights")
             closing.callback(published.close)
-            engines = _processes(recipe, policy, published, positions)
+            engines = processes = _processes(recipe, policy, published, positions)
+            meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in processes.values()))
         vocabulary = policy.codec.vocab_size
         yield Run(
             material=material,
@@ -338,9 +340,7 @@ def _teller(tracker: RunTracker, screen: Screen) -> Tell:
     return tell
 
 
-def _processes(
-    recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int
-) -> Mapping[str, OwnedEngine]:
+def _processes(recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int) -> dict[str, ProcessEngine]:
     """Over weights that they read from a folder."""
     weights = published.publish(policy)
     assert weights.folder is not None
