@@ -18,7 +18,7 @@ from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
 from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.plugins import check_call, load
-from rocstar.protocols import Engine, ToolSpec
+from rocstar.protocols import Engine, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.rollout.fleet import Fleet, Tell, tell_nobody
@@ -165,9 +165,9 @@ async def opened_fleet(
     recipe: Recipe, engines: Mapping[str, OwnedEngine], *, vocab_size: int, tell: Tell = tell_nobody
 ) -> AsyncIterator[Fleet]:
     """These engines as one, also where there is one alone, so that faults of engines are met in one place. Processes
-    are started, all at once; everything is closed with the context. Raises EngineUnavailable, ConfigError."""
+    are begun, all at once; everything is closed with the context. Raises EngineUnavailable, ConfigError."""
     try:
-        await all_or_none(engine.restart(None) for engine in engines.values() if isinstance(engine, ProcessEngine))
+        await all_or_none(engine.restart(None) for engine in engines.values() if isinstance(engine, RestartableEngine))
         patience = recipe.rollout.engine_patience_seconds
         scheduler = scheduler_of(recipe)
         fleet = Fleet(engines, scheduler, vocab_size=vocab_size, patience_seconds=patience, tell=tell)

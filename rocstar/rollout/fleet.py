@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rocstar.errors import EngineUnavailable, RocstarError, Unavailable
+from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.protocols import Engine, RestartableEngine
 from rocstar.rollout.garbage import aborted, complaint
 from rocstar.rollout.scheduler import Ask, Scheduler
@@ -326,7 +326,7 @@ class Fleet:
                 return
             try:
                 await self._probe(member)
-            except RocstarError as error:
+            except (Unavailable, ConfigError) as error:
                 member.reason = str(error)
             else:
                 self._bring_back(member)

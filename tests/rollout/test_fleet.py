@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,8 +19,8 @@ from rocstar.protocols import Engine
 from rocstar.rollout import fleet as module
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.least_busy import LeastBusy
-from rocstar.rollout.scheduler import Assignment
-from rocstar.types import Completion, EngineLoad, Finish, Sampling, VersionSpan, Weights
+from rocstar.rollout.scheduler import Ask
+from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
 from tests.engines.plain import IDS, PlainEngine, written
 
 PROMPT = (3, 4, 5)
@@ -265,12 +265,9 @@ async def test_without_any_engine_turns_end_in_words_and_go_on_when_one_is_back(
 class Stubborn(LeastBusy):
     """Gives no engine to the sessions that it does not like."""
 
-    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
-        disliked = {name: ask for name, ask in self._waiting.items() if ask.session_id.startswith("never")}
-        self._waiting = {name: ask for name, ask in self._waiting.items() if name not in disliked}
-        made = super().assign(engines, now)
-        self._waiting |= disliked
-        return made
+    def ask(self, ask: Ask, now: float) -> None:
+        if ask.session_id != "never":
+            super().ask(ask, now)
 
 
 async def test_a_turn_that_gets_no_engine_waits_for_tools_of_others_and_not_for_ever() -> None:
