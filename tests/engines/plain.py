@@ -15,7 +15,10 @@ IDS = 50  # it writes ids below this
 def written(token_ids: Sequence[int], sampling: Sampling) -> tuple[int, ...]:
     """The tokens that any PlainEngine writes."""
     draw = random.Random(repr((tuple(token_ids), sampling.seed)))
-    return tuple(draw.randrange(IDS) for _ in range(sampling.max_new_tokens))
+    ids: list[int] = []
+    while len(ids) < sampling.max_new_tokens and not (ids and ids[-1] in sampling.stop_token_ids):
+        ids.append(draw.randrange(IDS))
+    return tuple(ids)
 
 
 class PlainEngine:
@@ -48,10 +51,11 @@ class PlainEngine:
                 self.produced += 1
         finally:
             del self.running[request_id]
+        finish = Finish.STOP if ids and ids[-1] in sampling.stop_token_ids else Finish.LENGTH
         return Completion(
             token_ids=tuple(ids),
             logprobs=tuple(-1.0 - token / 100 for token in ids),
-            finish=Finish.ABORTED if ended.is_set() else Finish.LENGTH,
+            finish=Finish.ABORTED if ended.is_set() else finish,
             version_spans=spans_of(versions),
         )
 
