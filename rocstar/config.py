@@ -22,7 +22,7 @@ Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 """A learning rate."""
 Seconds = Annotated[float, Field(gt=0, le=86400)]
-"""A limit on one program, a day at most."""
+"""A limit on something that is waited for, a day at most."""
 
 
 def _word(name: str) -> str:
@@ -78,6 +78,13 @@ class RunSection(Section):
     """Older ones are deleted; the last one of each stage stays."""
     fault_budget: Share = 0.05
     """Share of a step's or an evaluation's attempts that may end ENVIRONMENT_FAILED before the run halts."""
+    stall_seconds: Seconds = 300.0
+    """While attempts are made: no token is written and no attempt goes on for so long, and the run says what each waits
+    for."""
+    stall_learning_seconds: Seconds = 3600.0
+    """The same while none are made: starting, learning, saving."""
+    stall_policy: Literal["warn", "halt"] = "warn"
+    """What follows. warn: the run waits on; halt: it ends, to be resumed from its last checkpoint."""
     modules: list[Place] = []
     """Folders in which modules of your own (`package.module:name`) are found before the current one; left empty, the
     recipe's own folder and those of the recipes it extends."""
@@ -396,6 +403,16 @@ class Recipe(Section):
     def template_has_a_model(self) -> Recipe:
         if self.rollout.template == "model" and self.stage and self.model.path is None:
             raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
+        return self
+
+    @model_validator(mode="after")
+    def a_tool_that_takes_its_time_is_no_stall(self) -> Recipe:
+        run, sandbox = self.run, self.sandbox
+        if run.stall_policy == "halt" and run.stall_seconds <= sandbox.timeout_seconds:
+            raise ValueError(
+                f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
+                f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
+            )
         return self
 
     def resolved(self) -> dict[str, Any]:

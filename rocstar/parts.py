@@ -21,6 +21,7 @@ from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.rollout.episode import Note, note_nothing
 from rocstar.rollout.fleet import Fleet, Tell, tell_nobody
 from rocstar.rollout.least_busy import LeastBusy
 from rocstar.rollout.scheduler import Scheduler
@@ -108,6 +109,7 @@ def make_roller(
     engine: Engine,
     sandbox: SandboxClient,
     grader: Grader,
+    note: Note = note_nothing,
 ) -> Roller:
     """Makes and judges attempts under the limits of `rollout`. With a single turn there is no use for a tool."""
     conversation = make_conversation(recipe, codec, template, sandbox, with_tools=rollout.max_turns > 1)
@@ -129,6 +131,7 @@ def make_roller(
         ),
         stop_token_ids=codec.stop_ids(template),
         environment=environment_of(recipe),
+        note=note,
     )
 
 

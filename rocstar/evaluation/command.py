@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rocstar.runs.folder import claim, numbered
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.types import Problem
+from rocstar.watch import Patience, Stall, Watch, watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +122,17 @@ async def _evaluate(
     async with opened(model, subject, recipe, sandbox, positions=positions, rows=rows) as roller:
         engine = {"device": device.type, "dtype": name_of_dtype(compute_dtype(recipe.model, device))}
         setup = _setup(subject, recipe, problems, protocol, roller, source, engine)
-        budget = recipe.run.fault_budget
-        return await evaluate_policy(
-            roller, problems, protocol, fault_budget=budget, setup=setup, said=screen.attempted
-        )
+        budget, watch = recipe.run.fault_budget, Watch()
+        watch.load = roller.engine.load
+
+        def tell(stall: Stall, stacks: str) -> None:
+            screen.note(f"{stall.report()}\n\n{stacks}")
+
+        with watching(watch, Patience.of_run(recipe.run), tell):
+            watched = replace(roller, note=watch.note)
+            return await evaluate_policy(
+                watched, problems, protocol, fault_budget=budget, setup=setup, said=screen.attempted
+            )
 
 
 def _setup(

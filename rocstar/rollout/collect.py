@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
-from rocstar.rollout.episode import run_episode
+from rocstar.rollout.episode import Note, note_nothing, run_episode
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
 
@@ -28,6 +28,8 @@ class Roller:
     limits: Limits
     stop_token_ids: tuple[int, ...]
     environment: EnvironmentFactory = ToolEnvironment
+    note: Note = note_nothing
+    """Told what each attempt, and each group, waits for."""
 
     async def roll(
         self,
@@ -63,7 +65,12 @@ class Roller:
             self._attempt(problem, index, replace(sampling, seed=seed_for(*identity, index)))
             for index in range(attempts)
         )
-        group = Group(problem=problem, trajectories=await self._verified(problem, drawn))
+        who = f"group {'/'.join(map(str, identity[1:]))}"
+        self.note(who, "the verifier")
+        try:
+            group = Group(problem=problem, trajectories=await self._verified(problem, drawn))
+        finally:
+            self.note(who, None)
         done(group)
         return group
 
@@ -75,6 +82,7 @@ class Roller:
             index=index,
             sampling=sampling,
             session_id=f"{sampling.seed:x}/{problem.id}/{index}",
+            note=self.note,
         )
 
     async def _verified(self, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:

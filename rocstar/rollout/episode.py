@@ -8,15 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from rocstar.errors import Unavailable
 from rocstar.protocols import Engine, Environment
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Turn, seed_for
 
+Note = Callable[[str, str | None], None]
+"""(who, what it waits for), called at each change, with None at the end; `rocstar.watch.Watch.note` is one."""
+
+
+def note_nothing(who: str, what: str | None) -> None:
+    """A Note for rollouts that nobody looks on at."""
+
 
 async def run_episode(
-    engine: Engine, environment: Environment, problem: Problem, *, index: int, sampling: Sampling, session_id: str
+    engine: Engine,
+    environment: Environment,
+    problem: Problem,
+    *,
+    index: int,
+    sampling: Sampling,
+    session_id: str,
+    note: Note = note_nothing,
 ) -> Trajectory:
     """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by what the environment still allows;
     turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call.
@@ -28,11 +43,13 @@ async def run_episode(
     stop, fault, tool_seconds = None, None, 0.0
     try:
         while stop is None:
+            note(session_id, "an engine")
             request = replace(sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, len(turns)))
             name = f"{session_id}/turn{len(turns)}"
             completion = await engine.generate(ids, request, request_id=name, session_id=session_id)
             asked = time.monotonic()
             turns.append(Turn(completion=completion))
+            note(session_id, "a tool")
             reply = await environment.reply(completion)
             tool_seconds += time.monotonic() - asked
             turns[-1] = replace(turns[-1], calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids)
@@ -41,7 +58,7 @@ async def run_episode(
     except Unavailable as error:
         stop, fault = Stop.ENVIRONMENT_FAILED, f"{type(error).__name__}: {error}"
     finally:
-        await asyncio.shield(_close(engine, environment, session_id))
+        await asyncio.shield(_close(engine, environment, session_id, note))
     return Trajectory(
         problem_id=problem.id,
         index=index,
@@ -54,8 +71,10 @@ async def run_episode(
     )
 
 
-async def _close(engine: Engine, environment: Environment, session_id: str) -> None:
+async def _close(engine: Engine, environment: Environment, session_id: str, note: Note) -> None:
+    note(session_id, "its end")
     try:
         await environment.close()
     finally:
         await engine.close_session(session_id)
+        note(session_id, None)

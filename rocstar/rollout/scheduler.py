@@ -48,7 +48,7 @@ class Scheduler(Protocol):
     def ask(self, ask: Ask, now: float) -> None: ...
 
     def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
-        """What may start now on the engines that are up, by name. `now` in seconds, of any clock that never goes back."""
+        """What may start now on the engines that are up, by name. `now`: seconds of a clock that never goes back."""
         ...
 
     def answered(self, request_id: str, tokens: int, now: float) -> None:

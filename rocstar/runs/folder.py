@@ -130,6 +130,12 @@ class RunFolder:
         """Folder of one evaluation; its `result.json` is the last file written."""
         return self.evals / name / step_name(step)
 
+    def next_log(self, name: str) -> Path:
+        """The first free `logs/<name>-<number>.txt`; its folder is made. Raises OSError."""
+        folder = self.path / "logs"
+        folder.mkdir(exist_ok=True)
+        return next(file for n in count(1) if not (file := folder / f"{name}-{n}.txt").exists())
+
     def checkpoint_steps(self) -> list[int]:
         """Steps that have a checkpoint folder, ascending."""
         return sorted(step_of(path) for path in self.checkpoints.glob("step=*") if path.is_dir())

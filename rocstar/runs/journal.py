@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,17 +18,22 @@ from rocstar.runs.atomic import plain, write_atomic
 
 
 class Journal:
-    """One JSONL file, open for appending from the first append on. Not shared between threads."""
+    """One JSONL file, open for appending from the first append on. Any thread may append."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
+        self._appending = threading.Lock()
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one line. Raises OSError (disk full); then the file still ends with a whole line."""
+        line = (json.dumps(plain(row)) + "\n").encode()
+        with self._appending:
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
         if self._handle is None:
             self._handle = _open_whole(self.path)
-        line = (json.dumps(plain(row)) + "\n").encode()
         end = os.fstat(self._handle).st_size
         try:
             written = os.write(self._handle, line)

@@ -7,12 +7,14 @@ says that we failed, and says nothing about the program.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Struct, field, structs
+from msgspec import Meta, Struct, field, structs
 
 MAX_OUTPUT_BYTES = 4 * 2**20
 """Largest `Limits.output_bytes`."""
+FEW = Meta(max_length=10_000)
+"""What announces more is not even decoded."""
 
 
 class ProgramOutcome(StrEnum):
@@ -88,9 +90,9 @@ class Call(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     seed: int | None = None
     """Seeds `random` and the global generators of numpy and sympy; None draws a fresh one."""
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: Annotated[dict[str, bytes], FEW] = field(default_factory=dict)
     """Files put into the working directory before the run: relative path to content."""
-    fetch: tuple[str, ...] = ()
+    fetch: Annotated[tuple[str, ...], FEW] = ()
     """Files to send back after it: paths relative to the working directory."""
     patience_seconds: float = 3600.0
     """How long it may wait for its turn, seconds; then it is `overloaded`."""

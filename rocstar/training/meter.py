@@ -1,4 +1,5 @@
-"""Accounts of CPU seconds: this process by phase, other processes apart."""
+"""The phases of a run: accounts of CPU seconds, this process by phase and other processes apart; and whoever looks on
+is told which is under way."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ PREFIX = "cpu/"
 class Meter:
     """Collects CPU seconds until they are taken into a row of metrics."""
 
-    def __init__(self, sandbox: SandboxClient) -> None:
+    def __init__(self, sandbox: SandboxClient, note: Callable[[str | None], None] = lambda phase: None) -> None:
+        """`note` is told each phase as it begins, and None at its end."""
         self._others = {"sandbox": sandbox.cpu_seconds}
+        self._note = note
         self._before: defaultdict[str, float] = defaultdict(float)
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -24,9 +27,11 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """All CPU of this process inside the context belongs to `name`."""
         before = time.process_time()
+        self._note(name)
         try:
             yield
         finally:
+            self._note(None)
             self._seconds[name] += time.process_time() - before
 
     def watch(self, name: str, seconds: Callable[[], float]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rocstar.learning.sft import SftLearner
 from rocstar.parts import OwnedEngine, make_roller, opened_fleet, process_engines
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet, Tell
-from rocstar.runs.atomic import write_json
+from rocstar.runs.atomic import write_atomic, write_json
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
 from rocstar.runs.show import summary_of
@@ -44,6 +45,7 @@ from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stopper import Stopper
 from rocstar.types import BatchRow, Resampled
+from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
 TRAINER_PHASES = ("rollout", "learning", "record", "sft")
 Learner = SftLearner | GrpoLearner
@@ -65,6 +67,7 @@ class Run:
     tracker: RunTracker
     published: PublishedWeights | None
     """Where engines in other processes find the weights; None where there are none."""
+    watch: Watch
     progress: Progress
     checkpoint: Path | None
     """Where learner state is restored from: the newest checkpoint."""
@@ -113,6 +116,7 @@ class Run:
             engine=self.engine,
             sandbox=self.sandbox,
             grader=self.grader,
+            note=self.watch.note,
         )
 
     async def publish(self) -> None:
@@ -182,6 +186,7 @@ class Run:
     def save(self, learner: Learner, *, complete: bool) -> None:
         """Raises RunHalted when an earlier write failed: a checkpoint newer than the record would hide the hole."""
         began = time.monotonic()
+        self.watch.note(RUN, "saving")
         self.tracker.flush()
         if self.tracker.failure:
             raise RunHalted(f"{self.tracker.failure} with: rocstar train --resume {self.folder.name}")
@@ -189,6 +194,7 @@ class Run:
         save(self.folder, self.progress, self.policy, learner)
         prune(self.folder, self.recipe.run.keep_checkpoints)
         self.checkpoint = self.folder.checkpoint(self.progress.step)
+        self.watch.note(RUN, None)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
 
@@ -246,7 +252,8 @@ async def opened_run(
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
     async with AsyncExitStack() as closing:
         _same_problems(material, folder)
-        meter = Meter(sandbox)
+        watch = Watch()
+        meter = Meter(sandbox, partial(watch.note, RUN))
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)
         if resume:
@@ -276,7 +283,16 @@ async def opened_run(
             closing.callback(published.close)
             engines = processes = _processes(recipe, policy, published, positions)
             meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in processes.values()))
-        vocabulary = policy.codec.vocab_size
+        telling = _teller(tracker, screen)
+        fleet = await closing.enter_async_context(
+            opened_fleet(recipe, engines, vocab_size=policy.codec.vocab_size, tell=telling)
+        )
+        watch.load = fleet.load
+        told = partial(_tell_stall, folder, screen, tracker)
+        remedy = f"continue with: rocstar train --resume {folder.name}"
+        closing.enter_context(
+            watching(watch, Patience.of_run(recipe.run), told, remedy=remedy, break_off=ranks.abandon)
+        )
         yield Run(
             material=material,
             folder=folder,
@@ -284,13 +300,12 @@ async def opened_run(
             stopper=stopper,
             meter=meter,
             policy=policy,
-            engine=await closing.enter_async_context(
-                opened_fleet(recipe, engines, vocab_size=vocabulary, tell=_teller(tracker, screen))
-            ),
+            engine=fleet,
             sandbox=sandbox,
             grader=grader,
             tracker=tracker,
             published=published,
+            watch=watch,
             progress=progress,
             checkpoint=checkpoint,
         )
@@ -309,6 +324,14 @@ def _same_problems(material: Material, folder: RunFolder) -> None:
             f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
             "start a new run"
         )
+
+
+def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: Stall, stacks: str) -> None:
+    """On the screen, in events.jsonl, and with the stacks in a file of its own. Called by the watching thread."""
+    file = folder.next_log("stall")
+    write_atomic(file, f"{stall.report()}\n\n{stacks}".encode())
+    tracker.event("stall", seconds=round(stall.seconds), phase=stall.phase, waiting=stall.counts, log=file.name)
+    screen.note(f"{stall.report()}\n  where everything stands: {file}")
 
 
 def _ranks_of(recipe: Recipe) -> Ranks:

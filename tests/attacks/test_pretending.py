@@ -9,8 +9,8 @@ from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.slot import channel
 from tests.attacks.support import attack
 from tests.sandbox.driver import Daemon
+from tests.sandbox.test_verdict import FORGED
 
-HUGE = "9" * 5000
 SAY = """
 import os
 def say(data):
@@ -25,36 +25,23 @@ def framed(body: bytes) -> bytes:
 
 
 HEADS: list[object] = [
-    {"value": 2**70},
-    {"value": -1},
     {"value": 1e300},
     {"value": True},
-    {"value": 5, "dropped": 10**30},
     {"value": 5, "dropped": -7},
     {"dropped": 2**40, "value": 0},
     {"exception": ["E" * 100_000, "m" * 100_000, 3]},
     {"exception": ["", "", -5]},
-    {"exception": ["ValueError", "forged", 2**70]},
-    {"exception": [None, 1, "x"]},
     {"exception": []},
     {"status": 999, "files": [["../../x", 3]], "images": [4]},
-    {"files": [["a", 2**62]] * 2000},
     {"images": [1] * 100_000},
     {"refused": "x" * 100_000},
-    {"refused": "\ud800"},
     {"outcome": "ok", "exit_code": 0, "kill_reason": "wall"},
-    [[[[]]]],
     None,
-    7,
 ]
 REPORTS = [
+    *map(framed, FORGED.values()),
     *(framed(json.dumps(head).encode() + b"\nvalue") for head in HEADS),
-    framed(f'{{"value": {HUGE}}}\n'.encode()),
-    framed(f'{{"exception": ["E", "m", {HUGE}]}}\n'.encode()),
-    framed(b'{"value": NaN}\n'),
-    framed(b"[" * 200_000),
     framed(b"{" * 262_140),
-    framed(b'{"a":' * 50_000),
     framed(b'{"value": 3}\n\xff\xfe\xfd'),
     framed(b"\xff" * 262_144),
     framed(b""),

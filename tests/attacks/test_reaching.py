@@ -1,4 +1,5 @@
-"""Hostile programs that reach for the network, other processes, the machine's files and the kernel."""
+"""Hostile programs that reach for the network, other processes, the machine's files and the kernel, or want to learn
+something: secrets, other processes, the call before."""
 
 from __future__ import annotations
 
@@ -10,21 +11,44 @@ import psutil
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
+from rocstar.sandbox.slot.channel import CONTROL
 from tests.attacks.support import REPOSITORY, attack, names, promised, tried
 from tests.sandbox.driver import Daemon
 
+NOT_THERE = {"FileNotFoundError", "PermissionError"}
+OUTSIDE = [f"/proc/{pid}/{name}" for pid in ("1", os.getpid(), "self") for name in ("environ", "maps", "mem")]
+SECRETS = ["/etc/shadow", "/etc/hosts", str(REPOSITORY / "pyproject.toml"), str(REPOSITORY / "rocstar/errors.py")]
+KERNEL = ["/dev/kmsg", "/proc/sysrq-trigger", "/sys/power/state", "/proc/self/oom_score_adj"]
+KERNEL.append("/proc/sys/vm/drop_caches")
+REFUSED: dict[str, tuple[list[str], set[str]]] = {
+    "network": (
+        [
+            "socket.create_connection(('127.0.0.1', 80), 1)",
+            "socket.create_connection(('192.0.2.1', 80), 1)",
+            "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
+            "socket.socket(40, socket.SOCK_STREAM)",  # vsock, which namespaces do not contain
+            "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+            "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+        ],
+        {"PermissionError", "OSError"},  # OSError: network unreachable
+    ),
+    "clock": (
+        ["__import__('time').clock_settime(0, 0)", "libc.settimeofday((ctypes.c_long * 2)(1, 1), None)"],
+        {"PermissionError", "-1"},
+    ),
+    "watches of the operator": (["libc.inotify_init1(0)"] * 300, {"-1"}),
+    "processes outside": ([f"open({path!r}, 'rb').read(1)" for path in OUTSIDE], NOT_THERE),
+    "files outside": ([f"open({path!r}).read()" for path in SECRETS], NOT_THERE),
+    "files of the kernel": ([f"os.open({path!r}, os.O_WRONLY)" for path in KERNEL], NOT_THERE),
+}
 
-def test_network_is_out_of_reach(daemon: Daemon) -> None:
-    calls = [
-        "socket.create_connection(('127.0.0.1', 80), 1)",
-        "socket.create_connection(('192.0.2.1', 80), 1)",
-        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
-        "socket.socket(40, socket.SOCK_STREAM)",  # vsock, which namespaces do not contain
-        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
-        "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
-    ]
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_reached_for_is_refused(daemon: Daemon, what: str) -> None:
+    calls, errors = REFUSED[what]
+    promised(daemon, *(("L2", "L3") if errors is NOT_THERE else ("L1", "L2", "L3")))
     found = names(daemon, *calls)
-    assert set(found) <= {"PermissionError", "OSError"}  # OSError: network unreachable
+    assert len(found) == len(calls) and set(found) <= errors
 
 
 def test_abstract_sockets_of_the_machine_are_out_of_reach(daemon: Daemon) -> None:
@@ -132,14 +156,10 @@ def answer(number):
     return errno.errorcode[ctypes.get_errno()]
 print({number: answer(number) for number in NUMBERS})
 """
-    unlisted = [*range(450, 457), *range(467, 500), 1000, 5000]  # on every architecture newer than the list, or nothing
-    refused = [425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447, 448, 450, 463]
-    unlisted.remove(450)
-    unlisted.remove(452)  # fchmodat2, which is known
-    response = attack(daemon, code.replace("NUMBERS", repr(unlisted)))
-    assert eval(response.stdout) == dict.fromkeys(unlisted, "ENOSYS")
-    response = attack(daemon, code.replace("NUMBERS", repr(refused)))
-    assert eval(response.stdout) == dict.fromkeys(refused, "EPERM")
+    refused = {425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447, 448, 450, 463}
+    unlisted = {*range(451, 457), *range(467, 500), 1000, 5000} - {452}  # fchmodat2 is known
+    response = attack(daemon, code.replace("NUMBERS", repr(unlisted | refused)))
+    assert eval(response.stdout) == dict.fromkeys(unlisted, "ENOSYS") | dict.fromkeys(refused, "EPERM")
 
 
 def test_letters_to_sockets_outside_cannot_be_sent_from_a_pair(daemon: Daemon, tmp_path: Path) -> None:
@@ -179,25 +199,6 @@ def test_system_and_libraries_cannot_be_written(daemon: Daemon, folder: str) -> 
     assert found[-1] in refused
 
 
-def test_the_clock_cannot_be_changed(daemon: Daemon) -> None:
-    calls = ["__import__('time').clock_settime(0, 0)", "libc.settimeofday((ctypes.c_long * 2)(1, 1), None)"]
-    found = names(daemon, *calls)
-    assert found == ["PermissionError", "-1"]
-
-
-def test_kernel_files_cannot_be_written(daemon: Daemon) -> None:
-    promised(daemon, "L2", "L3")
-    paths = (
-        "/dev/kmsg",
-        "/proc/sysrq-trigger",
-        "/sys/power/state",
-        "/proc/self/oom_score_adj",
-        "/proc/sys/vm/drop_caches",
-    )
-    found = names(daemon, *(f"os.open({path!r}, os.O_WRONLY)" for path in paths))
-    assert set(found) <= {"FileNotFoundError", "PermissionError"}
-
-
 def test_a_crash_leaves_no_core_file(daemon: Daemon) -> None:
     response = attack(daemon, "import resource, os\nprint(resource.getrlimit(resource.RLIMIT_CORE))\nos.abort()")
     # Where not even oneself may be signalled, the C library ends itself by an instruction that is not permitted.
@@ -231,3 +232,33 @@ def test_priorities_can_only_be_lowered(daemon: Daemon) -> None:
     found = names(daemon, *calls)
     assert set(found) <= {"PermissionError", "ValueError", "-1", "0"}
     assert found[:3] == ["PermissionError"] * 3
+
+
+def test_environment_of_the_trainer_is_not_there(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = attack(daemon, "import os\nsorted(os.environ)")
+    assert response.value is not None
+    names = set(eval(response.value))
+    assert names <= {"HOME", "PATH", "LANG", "TMPDIR", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+
+
+def test_only_the_interpreter_and_the_libraries_are_there(daemon: Daemon) -> None:
+    promised(daemon, "L3")
+    response = attack(daemon, "import os\nsorted(os.listdir('/')), os.path.exists('/proc/self')")
+    assert response.value is not None
+    folders, proc = eval(response.value)
+    assert not {"proc", "sys", "home", "var", "run", "boot", "srv"} & set(folders)
+    assert proc is False
+
+
+def test_standard_streams_and_its_report_are_the_only_descriptors(daemon: Daemon) -> None:
+    code = """
+import os
+def is_open(fd):
+    try:
+        os.fstat(fd)
+        return True
+    except OSError:
+        return False
+print([fd for fd in range(1024) if is_open(fd)])
+"""
+    assert attack(daemon, code).stdout == f"{[0, 1, 2, CONTROL]}\n"

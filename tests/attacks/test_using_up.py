@@ -1,4 +1,4 @@
-"""Hostile programs that use up memory and processes."""
+"""Hostile programs that use up memory and processes, flood, hang on, or leave processes behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
 from tests.attacks.support import attack, names, promised
-from tests.sandbox.driver import Daemon
+from tests.sandbox.driver import Daemon, ended, eventually
 
 
 def test_fork_burst_is_bounded_and_killed(daemon: Daemon) -> None:
@@ -222,11 +222,6 @@ for number in range(3000): os.write(1, b"%05d" % number)
     assert (response.stdout_bytes, response.truncated_bytes) == (15_000, 0)
 
 
-def test_watches_of_the_operator_cannot_be_used_up(daemon: Daemon) -> None:
-    found = names(daemon, *["libc.inotify_init1(0)"] * 300)
-    assert set(found) == {"-1"}
-
-
 def test_disk_cannot_be_filled(daemon: Daemon) -> None:
     promised(daemon, "L3")
     code = """
@@ -246,3 +241,65 @@ def test_files_cannot_be_made_without_end(daemon: Daemon) -> None:
     promised(daemon, "L3")
     code = "try:\n    for n in range(10**5): open(str(n), 'w').close()\nexcept OSError as error: print(error.errno)"
     assert attack(daemon, code).stdout == "28\n"
+
+
+def test_flood_by_a_child_is_cut_as_well(daemon: Daemon) -> None:
+    code = "import os, time\nif os.fork() == 0:\n    while True: os.write(2, b'x' * 65536)\ntime.sleep(60)"
+    assert attack(daemon, code, output_bytes=1000).outcome is ProgramOutcome.OUTPUT_LIMIT
+
+
+def test_exit_hooks_and_threads_that_never_end_are_killed(daemon: Daemon) -> None:
+    for code in (
+        "import atexit, time\natexit.register(time.sleep, 60)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
+        "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
+    ):
+        assert attack(daemon, code, wall_seconds=0.15).outcome is ProgramOutcome.WALL_TIMEOUT
+
+
+LEFT = {
+    "daemonised grandchild": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in range(3): os.close(fd)
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+print("left")
+""",
+    "process tricks": """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.prctl(4, 1)   # dumpable
+libc.prctl(1, 0)   # no signal when the parent dies
+libc.prctl(36, 1)  # adopts orphans
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+print("left", flush=True)
+os._exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("code", LEFT.values(), ids=LEFT)
+def test_what_is_left_running_dies_with_the_call(daemon: Daemon, code: str) -> None:
+    daemon.run("1")  # its slot is up, and nothing of earlier calls is left
+    before = len(daemon.below())
+    response = attack(daemon, code)
+    assert (response.outcome, response.stdout) == (ProgramOutcome.OK, "left\n")
+    assert eventually(lambda: len(daemon.below()) == before)
+
+
+def test_what_a_program_started_dies_even_when_its_slot_is_killed(daemon: Daemon) -> None:
+    before = set(daemon.below())
+    daemon.begin("import os\nfor _ in range(3):\n    if os.fork() == 0:\n        os.setsid()\n        break")
+    assert eventually(lambda: len(set(daemon.below()) - before) == 4)
+    family = set(daemon.below()) - before
+    daemon.slots()[0].kill()
+    assert eventually(lambda: all(map(ended, family)))
+    assert daemon.run("1").value == "1"

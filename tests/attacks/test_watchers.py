@@ -57,6 +57,11 @@ def test_a_cells_name_that_is_no_number_is_not_our_fault(daemon: Daemon) -> None
     daemon.end("renamed")
 
 
+def test_a_call_is_watched_where_no_group_counts_it(watched: Daemon) -> None:
+    response = attack(watched, OUT_OF_MEMORY, memory_bytes=64 * 2**20)
+    assert (response.outcome, response.kill_reason) == (ProgramOutcome.MEMORY, "memory")
+
+
 def test_what_ran_out_of_memory_before_another_limit_is_not_told_of_the_next_call(daemon: Daemon) -> None:
     promised(daemon, "L1", "L2", "L3", without="no_memory_cgroup")
     response = attack(daemon, OUT_OF_MEMORY, memory_bytes=64 * 2**20, output_bytes=1000)

@@ -44,6 +44,10 @@ class Kind:
     """Requests that decode at once at most; a further one waits."""
     places: tuple[str, ...] = ("folder", "memory")
     """Where it takes new weights from."""
+    truncates: bool = True
+    """It takes `top_p` and `top_k`."""
+    tight: Callable[[], AbstractAsyncContextManager[Engine]] | None = None
+    """The same with room for at most half of `rows` sequences of POSITIONS tokens, so that caches are given up."""
 
 
 @asynccontextmanager
@@ -90,5 +94,5 @@ KINDS: dict[str, Kind] = {
     "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
     "process": Kind(open=process, places=("folder",)),
     "fleet": Kind(open=partial(fleet_of, QWEN), model=MODELS["qwen"]),
-    "faulty": Kind(open=partial(without_faults, QWEN), model=MODELS["qwen"]),
+    "faulty": Kind(open=partial(without_faults, scripted)),
 }

@@ -11,6 +11,7 @@ import pytest
 from rocstar.engines.scripted import NO_TOKEN, Fault, FaultKind, FaultyEngine, ScriptedEngine
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
+from tests.rollout.examples import Endless
 
 KINDS = list(FaultKind)
 
@@ -88,6 +89,16 @@ async def test_a_lost_request_is_never_answered_and_the_others_are() -> None:
     assert not await settled(lost)
     lost.cancel()
     await asyncio.gather(lost, return_exceptions=True)
+
+
+async def test_whoever_gives_up_gives_the_request_of_the_inner_engine_up_too() -> None:
+    inner = Endless()
+    asking = asyncio.create_task(ask(FaultyEngine(inner, []), "a"))
+    await inner.asked.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert inner.cancelled
 
 
 async def test_a_spoilt_answer_is_spoilt_in_one_thing_only() -> None:

@@ -40,7 +40,6 @@ class Daemon:
         self.socket.settimeout(WAIT_SECONDS)
         self.reader = wire.FrameReader()
         self.frames: list[Frame] = []
-        self.usages: list[Usage] = []
         self.early: dict[int, Frame] = {}
         self.number = 0
         try:
@@ -79,9 +78,7 @@ class Daemon:
         """The one that answers this call."""
         while number not in self.early:
             frame = self.next_frame()
-            if frame.kind is Kind.USAGE:
-                self.usages.append(wire.decode_usage(frame.body))
-            else:
+            if frame.kind is not Kind.USAGE:
                 assert frame.number not in self.early, "answered twice"
                 self.early[frame.number] = frame
         return self.early.pop(number)

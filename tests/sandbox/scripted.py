@@ -1,16 +1,12 @@
-"""A daemon that runs nothing: it speaks frames and does what the code of a call says. A thread on a Unix socket or a
-WebSocket."""
+"""A daemon that runs nothing: it speaks frames and does what the code of a call says. A thread on a Unix socket."""
 
 from __future__ import annotations
 
-import os
 import socket
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, Outcome, ProgramOutcome, Response, ServiceOutcome, Usage
@@ -20,31 +16,21 @@ INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
 
 
 class ScriptedDaemon:
-    """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, then ok), `die` (closes the connection),
-    `hang`, `garbage`, `state_lost`. Cells are answered LOST unless the session was begun by cell 1."""
+    """Codes: `ok`, `internal`, `overloaded`, `once WORD` (WORD the first time, else ok), `second WORD`, `die` (closes
+    the connection), `hang`, `garbage`, `state_lost`. Cells are answered LOST unless the session was begun by cell 1."""
 
-    def __init__(self, info: DaemonInfo = INFO, *, name: str = "", refusal: str = "", path: str = "") -> None:
-        self.info, self.name, self.refusal = info, name, refusal
+    def __init__(self, info: DaemonInfo = INFO, *, name: str = "") -> None:
+        self.info, self.name = info, name
         self.calls: list[Call] = []
         self.frames: list[Frame] = []
         self.sessions: Counter[str] = Counter()
         self.hold = threading.Event()
         """While it is clear, `wait` is not answered."""
-        self.silent = False
         self._seen: Counter[str] = Counter()
-        self._links: list[Any] = []
-        self.path = path or f"{tempfile.mkdtemp()}/socket"
-        self.listen()
-
-    @property
-    def address(self) -> str:
-        return f"unix:{self.path}"
-
-    def listen(self) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(self.path)
+        self._links: list[socket.socket] = []
+        self._server, path = socket.socket(socket.AF_UNIX), f"{tempfile.mkdtemp()}/socket"
+        self.address = f"unix:{path}"
+        self._server.bind(path)
         self._server.listen()
         threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
 
@@ -75,27 +61,20 @@ class ScriptedDaemon:
             while True:
                 connection, _ = server.accept()
                 self._links.append(connection)
-                threading.Thread(target=self._serve_stream, args=[connection], daemon=True).start()
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
-    def _serve_stream(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            self.serve(lambda: connection.recv(2**16), connection.sendall)
-
-    def serve(self, receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         """One connection, until it ends."""
-        if self.refusal:
-            send(wire.pack(Kind.REFUSED, 0, wire.encode(self.refusal)))
-            return
-        send(wire.pack(Kind.HELLO, 0, wire.encode(self.info)))
-        reader = FrameReader()
-        while data := receive():
-            for frame in reader.feed(data):
-                self.frames.append(frame)
-                reply = self._reply(frame)
-                if reply is None:
-                    return
-                if reply and not self.silent:
-                    send(reply)
+        with connection, suppress(OSError):
+            connection.sendall(wire.pack(Kind.HELLO, 0, wire.encode(self.info)))
+            reader = FrameReader()
+            while data := connection.recv(2**16):
+                for frame in reader.feed(data):
+                    self.frames.append(frame)
+                    reply = self._reply(frame)
+                    if reply is None:
+                        return
+                    connection.sendall(reply)
 
     def _reply(self, frame: Frame) -> bytes | None:
         if frame.kind is Kind.PING:
@@ -106,26 +85,24 @@ class ScriptedDaemon:
         self.calls.append(call)
         self._seen[call.id] += 1
         word, _, rest = call.code.partition(" ")
-        if word == "once":
-            word = rest if self._seen[call.id] == 1 else "ok"
+        if word in ("once", "second"):
+            word = rest if self._seen[call.id] == ("once", "second").index(word) + 1 else "ok"
         if word == "wait":
             self.hold.wait()
         if call.session and not self._holds(call):
             return wire.pack(Kind.LOST, frame.number)
         if word in ("die", "hang", "garbage"):
             return {"die": None, "hang": b"", "garbage": b"\xff" * 40}[word]
-        outcome = self.outcome(word)
-        if word == "state_lost":
+        outcome: Outcome = ProgramOutcome.OK
+        if word in ("internal", "overloaded"):
+            outcome = ServiceOutcome(word)
+        elif word == "state_lost":
+            outcome = ProgramOutcome.WALL_TIMEOUT
             self.sessions.pop(call.session)
         response = Response(
             id=call.id, outcome=outcome, stdout=call.code, node=self.name, state_lost=word == "state_lost"
         )
         return wire.pack(Kind.RESPONSE, frame.number, wire.encode(response))
-
-    def outcome(self, word: str) -> Outcome:
-        if word in ("internal", "overloaded"):
-            return ServiceOutcome(word)
-        return ProgramOutcome.WALL_TIMEOUT if word == "state_lost" else ProgramOutcome.OK
 
     def _holds(self, call: Call) -> bool:
         if call.cell != 1 and call.session not in self.sessions:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome, SessionLost
-from rocstar.sandbox.client import SandboxClient, Session
+from rocstar.sandbox.call import Limits, ProgramOutcome, SandboxDown, ServiceOutcome, SessionLost
+from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Kind
 from tests.sandbox.scripted import ScriptedDaemon
 
@@ -115,48 +115,16 @@ async def test_a_closed_session_runs_nothing_and_closes_once(client: SandboxClie
     assert daemon.frames == []
 
 
-class Replaying:
-    """Answers the cells of a session as told, in order."""
-
-    def __init__(self, *answers: Response | Exception) -> None:
-        self.answers = list(answers)
-
-    async def run(self, call: Call) -> Response:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close_session(self, name: str) -> None:
-        pass
-
-
-OK = Response(id="", outcome=ProgramOutcome.OK)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Response(id="", outcome=ProgramOutcome.WALL_TIMEOUT, state_lost=True),
-        Response(id="", outcome=ServiceOutcome.OVERLOADED),
-    ],
-)
-async def test_a_replay_that_does_not_get_through_is_told_and_the_cell_at_hand_is_not_run(answer: Response) -> None:
-    client = Replaying(OK, SessionLost("gone"), answer)
-    session = Session(client, Limits(), 1, replay=True)
-    await session.run("1")
+@pytest.mark.parametrize("why", ["state_lost", "overloaded"])
+async def test_a_replay_that_is_broken_off_is_told_and_the_cell_at_hand_is_not_run(
+    client: SandboxClient, daemon: ScriptedDaemon, why: str
+) -> None:
+    session = client.open_session(replay=True)
+    await session.run("ok 1")
+    await session.run(f"second {why}", patience_seconds=0.0)
+    daemon.sessions.clear()
     with pytest.raises(SandboxDown, match="a cell of it could not be run again"):
-        await session.run("2")
-    assert client.answers == []
-
-
-async def test_a_replay_goes_on_where_it_was_broken_off() -> None:
-    busy = Response(id="", outcome=ServiceOutcome.OVERLOADED)
-    client = Replaying(OK, OK, SessionLost("gone"), OK, busy, OK, OK)
-    session = Session(client, Limits(), 1, replay=True)
-    await session.run("1")
-    await session.run("2")
-    with pytest.raises(SandboxDown):
-        await session.run("3")
-    assert (await session.run("3")).replayed_cells == 1
-    assert client.answers == []
+        await session.run("ok 3")
+    assert sent(daemon)[3:] == [(1, "ok 1"), (2, f"second {why}")]
+    again = await session.run("ok 3")
+    assert again.replayed_cells == (1 if why == "overloaded" else 0), "it goes on where it was broken off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from rocstar.sandbox import wire
+from rocstar.sandbox.call import Failure
 from rocstar.sandbox.wire import Kind
 from tests.sandbox.driver import Daemon, eventually, needs_empty_folder
 
@@ -72,12 +74,76 @@ def test_a_cell_is_answered_as_a_program_is(daemon: Daemon) -> None:
     assert (response.outcome, response.stdout, response.stderr) == ("ok", "out\n", "err\n")
     assert (response.value, response.exit_code, response.isolation) == ("'last'", 0, daemon.info.isolation)
     assert response.cpu_seconds > 0 and response.run_seconds > 0 and response.peak_memory_bytes > 2**20
-    failed = daemon.cell("c", 2, "y = 2\n1 / 0")
+
+
+def test_a_failed_cell_keeps_what_it_did_and_shows_the_lines_of_cells(daemon: Daemon) -> None:
+    daemon.cell("fail", 1, "x = 1\ndef fail():\n    raise ValueError(x)")
+    failed = daemon.cell("fail", 2, "y = 2\n\nfail()")
     assert (failed.outcome, failed.state_lost) == ("exception", False)
-    assert failed.exception is not None and failed.exception.type == "ZeroDivisionError"
-    assert daemon.cell("c", 3, "y").value == "2"
-    exited = daemon.cell("c", 4, "import sys\nsys.exit(3)")
-    assert (exited.outcome, exited.exit_code, exited.state_lost) == ("exit_nonzero", 3, False)
+    assert failed.exception == Failure(type="ValueError", message="1", line=3)
+    assert failed.stderr.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "<cell 2>", line 3, in <module>',
+        "    fail()",
+        '  File "<cell 1>", line 3, in fail',
+        "    raise ValueError(x)",
+        "ValueError: 1",
+    ]
+    assert daemon.cell("fail", 3, "x, y").value == "(1, 2)"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "exit_code", "exception"),
+    [
+        ("input()", "exception", 1, Failure(type="EOFError", message="EOF when reading a line", line=1)),
+        ("x = = 1", "exception", 1, Failure(type="SyntaxError", message="invalid syntax (<cell 2>, line 1)", line=1)),
+        ("import sys\nsys.exit(3)", "exit_nonzero", 3, None),
+        ("exit('bye')", "exit_nonzero", 1, None),
+        ("import os\nos.fork()\nNone", "ok", 0, None),
+        ("pass", "ok", 0, None),
+    ],
+)
+def test_a_cell_ends_and_the_session_goes_on(
+    daemon: Daemon, code: str, outcome: str, exit_code: int, exception: Failure | None
+) -> None:
+    daemon.cell("ends", 1, "x = 1")
+    response = daemon.cell("ends", 2, code)
+    assert (response.outcome, response.exit_code, response.exception) == (outcome, exit_code, exception)
+    assert (response.state_lost, daemon.cell("ends", 3, "x").value) == (False, "1")
+
+
+def test_threads_and_pickles_live_on(daemon: Daemon) -> None:
+    daemon.cell("live", 1, "import pickle, queue, threading\nq, r = queue.Queue(), queue.Queue()")
+    daemon.cell("live", 2, "threading.Thread(target=lambda: r.put(q.get() * 2), daemon=True).start()")
+    assert daemon.cell("live", 3, "q.put(21)\nr.get()").value == "42"
+    code = "class C: pass\npickle.loads(pickle.dumps(C())).__class__ is C"
+    assert daemon.cell("live", 4, code).value == "True"
+
+
+def test_files_that_cannot_be_written_are_refused_and_the_cell_is_not_run(daemon: Daemon) -> None:
+    daemon.cell("refused", 1, "import os\nos.mkdir('d')\nx = 1")
+    response = daemon.cell("refused", 2, "x = 2", files={"d": b""})
+    assert (response.outcome, "could not be written" in response.message) == ("rejected", True)
+    assert daemon.cell("refused", 3, "x").value == "1"
+
+
+def test_a_cell_may_await_at_its_top_level_in_one_loop(daemon: Daemon) -> None:
+    daemon.cell("await", 1, "import asyncio\nasync def f():\n    return asyncio.get_running_loop()")
+    daemon.cell("await", 2, "loop = await f()")
+    assert daemon.cell("await", 3, "loop is await f(), await asyncio.sleep(0, 'value')").value == "(True, 'value')"
+
+
+def test_figures_left_open_come_back_as_png_and_are_closed(daemon: Daemon) -> None:
+    pytest.importorskip("matplotlib")
+    code = "import matplotlib.pyplot as plt\nfor _ in range({}): plt.figure(figsize=(1, 1)).add_subplot()\nplt.show()"
+    response = daemon.cell("plot", 1, code.format(2) + "\n1 / 0", memory_bytes=2**30)
+    assert [image[:4] for image in response.images] == [b"\x89PNG"] * 2
+    assert response.exception is not None and response.exception.type == "ZeroDivisionError"
+    assert daemon.cell("plot", 2, "plt.get_fignums()", memory_bytes=2**30).value == "[]"
+    assert len(daemon.cell("plot", 3, code.format(20), memory_bytes=2**30).images) == 16
+    fake = "import sys, types\nfake = sys.modules['matplotlib.pyplot'] = types.ModuleType('p')"
+    daemon.cell("plot", 4, f"{fake}\nfake.get_fignums = lambda: 7", memory_bytes=2**30)
+    assert daemon.cell("plot", 5, "6 * 7", memory_bytes=2**30).value == "42"
 
 
 def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemon) -> None:
@@ -91,7 +157,9 @@ def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemo
     ("code", "limits", "outcome"),
     [
         ("x = 2\nimport time\ntime.sleep(60)", {"wall_seconds": 0.3}, "wall_timeout"),
-        ("x = 2\nwhile True: pass", {"cpu_seconds": 1.0}, "cpu_timeout"),
+        ("x = 2\nwhile True: pass", {"wall_seconds": 0.3}, "wall_timeout"),
+        ("x = 2\nimport asyncio\nawait asyncio.sleep(60)", {"wall_seconds": 0.3}, "wall_timeout"),
+        ("x = 2\ntry:\n    while True: pass\nexcept Exception: pass", {"cpu_seconds": 1.0}, "cpu_timeout"),
         ("x = 2\nwhile True: print('y' * 1000)", {"output_bytes": 5000}, "output_limit"),
         ("x = 2\nb = bytearray(10**10)", {}, "memory"),
     ],
@@ -99,12 +167,26 @@ def test_cells_of_one_session_run_in_order_whatever_waits_for_what(daemon: Daemo
 def test_a_cell_over_its_limit_is_interrupted_and_the_session_goes_on(
     daemon: Daemon, code: str, limits: dict[str, float], outcome: str
 ) -> None:
-    name = f"limit-{outcome}"
-    daemon.cell(name, 1, "x = 1")
-    response = daemon.cell(name, 2, code, **limits)
-    assert (response.outcome, response.state_lost) == (outcome, False), response
-    assert len(response.stdout) <= 5000
-    assert daemon.cell(name, 3, "x").value == "2"
+    name = f"limit-{code[:40]}"
+    daemon.cell(name, 1, "x = 1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)")  # is replaced
+    for number in (2, 3):
+        response = daemon.cell(name, number, code, **limits)
+        assert (response.outcome, response.state_lost) == (outcome, False), response
+        assert len(response.stdout) <= 5000
+    assert daemon.cell(name, 4, "x, len(bytearray(2**26))").value == f"(2, {2**26})"
+
+
+def test_each_cell_has_its_own_limit_of_cpu(daemon: Daemon) -> None:
+    burn = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
+    assert [daemon.cell("burn", n, burn, cpu_seconds=1.0).outcome for n in (1, 2)] == ["ok", "ok"]
+
+
+def test_an_interrupt_between_cells_is_ignored(own: Daemon) -> None:
+    own.cell("between", 1, "x = 1")
+    (process,) = own.programs()
+    for number in (2, 3, 4):
+        process.send_signal(signal.SIGINT)
+        assert own.cell("between", number, "x").value == "1"
 
 
 @pytest.mark.parametrize(
@@ -135,10 +217,6 @@ def test_nothing_a_cell_started_outlives_it(daemon: Daemon, code: str) -> None:
         daemon.cell(name, n, textwrap.dedent(code))
         assert eventually(lambda: len(daemon.below()) <= before)
     assert daemon.cell(name, 6, "x").value == "1"
-
-
-def test_a_cell_of_an_unknown_session_is_lost(daemon: Daemon) -> None:
-    assert lost(daemon, "nobody's", 2)
 
 
 def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Daemon) -> None:

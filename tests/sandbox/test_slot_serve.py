@@ -14,7 +14,7 @@ import pytest
 
 from rocstar.sandbox.slot import channel
 from tests.sandbox.driver import needs_empty_folder
-from tests.sandbox.slots import Outcome, Slot, Zygote, program, zygote
+from tests.sandbox.slots import Slot, Zygote, zygote
 
 LOOPS = {"c": (True, (0, 1)), "python": (False, (0, 1)), "python without a pid namespace": (False, (2, 3))}
 """Whether it is the compiled one, and the plans under which it runs."""
@@ -48,11 +48,6 @@ def private(slot: Slot, request: pytest.FixtureRequest) -> Slot:
     return slot
 
 
-def kept(slot: Slot, code: str) -> Outcome:
-    """Run, and the working directory kept for the next."""
-    return slot.run(program(code), channel.RUN_AND_KEEP)
-
-
 def test_the_cpu_of_threads_counts_as_the_processs_own(slot: Slot) -> None:
     burn = "def burn():\n    while time.process_time() < 0.2: pass"
     ended = slot.code(f"import threading, time\n{burn}\nt = threading.Thread(target=burn)\nt.start()\nt.join()").ended
@@ -66,13 +61,13 @@ def test_a_program_that_runs_for_long_makes_way_for_others(private: Slot) -> Non
 
 def test_an_untouched_directory_is_kept(slot: Slot) -> None:
     time.sleep(0.05)  # files are dated by a clock that ticks coarsely
-    look = "import os\nos.stat('.').st_ctime_ns, os.path.exists('f')"
-    assert len({slot.code(look).value for _ in range(3)}) == 1
+    look = "import os\nprint(os.stat('.').st_ctime_ns, os.path.exists('f'))"
+    assert len({slot.code(look).stdout for _ in range(3)}) == 1
 
 
 @needs_empty_folder
 def test_a_directory_that_is_kept_shows_the_next_call_what_is_in_it(slot: Slot) -> None:
-    assert kept(slot, "open('f', 'w').write('kept')").ended.reusable
+    assert slot.code("open('f', 'w').write('kept')", channel.RUN_AND_KEEP).ended.reusable
     assert slot.code("print(open('f').read())").stdout == "kept\n"
     assert slot.code("import os\nprint(os.listdir('.'))").stdout == "[]\n"
 
@@ -83,7 +78,7 @@ def test_a_slot_whose_directory_cannot_be_renewed_says_so_and_exits(
     folders = list(Path(source[0].workdirs).glob("*/run"))
     if not folders:
         pytest.skip("a file system of its own cannot be made to fail from outside")
-    slot.begin(program("open('f', 'w').close()\nimport time\ntime.sleep(0.5)"))
+    slot.begin("open('f', 'w').close()\nimport time\ntime.sleep(0.5)")
     for folder in folders:
         shutil.rmtree(folder.parent)
     assert not slot.ended().reusable
@@ -100,11 +95,18 @@ def test_a_program_that_has_started_processes_makes_the_next_call_stale(private:
 
 @needs_empty_folder
 def test_a_call_for_the_kept_directory_is_never_stale(private: Slot) -> None:
-    kept(private, f"open('f', 'w').close()\n{FORK}")
+    private.code(f"open('f', 'w').close()\n{FORK}", channel.RUN_AND_KEEP)
     outcome = private.code("import os\nprint(os.listdir('.'))")
     assert outcome.stdout == "['f']\n"
     assert not outcome.ended.stale and not outcome.ended.reusable
     assert private.is_closed()
+
+
+@pytest.mark.parametrize("given", [{"big": bytes(65 * 2**20)}, {"x" * 300: b""}, {"a": b"", "a/b": b""}, {"a\0b": b""}])
+def test_nothing_is_run_where_files_cannot_be_written(slot: Slot, given: dict[str, bytes]) -> None:
+    seen = slot.code("print(1)", files=given)
+    assert "could not be written" in seen.stderr
+    assert (seen.stdout, seen.ended.wait_status) == ("", 1 << 8)
 
 
 def test_it_ends_with_its_channel_and_holds_no_descriptor_of_calls(slot: Slot) -> None:

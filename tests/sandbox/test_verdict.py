@@ -60,44 +60,11 @@ def test_a_report_that_cannot_be_is_as_none(body: bytes, status: int) -> None:
     assert verdict.cell(CALL, SEEN._replace(report=body)).outcome is ProgramOutcome.EXIT_NONZERO
 
 
-@pytest.mark.parametrize(
-    ("status", "outcome", "exit_code", "signal_name"),
-    [
-        (0, "ok", 0, None),
-        (7 << 8, "exit_nonzero", 7, None),
-        (signal.SIGSEGV, "signal", None, "SIGSEGV"),
-        (signal.SIGSEGV | 128, "signal", None, "SIGSEGV"),  # with a core
-        (37, "signal", None, "SIG37"),
-        (64, "signal", None, "SIGRTMAX"),
-    ],
-)
-def test_the_kernel_says_how_it_ended(
-    status: int, outcome: str, exit_code: int | None, signal_name: str | None
-) -> None:
-    response = told(status=status)
-    assert (response.outcome, response.exit_code, response.signal) == (outcome, exit_code, signal_name)
-    assert response.kill_reason == ""
-
-
 @pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGKILL])
 def test_the_signal_of_the_cpu_limit_counts_only_when_it_was_reached(number: int) -> None:
     response = told(status=number, own_cpu_seconds=2.01)
     assert (response.outcome, response.kill_reason) == (ProgramOutcome.CPU_TIMEOUT, "cpu")
     assert told(status=number, own_cpu_seconds=0.1, cpu_seconds=9.0).outcome is ProgramOutcome.SIGNAL
-
-
-@pytest.mark.parametrize(
-    ("reason", "outcome"),
-    [("wall", "wall_timeout"), ("output", "output_limit"), ("memory", "memory"), ("cancelled", "cancelled")],
-)
-def test_what_we_stopped_for_is_what_is_told(reason: str, outcome: str) -> None:
-    response = told(report(b"1", value=1), status=signal.SIGKILL, reason=reason, stopped=True)
-    assert (response.outcome, response.kill_reason) == (outcome, reason)
-    assert (response.exit_code, response.signal, response.value) == (None, None, None)
-
-
-def test_a_stop_that_we_did_not_ask_for_is_a_signal() -> None:
-    assert told(status=signal.SIGKILL, stopped=True).outcome is ProgramOutcome.SIGNAL
 
 
 def test_an_exception_is_told_of_a_failure_and_never_of_a_success() -> None:

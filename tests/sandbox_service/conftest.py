@@ -18,12 +18,3 @@ def service() -> Iterator[RunningService]:
 @pytest.fixture
 def http(service: RunningService) -> Http:
     return Http(service.url)
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[list[RunningService]]:
-    """Two services, to stand behind something."""
-    started = [RunningService(), RunningService()]
-    yield started
-    for node in started:
-        node.stop()

@@ -94,6 +94,12 @@ class Http:
     def status(self, name: str) -> Any:
         return self.get("/v1/status")[1][name]
 
+    def answers(self) -> bool:
+        try:
+            return self.get("/ping") == (200, "pong")
+        except OSError:
+            return False
+
     def connect(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), 30)

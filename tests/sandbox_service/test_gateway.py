@@ -1,9 +1,15 @@
-"""The frames of one service, and a gateway over several: calls, sessions, nodes that come and go."""
+"""The frames of one service; a gateway over several: calls, sessions, nodes that come and go; and deploy/haproxy.cfg,
+with the real HAProxy in front of two."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +22,18 @@ from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Kind
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
+
+CONFIGURATION = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
+HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[RunningService]]:
+    """Two services, to stand behind something."""
+    started = [RunningService(), RunningService()]
+    yield started
+    for node in started:
+        node.stop()
 
 
 def call(code: str, **fields: Any) -> Call:
@@ -88,6 +106,8 @@ async def test_frames_need_the_token_and_no_page_of_another_site_may_send_them()
             with pytest.raises(InvalidStatus, match=str(status)):
                 async with connect(frames_url(Http(url)), additional_headers=headers):
                     pass
+        with pytest.raises(SandboxDown, match=r"401.*ROCSTAR_SANDBOX_TOKEN"):
+            await asyncio.to_thread(SandboxClient.connect, [url], token="wrong")
         client = await asyncio.to_thread(SandboxClient.connect, [url], token="s3cret")
         with client:
             assert (await client.run(call("print(1)"))).stdout == "1\n"
@@ -115,13 +135,12 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     gateway = RunningService(accept_nodes=True, token="t")
     bearer = {"Authorization": "Bearer t"}
     http = Http(gateway.url)
-    assert http.post("/v1/run", {"code": "1"}, **bearer)[0] == 500
     for path in ("/v1/status", "/status"):
         assert http.get(path, **bearer) == (503, {"error": "no sandbox daemon has started"})
     assert http.post("/v1/batch", {"calls": [{"code": "1"}]}, **bearer)[0] == 503
     assert http.post("/v1/nodes", {"address": "ftp://x"}, **bearer)[0] == 400
     nodes = [RunningService(join=gateway.url, token="t") for _ in range(2)]
-    assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 4)
+    assert eventually(lambda: http.get("/v1/status", **bearer)[1].get("slots") == 4), "before any call"
     calls = {"calls": [{"code": f"import time; time.sleep(0.05); print({n})"} for n in range(100)]}
 
     async def batch_while_a_node_dies() -> Any:
@@ -139,13 +158,6 @@ def test_nodes_join_a_gateway_and_one_that_dies_loses_no_call() -> None:
     assert nodes[1].stop() == gateway.stop() == 0
 
 
-def test_a_node_that_joins_is_seen_before_the_first_call() -> None:
-    gateway = RunningService(accept_nodes=True)
-    node = RunningService(join=gateway.url)
-    assert eventually(lambda: Http(gateway.url).get("/v1/status")[1].get("slots") == 2)
-    assert node.stop() == gateway.stop() == 0
-
-
 def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningService]) -> None:
     node = RunningService()
     with running(nodes=(node.url,)) as url:
@@ -154,3 +166,40 @@ def test_a_node_that_drains_answers_what_a_gateway_sent_it(nodes: list[RunningSe
         with http.under_way("/v1/run", slow) as connection:
             assert node.stop() == 0
             assert b'"stdout":"done\\n"' in connection.recv(65536)
+
+
+@pytest.fixture(scope="module")
+def front(nodes: list[RunningService], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    if HAPROXY is None:
+        pytest.skip("haproxy is not installed (apt-get install haproxy)")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    text = CONFIGURATION.read_text().replace("127.0.0.1:8700", address)
+    for number, node in enumerate(nodes, 1):
+        text = text.replace(f"10.0.0.{number}:8700", node.url.removeprefix("http://"))
+    path = tmp_path_factory.mktemp("haproxy") / "haproxy.cfg"
+    path.write_text(text)
+    process = subprocess.Popen([HAPROXY, "-db", "-q", "-f", str(path)])
+    http = Http(f"http://{address}")
+    assert eventually(http.answers)
+    yield http
+    process.terminate()
+    process.wait(10)
+
+
+def test_calls_are_spread_and_the_cells_of_a_session_are_not(front: Http, nodes: list[RunningService]) -> None:
+    for number in range(20):
+        assert front.run(f"print({number})")["stdout"] == f"{number}\n"
+    assert all(Http(node.url).status("calls").get("ok", 0) >= 5 for node in nodes)
+    for key in ("one", "two", "three"):
+        session = front.post("/v1/sessions", {}, X_Session=key)[1]["session"]
+        for number in range(1, 4):
+            cell = {"code": "n = globals().get('n', 0) + 1; n"}
+            _, response = front.post(f"/v1/sessions/{session}/cells", cell, X_Session=key)
+            assert response["value"] == str(number)
+        assert front.send("DELETE", f"/v1/sessions/{session}", None, X_Session=key)[0] == 204
+
+
+def test_a_service_that_ends_is_left_out(front: Http, nodes: list[RunningService]) -> None:
+    assert nodes[0].stop() == 0
+    assert [front.run("print(1)")["stdout"] for _ in range(10)] == ["1\n"] * 10

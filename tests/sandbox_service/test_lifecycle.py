@@ -1,19 +1,21 @@
-"""Starting, draining and dying: nothing is lost, nothing is left behind."""
+"""Calls that the service has taken: what becomes of them while it runs, drains and dies."""
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
-import json
 import signal
 import subprocess
 import sys
 import threading
+from typing import Any, cast
 
-import psutil
 import pytest
 
+from rocstar.sandbox.call import Call, ProgramOutcome, Response, SandboxDown, ServiceOutcome
+from rocstar.sandbox.service.core import Service, Settings, failed
 from tests.sandbox.driver import eventually
-from tests.sandbox_service.support import SLEEPER, Http, RunningService
+from tests.sandbox_service.support import SLEEPER, Http, RunningService, ScriptedClient, settle
 
 
 def test_a_drain_answers_every_call_that_was_sent() -> None:
@@ -21,13 +23,12 @@ def test_a_drain_answers_every_call_that_was_sent() -> None:
     http = Http(service.url)
     calls = {"calls": [{"code": f"import time; time.sleep(0.02); print({n})"} for n in range(100)]}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        stream = pool.submit(http.post, "/v1/stream", calls)
+        batch = pool.submit(http.post, "/v1/batch", calls)
         assert eventually(lambda: http.status("calls").get("ok", 0) > 0)
         singles = [pool.submit(http.run, "import time; time.sleep(0.5); print(1)") for _ in range(4)]
         assert eventually(lambda: http.status("queue") + http.status("running") > 4)
         service.process.terminate()
-        lines = [json.loads(line) for line in stream.result()[1].splitlines()]
-        assert sorted(int(line["result"]["stdout"]) for line in lines) == list(range(100))
+        assert [int(each["stdout"]) for each in batch.result()[1]["results"]] == list(range(100))
         assert [each.result()["stdout"] for each in singles] == ["1\n"] * 4
     assert service.stop() == 0
 
@@ -38,16 +39,9 @@ def test_a_second_signal_does_not_wait_for_calls_that_run(number: signal.Signals
     http = Http(service.url)
     with http.under_way("/v1/run", SLEEPER):
         service.process.send_signal(number)
-        assert eventually(lambda: not answers(http))
+        assert eventually(lambda: not http.answers())
         service.process.send_signal(number)
         assert service.process.wait(20) == 0
-
-
-def answers(http: Http) -> bool:
-    try:
-        return http.get("/ping") == (200, "pong")
-    except OSError:
-        return False
 
 
 def test_a_drain_that_takes_too_long_says_so_to_who_still_waits() -> None:
@@ -63,29 +57,69 @@ def test_a_drain_that_takes_too_long_says_so_to_who_still_waits() -> None:
     assert found == [(503, {"error": sentence})]
 
 
-def test_nothing_is_left_of_a_service_that_is_killed_hard() -> None:
-    service = RunningService()
-    everyone = psutil.Process(service.process.pid).children(recursive=True)
-    service.process.kill()
-    service.process.wait()
-    assert len(everyone) >= 3
-    assert eventually(lambda: not any(process.is_running() for process in everyone))
-
-
-def test_the_service_loads_nothing_of_the_trainer() -> None:
+@pytest.mark.parametrize(
+    ("imported", "foreign"),
+    [
+        ("cli, rocstar.sandbox.service.server, rocstar.sandbox.service.mcp", "torch transformers numpy mcp"),
+        ("sandbox.service", "uvicorn starlette prometheus_client"),
+    ],
+)
+def test_nothing_of_the_trainer_is_loaded_and_the_web_server_after_the_daemons_are_started(
+    imported: str, foreign: str
+) -> None:
     script = (
-        "import sys, rocstar.cli, rocstar.sandbox.service.server, rocstar.sandbox.service.mcp\n"
-        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers', 'numpy', 'mcp')]\n"
+        f"import sys, rocstar.{imported}\n"
+        f"bad = [m for m in sys.modules if m.split('.')[0] in {foreign.split()!r}]\n"
         "print(bad + [m for m in sys.modules if m.startswith(('rocstar.train', 'rocstar.learning'))])"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
 
 
-def test_the_web_server_is_loaded_after_the_daemons_are_started() -> None:
-    script = (
-        "import sys, rocstar.sandbox.service\n"
-        "print([m for m in ('uvicorn', 'starlette', 'prometheus_client') if m in sys.modules])"
-    )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+def service_over(client: Any, seen: list[Response] | None = None) -> Service:
+    return Service(Settings(), cast(Any, client), (seen if seen is not None else []).append)
+
+
+def call(number: int, patience_seconds: float = 60.0) -> Call:
+    return Call(id=str(number), code="", patience_seconds=patience_seconds)
+
+
+def id_of(item: object, response: Response) -> str:
+    return response.id
+
+
+async def test_of_a_batch_four_calls_for_each_slot_are_under_way_and_leaving_it_ends_them() -> None:
+    client = ScriptedClient(slots=1)
+    task = asyncio.ensure_future(service_over(client).run_all(range(20), call, id_of))
+    await settle()
+    assert sorted(client.calls) == ["0", "1", "2", "3"]
+    client.answer("2")
+    await settle()
+    assert sorted(client.calls) == ["0", "1", "3", "4"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(client.cancelled) == ["0", "1", "3", "4"]
+
+
+async def test_patience_of_a_batch_counts_from_its_arrival_and_what_has_a_response_is_not_run() -> None:
+    client = ScriptedClient(slots=1)
+    items: list[Call | Response] = [call(number, 0.0 if number == 4 else 60.0) for number in range(5)]
+    items.append(failed("5", ProgramOutcome.REJECTED, "no"))
+    task = asyncio.ensure_future(service_over(client).run_all(items, lambda item: item, id_of))
+    for number in (0, 3, 2, 1, 4):
+        await settle()
+        client.answer(str(number))
+    assert await task == ["0", "1", "2", "3", "4", "5"]
+    assert client.patience["4"] == 0.0 and 59.0 < client.patience["0"] <= 60.0 and "5" not in client.patience
+
+
+@pytest.mark.parametrize("error", [SandboxDown("gone"), RuntimeError("a bug")])
+async def test_whatever_fails_there_is_exactly_one_response(error: Exception) -> None:
+    class Broken(ScriptedClient):
+        async def run(self, call: Call) -> Response:
+            raise error
+
+    seen: list[Response] = []
+    response = await service_over(Broken(), seen).run(call(1))
+    assert (response.id, response.outcome, seen) == ("1", ServiceOutcome.INTERNAL, [response])

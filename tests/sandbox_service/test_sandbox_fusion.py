@@ -25,6 +25,10 @@ VERL: dict[str, Any] = {
 """What verl sends beside the code."""
 
 
+def as_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
 def run_code(http: Http, code: str, **fields: Any) -> Any:
     status, answer = http.post("/run_code", {**VERL, "code": code, **fields})
     assert status == 200, answer
@@ -62,19 +66,16 @@ def test_a_failed_program_is_failed(http: Http, code: str, state: str, return_co
     assert isinstance(answer["run_result"]["stdout"] + answer["run_result"]["stderr"], str)
 
 
-def test_files_come_along_be_they_text_or_not(http: Http) -> None:
+def test_files_go_in_and_come_back_under_the_name_asked_for_also_from_a_failure(http: Http) -> None:
     raw = bytes(range(256))
-    files = {"a/b.txt": base64.b64encode("grüße".encode()).decode(), "none": None}
-    files["raw"] = base64.b64encode(raw).decode()
-    code = "print(open('a/b.txt').read(), open('raw', 'rb').read() == bytes(range(256)))"
-    assert run_code(http, code, files=files)["run_result"]["stdout"] == "grüße True\n"
-
-
-def test_files_that_a_program_left_are_fetched(http: Http) -> None:
-    code = "open('out', 'wb').write(bytes(range(256)))\n1/0"
-    answer = run_code(http, code, fetch_files=["out", "missing", "/etc/passwd"])
-    assert answer["status"] == "Failed"
-    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {"out": bytes(range(256))}
+    files = {"a/b.txt": as_base64("grüße".encode()), "/tmp/raw": as_base64(raw), "none": None}
+    code = "print(open('a/b.txt').read())\nopen('out', 'wb').write(open('raw', 'rb').read() * 3)\n1/0"
+    answer = run_code(http, code, files=files, fetch_files=["/mnt/out", "out", "missing", "/etc/passwd"])
+    assert (answer["status"], answer["run_result"]["stdout"]) == ("Failed", "grüße\n")
+    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {
+        "/mnt/out": raw * 3,
+        "out": raw * 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -93,16 +94,6 @@ def test_when_we_cannot_run_it_verl_is_asked_to_come_again() -> None:
     said = json.loads(reply.body)
     assert (reply.status, said["status"], said["run_result"], said["message"]) == (504, "SandboxError", None, "busy")
     assert int(dict(reply.headers)["retry-after"]) >= 1
-
-
-def test_absolute_paths_of_the_working_directory_are_served_under_the_name_asked_for(http: Http) -> None:
-    files = {"/tmp/in": base64.b64encode(b"x").decode()}
-    code = "open('out', 'w').write(open('in').read() * 3)"
-    answer = run_code(http, code, files=files, fetch_files=["/mnt/out", "out", "/etc/passwd"])
-    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {
-        "/mnt/out": b"xxx",
-        "out": b"xxx",
-    }
 
 
 def run_jupyter(http: Http, cells: list[str], **fields: Any) -> Any:
@@ -169,20 +160,16 @@ def test_a_figure_is_shown_as_a_picture(http: Http) -> None:
     assert base64.b64decode(answer["cells"][1]["display"][0]["image/png"]).startswith(b"\x89PNG")
 
 
-def test_files_of_a_notebook_go_in_and_out(http: Http) -> None:
-    raw = bytes(range(256))
-    files = {"in/raw": base64.b64encode(raw).decode(), "none": None}
+def test_files_of_a_notebook_go_in_before_the_first_cell_and_out_after_the_last(http: Http) -> None:
+    files = {"in/raw": as_base64(b"\xff\0"), "none": None}
     cells = ["data = open('in/raw', 'rb').read()", "open('out', 'wb').write(data[::-1]);"]
     answer = run_jupyter(http, cells, files=files, fetch_files=["out", "missing", "/etc/passwd"])
-    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {"out": raw[::-1]}
+    assert {path: base64.b64decode(text) for path, text in answer["files"].items()} == {"out": b"\0\xff"}
 
 
-def test_no_cells_are_a_notebook_too(http: Http) -> None:
-    answer = run_jupyter(http, [])
-    assert (answer["status"], answer["cells"], answer["files"]) == ("Success", [], {})
-
-
-def test_syntax_errors_and_exits_are_errors_of_their_cell(http: Http) -> None:
+def test_syntax_errors_and_exits_are_errors_of_their_cell_and_no_cells_are_a_notebook_too(http: Http) -> None:
     cells = run_jupyter(http, ["def f(:", "import sys; sys.exit(3)", "print('on')"])["cells"]
     assert [cell["error"][0]["ename"] for cell in cells[:2]] == ["SyntaxError", "SystemExit"]
     assert cells[2]["stdout"] == "on\n"
+    none = run_jupyter(http, [])
+    assert (none["status"], none["cells"], none["files"]) == ("Success", [], {})

@@ -81,15 +81,6 @@ def test_a_closed_session_is_gone_and_so_is_the_cell_it_ran(http: Http) -> None:
     assert eventually(lambda: http.status("running") == 0)
 
 
-def test_hanging_up_ends_the_cell(http: Http) -> None:
-    notebook = Notebook(http, limits={"wall_seconds": 400})
-    with http.under_way(f"{notebook.path}/cells", {"code": SLEEPER["code"]}):
-        pass
-    assert eventually(lambda: http.status("running") == 0)
-    assert notebook.run("1")["outcome"] == "ok"
-    notebook.close()
-
-
 def test_a_session_whose_daemon_died_is_gone_unless_it_is_replayed() -> None:
     service = RunningService()
     http = Http(service.url)

@@ -29,17 +29,12 @@ def test_exec_runs_here_or_on_a_service(service: RunningService, capsys: pytest.
         assert (answer["outcome"], answer["value"], answer["stdout"], answer["signal"]) == ("ok", "3", "", None)
 
 
-def test_probe_says_how_well_programs_are_walled_off(
+def test_probe_and_status_say_how_well_programs_are_walled_off(
     service: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for where in ((), ("--url", service.url)):
-        assert "isolation         L" in said(capsys, "probe", *where)
-        assert json.loads(said(capsys, "probe", *where, "--json"))["slots"] >= 1
-
-
-def test_status_is_what_the_service_says(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "isolation         L" in said(capsys, "status", service.url)
-    assert json.loads(said(capsys, "status", service.url, "--json"))["slots"] >= 1
+    for asked in (("probe",), ("probe", "--url", service.url), ("status", service.url)):
+        assert "isolation         L" in said(capsys, *asked)
+        assert json.loads(said(capsys, *asked, "--json"))["slots"] >= 1
 
 
 @pytest.mark.parametrize(

@@ -11,28 +11,23 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown, ServiceOutcome, SessionLost
 
+if TYPE_CHECKING:
+    from rocstar.sandbox.client.client import SandboxClient
+
 DEFAULT_PATIENCE = Call(id="", code="").patience_seconds
 NOT_RUN = (ProgramOutcome.REJECTED, *ServiceOutcome)
-
-
-class Runner(Protocol):
-    """What a session needs of `SandboxClient`."""
-
-    async def run(self, call: Call) -> Response: ...
-
-    def close_session(self, name: str) -> None: ...
 
 
 class Session:
     """Made by `SandboxClient.open_session`; usable as an async context manager."""
 
-    def __init__(self, client: Runner, limits: Limits, seed: int | None, *, replay: bool = False) -> None:
+    def __init__(self, client: SandboxClient, limits: Limits, seed: int | None, *, replay: bool = False) -> None:
         """limits: of each cell. seed: of the whole session; None draws one."""
         self.name = os.urandom(12).hex()
         self.closed = False

@@ -1,5 +1,9 @@
 """A daemon's life: what it finds out about the machine and takes of it before it serves, and gives back afterwards.
 
+A second kernel (gVisor, or a small virtual machine made to hold one workload) is recognised by evidence that only it
+leaves, never by the processor's hypervisor flag, which every rented machine has. It cannot be told who else lives in
+here: what shares the guest with the sandbox is behind the same, first kernel.
+
 Started by `launch.start_daemon`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
 process that started it dies, and takes everything with it. Not here: serving (`queue`).
 """
@@ -15,7 +19,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -36,12 +40,71 @@ from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.pool import Pool, Pools
 from rocstar.sandbox.daemon.queue import Queue
 from rocstar.sandbox.daemon.worker import ProgramRun
-from rocstar.sandbox.walls import cgroups, folders, machine, plans
+from rocstar.sandbox.walls import cgroups, folders, linux, plans
 from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.walls.plans import Plan
 from rocstar.sandbox.wire import Kind
 
 PROBE_LIMITS = Limits(wall_seconds=20.0)
+PROBE = r"""
+import ctypes, os, socket, sys
+
+def readable(path):
+    try:
+        with open(path) as file:
+            file.read(1)
+        return True
+    except OSError:
+        return False
+
+def writable(folder):
+    try:
+        os.close(os.open(f"{folder}/.probe", os.O_CREAT | os.O_WRONLY))
+    except OSError:
+        return False
+    os.unlink(f"{folder}/.probe")
+    return True
+
+def network():
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+        return True
+    except OSError:
+        return False
+
+def may_signal(pid):
+    try:
+        os.kill(pid, 0)
+        return True
+    except OSError:
+        return False
+
+if any(readable(path) for path in ("/etc/hosts", "/etc/group", "/etc/hostname", "/etc/fstab")):
+    print("files_visible")
+if any(writable(folder) for folder in ("/", "/usr", "/var/tmp", "/dev", sys.prefix, sys.base_prefix)):
+    print("files_writable")
+if readable(f"/proc/{os.getppid()}/stat"):
+    print("proc_visible")
+if network():
+    print("network_reachable")
+if may_signal(os.getppid()):
+    print("processes_signalable")
+if ctypes.CDLL(None).unshare(0x10000000) == 0:
+    print("namespaces_allowed")
+"""
+"""A program that prints a name for each property that the walls should give and do not, one a line."""
+EVIDENCE_BYTES = 65536
+EVIDENCE = (
+    "proc/version",
+    "proc/cmdline",
+    "proc/mounts",
+    "sys/firmware/acpi/tables/FACP",
+    "sys/firmware/acpi/tables/DSDT",
+    "sys/class/dmi/id/sys_vendor",
+)
+Evidence = Mapping[str, bytes]
+"""Content of those of EVIDENCE that exist and may be read, and of the kernel's log as `log`."""
 
 
 def main() -> None:
@@ -95,7 +158,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     pools = Pools(settings, workdirs, groups)
     try:
         bare = await pools.start(permitted(settings))
-        info = checked_info(pools, bare, await failed_probes(pools, bare), machine.second_kernel())
+        info = checked_info(pools, bare, await failed_probes(pools, bare), second_kernel())
     except SandboxDown as error:
         await loop.sock_sendall(client, wire.pack(Kind.REFUSED, 0, wire.encode(str(error))))
         return
@@ -114,7 +177,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
 async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
     """Properties missing in force, found by running a program. Raises SandboxDown when not even that runs."""
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
-    call = Call(id="probe", code=machine.PROBE, limits=PROBE_LIMITS)
+    call = Call(id="probe", code=PROBE, limits=PROBE_LIMITS)
     ProgramRun(call, pool.idle.pop(), pools.settings.grace_seconds, answered.set_result).start()
     response = await answered
     if response is None or response.outcome is not ProgramOutcome.OK:
@@ -154,3 +217,44 @@ def advice(level: Isolation) -> str:
     if level == Isolation.L3:
         return "run it in gVisor, Kata or Firecracker, or lower sandbox.min_isolation"
     return "lower sandbox.min_isolation or permit namespaces"
+
+
+def second_kernel() -> str:
+    """`gvisor`, `kata`, `firecracker`, `microvm` (one whose maker cannot be told), or nothing."""
+    return kernel_named(gather())
+
+
+def gather(root: Path = Path("/")) -> Evidence:
+    files = {"log": linux.kernel_log(EVIDENCE_BYTES)}
+    for path in EVIDENCE:
+        with suppress(OSError), open(root / path, "rb") as file:
+            files[path] = file.read(EVIDENCE_BYTES)
+    return files
+
+
+def kernel_named(evidence: Evidence) -> str:
+    tests = {"gvisor": is_gvisor, "kata": is_kata, "firecracker": is_firecracker, "microvm": is_microvm}
+    return next((found for found, test in tests.items() if test(evidence)), "")
+
+
+def is_gvisor(evidence: Evidence) -> bool:
+    """Its kernel log is made up and begins with its name; a real log holds times and may quote any text later on."""
+    return b"Starting gVisor" in evidence.get("log", b"").split(b"\n", 1)[0]
+
+
+def is_kata(evidence: Evidence) -> bool:
+    """The guest's kernel is told to start its agent, or the root comes over the agent's shared file system."""
+    has_agent = b"systemd.unit=kata-containers.target" in evidence.get("proc/cmdline", b"").split()
+    return has_agent or b"\nkataShared " in b"\n" + evidence.get("proc/mounts", b"")
+
+
+def is_firecracker(evidence: Evidence) -> bool:
+    """The tables of its hardware bear its name, in the field for their maker."""
+    return any(evidence[path][10:16] == b"FIRECK" for path in evidence if "/acpi/" in path)
+
+
+def is_microvm(evidence: Evidence) -> bool:
+    """It has neither such tables nor a maker's name, and its devices stand on the kernel's command line: the smallest
+    of machines, which are made for one workload."""
+    lists_devices = b"virtio_mmio.device=" in evidence.get("proc/cmdline", b"")
+    return lists_devices and not any(path.startswith("sys/") for path in evidence)

@@ -23,7 +23,7 @@ from rocstar.sandbox.daemon.worker import Queued, Worker
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.slot.tiers import Tier
 from rocstar.sandbox.walls import plans
-from rocstar.sandbox.walls.cgroups import Groups
+from rocstar.sandbox.walls.cgroups import Group, Groups
 from rocstar.sandbox.walls.plans import Plan
 
 HELLO_SECONDS = 20.0  # a slot starts in milliseconds; a machine may be very busy
@@ -85,7 +85,8 @@ class Pool:
 
     async def await_end(self, zygote: subprocess.Popen[bytes]) -> None:
         """Wait for the zygote's end, which takes its slots along; start another."""
-        await asyncio.get_running_loop().sock_recv(self.commands, 1)
+        with suppress(ConnectionResetError):  # it had not read all that it was sent
+            await asyncio.get_running_loop().sock_recv(self.commands, 1)
         self.up = False
         self.commands.close()
         self.past_cpu_seconds += watch.cpu_seconds(zygote.pid)
@@ -131,13 +132,8 @@ class Pool:
         are not made to give way to younger ones."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        group = None
-        with suppress(OSError):  # then the slot reports that it is not counted
-            group = self.pools.groups.open(f"{self.name}-{number}")
-        files, controllers = (group.procs, group.controllers) if group else ((), ())
-        command = {"spawn": number, "plan": plans.PLANS.index(plan), "groups": files, "controllers": controllers}
         with theirs:
-            self.tell(command | ({"session": True} if session else {}), theirs)
+            self.tell({"spawn": number, "plan": plans.PLANS.index(plan), "session": session}, theirs)
         hello = await first_message(ours, "the slot died while starting", HELLO_SECONDS)
         self.full = bool(hello.get("busy"))
         if hello["problem"]:
@@ -145,12 +141,21 @@ class Pool:
             self.tell({"lost": number})
             return None, str(hello["problem"])
         self.zygotes = 0
-        worker = self.workers[number] = Worker(number, ours, hello, group if hello["groups"] else None)
+        group = self.group_of(number, hello["slot"]) if hello["may_count"] else None
+        worker = self.workers[number] = Worker(number, ours, hello, group)
         worker.passed()  # what was killed with the slot before it is not held against the next call
         worker.on_idle, worker.on_lost = self.idle.append, self.lost
-        counted = "no_process_limit" if "processes" in worker.uncounted else ""  # for `watch` counts them
-        self.walls_failed = tuple(name for name in hello["failed"] if name != counted)
+        self.walls_failed = worker.failed
         return worker, ""
+
+    def group_of(self, number: int, slot: int) -> Group | None:
+        """The group of this slot, which has run nothing yet and is in it from now on; None where it is not counted."""
+        with suppress(OSError):
+            group = self.pools.groups.open(f"{self.name}-{number}")
+            if group is not None:
+                group.join(slot)
+            return group
+        return None
 
     def lost(self, worker: Worker) -> None:
         """Its slot has ended. Another is started when a call needs it."""

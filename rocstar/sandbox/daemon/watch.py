@@ -13,31 +13,18 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from rocstar.sandbox.call import Limits
 from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.daemon.worker import Worker
 
 LOOK_SECONDS = 0.25  # short programs, nearly all of them, are never looked at
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
-class Watched(Protocol):
-    """What the watch needs of a worker."""
-
-    process: int
-    """Of the slot."""
-    started: float
-    """When its call began, by the monotonic clock, seconds; infinite while idle."""
-    limits: Limits
-    """Of the call."""
-    uncounted: frozenset[str]
-    """What neither a group nor the kernel counts for a whole call: `memory`, `processes`."""
-    on_passed: Callable[[str], None] | None
-    """To be called with the limit that was passed."""
-
-
-async def watch(workers: Callable[[], Iterable[Watched]], also: Callable[[], None]) -> None:
+async def watch(workers: Callable[[], Iterable[Worker]], also: Callable[[], None]) -> None:
     """Every LOOK_SECONDS look at the calls that have run for so long, have those ended that are over a limit, and call
     `also`. Until cancelled."""
     while True:
@@ -53,11 +40,11 @@ async def watch(workers: Callable[[], Iterable[Watched]], also: Callable[[], Non
                     worker.on_passed(passed)
 
 
-def over(worker: Watched) -> str:
+def over(worker: Worker) -> str:
     """Which limit this call is over, `processes` or `memory`; else nothing."""
     family = descendants(worker.process)
     states = [numbers(pid, "status") for pid in family]
-    if "processes" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
+    if "pids" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
         return "processes"
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
     resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)

@@ -20,6 +20,7 @@ import traceback
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from rocstar.sandbox.call import Call, Limits, Response
@@ -33,8 +34,8 @@ LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than 
 FETCH_SECONDS = 20.0  # for a slot to send back files; it takes milliseconds
 READ_BYTES = 2**16  # more than a page: a program can make its pipe one of packets, whose rest would be lost
 READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
-UNCOUNTED = {"no_memory_cgroup": "memory", "no_process_limit": "processes"}
-"""What is not counted for a whole call, by what a slot says that it lacks."""
+COUNTED_BY = {"no_memory_cgroup": "memory", "no_process_limit": "pids"}
+"""The controller of groups that makes up for what a slot lacks."""
 
 
 class Stream:
@@ -183,8 +184,13 @@ class Worker:
         self.number, self.slot, self.group = number, slot, group
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
         self.handles = {pid: pidfd(pid) for pid in (self.process, self.keeper)}
-        uncounted = {UNCOUNTED[name] for name in hello["failed"] if name in UNCOUNTED}
+        counted = group.folders if group else {}
+        lacking = [name for name in ("no_memory_cgroup", *hello["failed"]) if COUNTED_BY.get(name) not in counted]
+        uncounted = (COUNTED_BY[name] for name in lacking if name in COUNTED_BY)
         self.uncounted = frozenset(uncounted if watch.can_see(self.process) else ())
+        """Controllers of what neither a group nor the kernel counts for a whole call, and `watch` looks at."""
+        self.failed = tuple(name for name in lacking if name != "no_process_limit" or "pids" not in self.uncounted)
+        """Properties that its walls should have and lack; where `watch` counts processes, their limit is held."""
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None
@@ -368,36 +374,29 @@ class Run:
         return Seen(out, err, dropped, report, reason, run_seconds, cpu_seconds, peak_memory_bytes)
 
 
+@dataclass(slots=True, eq=False)
 class Queued:
     """A call in the daemon, from its arrival to its answer."""
 
-    __slots__ = (
-        "answered",
-        "arrived",
-        "call",
-        "moves",
-        "number",
-        "order",
-        "queue_seconds",
-        "run",
-        "size",
-        "started",
-        "timer",
-    )
-
-    def __init__(self, number: int, order: int, call: Call, size: int) -> None:
-        """number: its name on the connection. order: of arrival. size: of its frame, bytes."""
-        self.number, self.order, self.call, self.size = number, order, call, size
-        self.arrived = time.monotonic()
-        self.queue_seconds = 0.0
-        self.moves = 0
-        """How often it was given to a slot that could not start it."""
-        self.run: Run | None = None
-        """Set while it runs."""
-        self.timer: asyncio.TimerHandle | None = None
-        """Of its patience, while it waits."""
-        self.started = self.answered = False
-        """Whether its turn has come; whether it is over."""
+    number: int
+    """Its name on the connection."""
+    order: int
+    """Of arrival."""
+    call: Call
+    size: int
+    """Of its frame, bytes."""
+    arrived: float = field(default_factory=time.monotonic)
+    queue_seconds: float = 0.0
+    moves: int = 0
+    """How often it was given to a slot that could not start it."""
+    run: Run | None = None
+    """Set while it runs."""
+    timer: asyncio.TimerHandle | None = None
+    """Of its patience, while it waits."""
+    started: bool = False
+    """Its turn has come."""
+    answered: bool = False
+    """It is over."""
 
 
 class ProgramRun(Run):
@@ -441,12 +440,15 @@ class ProgramRun(Run):
         elif ended.stale:
             self.answer(None)
         else:
-            reason = self.reason if ended.stopped else ""
+            overtaken = bool(self.reason) and not ended.stopped
+            reason = "" if overtaken and not self.call.fetch else self.reason  # its files are not there: no plain end
             seen = self.seen(reason, ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes)
-            if ended.reusable and self.call.fetch:
+            if overtaken:  # the signal came when the process had ended, and would end the next one
+                self.worker.give_up()
+            if ended.reusable and self.call.fetch and not overtaken:
                 self.fetch(seen, ended)
             else:
-                self.judge(seen, ended, ended.reusable)
+                self.judge(seen, ended, ended.reusable and not overtaken)
 
     def fetch(self, seen: Seen, ended: Ended) -> None:
         self.pipes.close()

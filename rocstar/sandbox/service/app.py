@@ -8,7 +8,6 @@ import html
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import accumulate
@@ -233,18 +232,13 @@ def meant(error: Exception) -> BadRequest:
 async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     headers = [(b"content-type", reply.media_type.encode())]
     headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    if isinstance(reply.body, bytes) and reply.status != 204:
+    if reply.status != 204:
         headers.append((b"content-length", b"%d" % len(reply.body)))
-    if isinstance(reply.body, bytes) and scope["type"] == "http":
+    if scope["type"] == "http":
         scope["answer"](reply.status, headers, reply.body)
-        return
-    kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
-    await send({"type": f"{kind}.start", "status": reply.status, "headers": headers})
-    if not isinstance(reply.body, bytes):
-        async with aclosing(reply.body) as parts:
-            async for part in parts:
-                await send({"type": f"{kind}.body", "body": part, "more_body": True})
-    await send({"type": f"{kind}.body", "body": reply.body if isinstance(reply.body, bytes) else b""})
+    else:
+        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": reply.body})
 
 
 class Joining(Struct, forbid_unknown_fields=True):
@@ -292,8 +286,7 @@ class Pages:
         return [
             Endpoint("GET", "/v1/status", self.status, "Isolation, failed probes, queue, slots, calls by outcome."),
             Endpoint("GET", "/metrics", self.prometheus, "The same and more for Prometheus."),
-            Endpoint("GET", "/ping", self.ping, '"pong"; needs no token.'),
-            Endpoint("GET", "/v1/ping", self.ping, '"pong"; needs no token.'),
+            Endpoint("GET", "/v1/ping", code_judge.ping, '"pong"; needs no token.'),
             Endpoint("GET", "/openapi.json", self.openapi, "This description."),
             Endpoint("GET", "/docs", self.docs, "The same for people."),
             Endpoint("GET", "/", self.docs, "The same for people."),
@@ -315,9 +308,6 @@ class Pages:
 
     async def prometheus(self, asked: Asked) -> Reply:
         return Reply(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def ping(self, asked: Asked) -> Reply:
-        return Reply(b'"pong"')
 
     async def openapi(self, asked: Asked) -> Reply:
         return Reply(encode(self.described()))

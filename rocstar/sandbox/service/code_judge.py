@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -72,11 +71,7 @@ async def judged(
         stdin, limits = submission.input or "", service.settings.limits
         return Call(id="", code=submission.solution, stdin=stdin, limits=limits, patience_seconds=patience_seconds)
 
-    results: list[dict[str, Any]] = [{}] * len(submissions)
-    async with aclosing(service.run_all(submissions, call_of)) as finished:
-        async for index, response in finished:
-            results[index] = result_of(submissions[index], response, keep_output)
-    return results
+    return await service.run_all(submissions, call_of, lambda asked, response: result_of(asked, response, keep_output))
 
 
 def result_of(submission: Submission, response: Response, keep_output: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -173,6 +173,7 @@ class BadRequest(Exception):
 
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 Shape = TypeVar("Shape")
 
 
@@ -214,14 +215,15 @@ class Service:
         return response
 
     async def run_all(
-        self, items: Sequence[Item], call_of: Callable[[Item], Call | Response]
-    ) -> AsyncGenerator[tuple[int, Response], None]:
-        """(index, response) of every item, as they finish. A window of them is under way at a time; a slow reader
-        slows down only itself. Patience counts from now on. Closing the generator ends what runs."""
-        arrived = time.monotonic()
-        rest = iter(enumerate(items))
-        window = min(len(items), WINDOW_PER_SLOT * self.client.info().slots)
-        done: asyncio.Queue[tuple[int, Response]] = asyncio.Queue(window)
+        self,
+        items: Sequence[Item],
+        call_of: Callable[[Item], Call | Response],
+        told: Callable[[Item, Response], Result],
+    ) -> list[Result]:
+        """What is told of every item's response, in their order. A window of them is under way at a time. Patience
+        counts from now on. Cancelling, or an error of `told`, ends what runs."""
+        arrived, rest = time.monotonic(), iter(enumerate(items))
+        results: dict[int, Result] = {}
 
         async def work() -> None:
             for index, item in rest:
@@ -229,16 +231,19 @@ class Service:
                 if isinstance(response, Call):
                     left = max(0.0, response.patience_seconds - (time.monotonic() - arrived))
                     response = await self.run(structs.replace(response, patience_seconds=left))
-                await done.put((index, response))
+                else:
+                    await asyncio.sleep(0)  # others are served between any two
+                results[index] = told(item, response)
 
+        window = min(len(items), WINDOW_PER_SLOT * self.client.info().slots)
         workers = [asyncio.create_task(work()) for _ in range(window)]
         try:
-            for _ in items:
-                yield await done.get()
+            await asyncio.gather(*workers)
         finally:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
+        return [results[index] for index in range(len(items))]
 
     def retry_after_seconds(self) -> int:
         """When to come again, whole seconds: what the queue takes if each slot runs ten programs a second."""
@@ -262,7 +267,7 @@ class Asked(NamedTuple):
 class Reply(NamedTuple):
     """What goes back."""
 
-    body: bytes | AsyncGenerator[bytes]
+    body: bytes
     status: int = 200
     headers: Mapping[str, str] = {}
     media_type: str = "application/json"

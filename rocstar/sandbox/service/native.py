@@ -1,4 +1,4 @@
-"""The native API: one call, a batch, a stream, notebooks and sessions, and the frames that clients and gateways speak.
+"""The native API: one call, a batch, sessions, and the frames that clients and gateways speak.
 
 A program that was run is 200, whatever it did; `rejected` is 400, `internal` (safe to send again) 500, `overloaded` 503
 with a Retry-After. A batch is always 200: its calls have outcomes of their own.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
@@ -37,9 +37,8 @@ from rocstar.sandbox.wire import Kind
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
 
-MAX_NAMES = check.MAX_FILES  # or paths to fetch, or cells of a notebook
-MAX_REPLY_BYTES = 128 * 2**20  # results of a batch or a notebook are held until the last one
-MIN_CELL_SECONDS = check.BOUNDS["wall_seconds"][0]
+MAX_NAMES = check.MAX_FILES  # or paths to fetch
+MAX_REPLY_BYTES = 128 * 2**20  # results of a batch are held until the last one
 MAX_CELLS_WAITING = 32  # in one session
 MAX_HISTORY_BYTES = 512 * 2**20  # cells and files of all sessions with replay
 MESSAGE_BYTES = 2**20  # of a WebSocket; frames share one, and a long frame takes several
@@ -85,7 +84,7 @@ class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True
 
 
 class Batch(Struct, forbid_unknown_fields=True, frozen=True):
-    calls: Annotated[list[CallShape], says("Answered in this order, or by index if streamed.", min_length=1)]
+    calls: Annotated[list[CallShape], says("Answered in this order.", min_length=1)]
 
 
 class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -95,18 +94,6 @@ class OpenSession(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
     seed: RandomSeed = None
     replay: Replay = False
     idle_seconds: Annotated[Seconds | None, says("Forgotten after so long without a cell, seconds.")] = None
-
-
-class Notebook(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Cells of a session that ends with the last; an error does not stop those after it."""
-
-    cells: Annotated[Raw, says("Python sources.", extra_json_schema=STRINGS)]
-    id: Id = ""
-    files: Files = msgspec.field(default_factory=Raw)
-    fetch: Fetch = msgspec.field(default_factory=Raw)
-    limits: GivenLimits = msgspec.field(default_factory=dict)
-    seed: RandomSeed = None
-    patience_seconds: Patience = None
 
 
 class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -137,37 +124,19 @@ def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
 
 
 async def batch(asked: Asked) -> Reply:
-    calls = decode_batch(asked.body)
-    results, size = [b""] * len(calls), 0
-    async with aclosing(results_of(asked.service, calls)) as finished:
-        async for index, result in finished:
-            results[index] = result
-            size += len(result)
-            if size > MAX_REPLY_BYTES:
-                raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; ask for them by POST /v1/stream", 413)
+    core.refuse_long_batch(asked.body, b"code")
+    size = 0
+
+    def told(shape: CallShape, response: Response) -> bytes:
+        nonlocal size
+        size += len(result := full(response))
+        if size > MAX_REPLY_BYTES:
+            raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls at once", 413)
+        return result
+
+    calls, settings = decode(asked.body, Batch).calls, asked.service.settings
+    results = await asked.service.run_all(calls, partial(call_or_rejected, settings), told)
     return Reply(b'{"results":[' + b",".join(results) + b"]}")
-
-
-async def stream(asked: Asked) -> Reply:
-    calls = decode_batch(asked.body)
-
-    async def lines() -> AsyncGenerator[bytes]:
-        async with aclosing(results_of(asked.service, calls)) as finished:
-            async for index, result in finished:
-                yield b'{"index":%d,"result":%b}\n' % (index, result)
-
-    return Reply(lines(), media_type="application/x-ndjson")
-
-
-def decode_batch(body: bytes) -> list[CallShape]:
-    core.refuse_long_batch(body, b"code")
-    return decode(body, Batch).calls
-
-
-async def results_of(service: Service, calls: Sequence[CallShape]) -> AsyncGenerator[tuple[int, bytes], None]:
-    async with aclosing(service.run_all(calls, partial(call_or_rejected, service.settings))) as finished:
-        async for index, response in finished:
-            yield index, full(response)
 
 
 def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
@@ -222,62 +191,6 @@ def limits_within(settings: Settings, /, **given: int | float) -> Limits:
     if problem := core.over_limits(limits, settings) or check.of_limits(limits):
         raise BadRequest(problem)
     return limits
-
-
-async def notebook(asked: Asked) -> Reply:
-    service, shape = asked.service, decode(asked.body, Notebook)
-    cells = core.decode_part(shape.cells, list[str], MAX_NAMES, "cells")
-    responses = await play(
-        service,
-        cells,
-        limits_of(shape.limits, service.settings),
-        files=files_of(shape.files),
-        fetch=fetch_of(shape.fetch),
-        seed=shape.seed,
-        patience_seconds=shape.patience_seconds or service.settings.patience_seconds,
-    )
-    if responses and isinstance(responses[-1].outcome, ServiceOutcome):
-        return answer(service, structs.replace(responses[-1], id=shape.id))
-    return Reply(b'{"results":[' + b",".join(full(structs.replace(each, id=shape.id)) for each in responses) + b"]}")
-
-
-async def play(
-    service: Service,
-    cells: Sequence[str],
-    limits: Limits,
-    *,
-    files: Mapping[str, bytes],
-    fetch: Sequence[str],
-    patience_seconds: float,
-    seed: int | None = None,
-    total_seconds: float = float("inf"),
-) -> list[Response]:
-    """The cells of a notebook, one response for each that was run: the last may say that we failed, and those after
-    `total_seconds` of run time are not run. `files` are there from the first, `fetch` is read after the last.
-    Raises BadRequest."""
-    responses: list[Response] = []
-    left, size = total_seconds, 0
-    async with service.client.open_session(limits=limits, seed=seed) as session:
-        for number, code in enumerate(cells, 1):
-            running = session.run(
-                code,
-                files=files if number == 1 else {},
-                fetch=fetch if number == len(cells) else (),
-                wall_seconds=max(MIN_CELL_SECONDS, min(left, limits.wall_seconds)),
-                patience_seconds=patience_seconds,
-            )
-            try:
-                responses.append(await service.outcome_of("", running))
-            except SessionLost as error:
-                responses.append(failed("", ServiceOutcome.INTERNAL, str(error)))
-            last = responses[-1]
-            left -= last.run_seconds
-            size += sum(map(len, (last.stdout, last.stderr, last.value or "", *last.images, *last.files.values())))
-            if size > MAX_REPLY_BYTES:
-                raise BadRequest(f"the cells gave more than {MAX_REPLY_BYTES} bytes; send fewer at once", 413)
-            if left <= 0 or isinstance(last.outcome, ServiceOutcome):
-                break
-    return responses
 
 
 @dataclass(slots=True, eq=False)
@@ -547,6 +460,4 @@ class FrameConnection:
 ENDPOINTS = [
     Endpoint("POST", "/v1/run", run, "Run one program; its Response.", CallShape),
     Endpoint("POST", "/v1/batch", batch, "Run many; {results: [Response, ...]} in their order.", Batch),
-    Endpoint("POST", "/v1/stream", stream, "Run many; a line {index, result} for each as it finishes.", Batch),
-    Endpoint("POST", "/v1/notebook", notebook, "Run cells that share their names; {results: [...]}.", Notebook),
 ]

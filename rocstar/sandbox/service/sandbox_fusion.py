@@ -16,14 +16,27 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct, structs
+from msgspec import Raw, Struct, structs
 
-from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome
+from rocstar.sandbox import check
+from rocstar.sandbox.call import Call, Limits, Outcome, ProgramOutcome, Response, ServiceOutcome, SessionLost
 from rocstar.sandbox.service import native
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, decode, decode_part, encode, says
+from rocstar.sandbox.service.core import (
+    Asked,
+    BadRequest,
+    Endpoint,
+    Reply,
+    Service,
+    decode,
+    decode_part,
+    encode,
+    failed,
+    says,
+)
 
 ANSWER_SECONDS = 8.0  # verl gives up compile_timeout + run_timeout + 10 s after it asked: be earlier
 NOTEBOOK_OUTPUT_BYTES = 2**20  # of each cell
+MIN_CELL_SECONDS = check.BOUNDS["wall_seconds"][0]
 MEBIBYTE = 2**20
 TIMEOUTS: tuple[Outcome, ...] = (ProgramOutcome.WALL_TIMEOUT, ProgramOutcome.CPU_TIMEOUT)
 OUR_PLACES = re.compile(r"^(?:/mnt/|/tmp/)(?=[^/])")
@@ -33,8 +46,6 @@ CHAINED = (
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 """What stands between two tracebacks that belong together."""
-Seconds = Annotated[float, Meta(gt=0)]
-STRINGS = {"type": "array", "items": {"type": "string"}}
 
 
 class Common(Struct, frozen=True, kw_only=True):
@@ -42,7 +53,7 @@ class Common(Struct, frozen=True, kw_only=True):
     files: Annotated[Raw, says("Path to base64.", extra_json_schema={"type": "object"})] = msgspec.field(
         default_factory=Raw
     )
-    fetch_files: Annotated[Raw, says("To send back; missing ones are left out.", extra_json_schema=STRINGS)] = (
+    fetch_files: Annotated[Raw, says("To send back; missing ones are left out.", extra_json_schema=native.STRINGS)] = (
         msgspec.field(default_factory=Raw)
     )
 
@@ -69,14 +80,14 @@ class RunCode(Common, frozen=True, kw_only=True):
     code: Annotated[str, says("The program.")]
     language: Annotated[str, says("Anything but python is refused.")] = "python"
     compile_timeout: Annotated[float, says("Nothing is compiled: lengthens the wait, seconds.", ge=0)] = 10.0
-    run_timeout: Annotated[Seconds, says("Wall time of the program, seconds.")] = 10.0
+    run_timeout: Annotated[native.Seconds, says("Wall time of the program, seconds.")] = 10.0
     stdin: Annotated[str | None, says("Standard input.")] = None
 
 
 class RunJupyter(Common, frozen=True, kw_only=True):
-    cells: Annotated[Raw, says("Run one after another.", extra_json_schema=STRINGS)]
+    cells: Annotated[Raw, says("Run one after another.", extra_json_schema=native.STRINGS)]
     cell_timeout: Annotated[float, says("Ignored, as there.")] = 0.0
-    total_timeout: Annotated[Seconds, says("Wall time of the notebook, seconds.")] = 45.0
+    total_timeout: Annotated[native.Seconds, says("Wall time of the notebook, seconds.")] = 45.0
     kernel: Literal["python3"] = "python3"
 
 
@@ -103,15 +114,9 @@ async def run_jupyter(asked: Asked) -> Reply:
     service, shape = asked.service, decode(asked.body, RunJupyter, 422)
     limits = shape.limits(service, shape.total_timeout)
     fetched = shape.fetched()
-    responses = await native.play(
-        service,
-        decode_part(shape.cells, list[str], native.MAX_NAMES, "cells", 422),
-        structs.replace(limits, output_bytes=max(limits.output_bytes, NOTEBOOK_OUTPUT_BYTES)),
-        files=shape.contents(),
-        fetch=tuple(dict.fromkeys(fetched.values())),
-        patience_seconds=ANSWER_SECONDS,
-        total_seconds=limits.wall_seconds,
-    )
+    cells = decode_part(shape.cells, list[str], native.MAX_NAMES, "cells", 422)
+    limits = structs.replace(limits, output_bytes=max(limits.output_bytes, NOTEBOOK_OUTPUT_BYTES))
+    responses = await play(service, cells, limits, shape.contents(), tuple(dict.fromkeys(fetched.values())))
     last = responses[-1] if responses else Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
     bad = next((each for each in responses if each.state_lost or each.outcome in TIMEOUTS), None)
     summary = bad or Response(id="", outcome=ProgramOutcome.OK, exit_code=0)
@@ -119,6 +124,37 @@ async def run_jupyter(asked: Asked) -> Reply:
     ran = {"driver": driver, "cells": [cell_result(response) for response in responses]}
     failure = last.outcome if isinstance(last.outcome, ServiceOutcome) else summary.outcome
     return answer(service, last, failure, ran, {"driver": None, "cells": []}, fetched)
+
+
+async def play(
+    service: Service, cells: Sequence[str], limits: Limits, files: Mapping[str, bytes], fetch: Sequence[str]
+) -> list[Response]:
+    """One response for each cell that was run: the last may say that we failed, and no cell starts once all together
+    have run for `limits.wall_seconds`. `files` are there from the first, `fetch` is read after the last. Raises
+    BadRequest."""
+    responses: list[Response] = []
+    left, size = limits.wall_seconds, 0
+    async with service.client.open_session(limits=limits) as session:
+        for number, code in enumerate(cells, 1):
+            running = session.run(
+                code,
+                files=files if number == 1 else {},
+                fetch=fetch if number == len(cells) else (),
+                wall_seconds=max(MIN_CELL_SECONDS, left),
+                patience_seconds=ANSWER_SECONDS,
+            )
+            try:
+                last = await service.outcome_of("", running)
+            except SessionLost as error:
+                last = failed("", ServiceOutcome.INTERNAL, str(error))
+            responses.append(last)
+            left -= last.run_seconds
+            size += sum(map(len, (last.stdout, last.stderr, last.value or "", *last.images, *last.files.values())))
+            if size > native.MAX_REPLY_BYTES:
+                raise BadRequest(f"the cells gave more than {native.MAX_REPLY_BYTES} bytes; send fewer at once", 413)
+            if left <= 0 or isinstance(last.outcome, ServiceOutcome):
+                break
+    return responses
 
 
 def answer(

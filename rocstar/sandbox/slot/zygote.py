@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 from rocstar.sandbox.slot import channel, files, notebook, program, seeds, serve, tiers
 from rocstar.sandbox.slot.program import Base
 from rocstar.sandbox.walls import linux, plans
-from rocstar.sandbox.walls.cgroups import Membership
 from rocstar.sandbox.walls.plans import Walls
 
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
@@ -49,9 +48,9 @@ def main() -> None:
     """Preload, say so, then obey until the daemon goes away; in slots and in programs' processes, be that.
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. First message to the daemon:
-    {"problem": sentence or "", "fork_path": "c" or "python"}. Commands: {"spawn": number, "plan": index, "groups":
-    [files], "controllers": [names]} with the slot's channel attached, and "session": true for one whose programs are
-    not niced; {"lost": number} after a slot has died. Never returns."""
+    {"problem": sentence or "", "fork_path": "c" or "python"}. Commands: {"spawn": number, "plan": index} with
+    the slot's channel attached, and "session": true for one whose programs are not niced; {"lost": number} after a slot
+    has died. Never returns."""
     settings = json.loads(sys.argv[1])
     try:
         run(socket.socket(fileno=settings["fd"]), settings)
@@ -71,7 +70,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     with seeds.postponed_hooks() as hooks, program.own_streams():
         problem = load(settings["preload"])
         seeder = seeds.Seeder()
-        warm_up(Base(0, plans.Inside(1, True, 0, ""), seeder, []))
+        warm_up(Base(0, plans.Inside(1, True), seeder, []))
     if problem:
         commands.send(json.dumps({"problem": problem}).encode())
         return
@@ -83,7 +82,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
     slot = Zygote(commands, settings["workdirs"]).obey()
     if slot is not None:
         connection, walls = slot
-        loop = compiled.serve if compiled and walls.private_processes else serve.serve
+        loop = compiled.serve if compiled and walls.inside.private_processes else serve.serve
         be_program(loop(connection, walls), Base(memory, walls.inside, seeder, hooks))
 
 
@@ -206,23 +205,14 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
     keep_descriptors(fd)
     connection = socket.socket(fileno=CHANNEL)
     try:
-        walls = plans.start(plan, command["spawn"], workdir, membership(command))
+        walls = plans.start(plan, command["spawn"], workdir)
     except OSError as error:
         send_hello(connection, f"{plan.name}: {error}", busy=error.errno in NO_ROOM)
         raise
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    send_hello(connection, failed=walls.failed, groups=walls.groups, slot=walls.process, keeper=walls.keeper)
+    send_hello(connection, failed=walls.failed, may_count=walls.may_count, slot=walls.process, keeper=walls.keeper)
     return connection, walls._replace(may_age=walls.may_age and not command.get("session"))
-
-
-def membership(command: dict[str, Any]) -> Membership:
-    """Of no group where a file of them cannot be opened: then the slot reports that it is not counted."""
-    try:
-        opened = tuple(os.open(path, os.O_WRONLY) for path in command["groups"])
-    except OSError:
-        return Membership()
-    return Membership(opened, tuple(command["controllers"]))
 
 
 def keep_descriptors(connection: int) -> None:

@@ -56,25 +56,6 @@ class Shield(NamedTuple):
                 os.pwrite(self.fd, b"%d" % score, 0)
 
 
-class Membership(NamedTuple):
-    """The groups that a slot shall be in with all its programs."""
-
-    files: tuple[int, ...] = ()
-    """Descriptors to write to. Only the slot itself joins: its keeper must not be killed for a program's memory."""
-    controllers: tuple[str, ...] = ()
-
-    def join(self) -> tuple[str, ...]:
-        """What is counted from now on; nothing where that was not permitted."""
-        joined = self.controllers
-        for file in self.files:
-            try:
-                os.write(file, b"0")
-            except OSError:
-                joined = ()
-            os.close(file)
-        return joined
-
-
 class Tree(NamedTuple):
     """A hierarchy of groups, and where in it we may make our own."""
 
@@ -86,13 +67,12 @@ class Tree(NamedTuple):
 
 
 class Group:
-    """The group of one slot. Raises OSError when a file of it cannot be opened or written."""
+    """The group of one slot and all its programs; its keeper must not be killed for a program's memory, and stays out.
+    Raises OSError when a file of it cannot be opened or written."""
 
     def __init__(self, folders: Mapping[str, Path], versions: Mapping[str, int]) -> None:
         """`folders`, `versions`: by controller."""
         self.folders = folders
-        self.procs = tuple(dict.fromkeys(f"{folder}/cgroup.procs" for folder in folders.values()))
-        self.controllers = tuple(folders)
         self._limits: dict[str, int] = {}
         self._files: dict[str, int] = {}
         if "memory" in folders:
@@ -109,6 +89,11 @@ class Group:
     def _open(self, what: str, name: str, flags: int) -> None:
         folder = self.folders["pids" if what == "pids" else "memory"]
         self._files[what] = os.open(folder / name, flags | os.O_CLOEXEC)
+
+    def join(self, process: int) -> None:
+        """Put a process in, and all that it will start."""
+        for folder in {*self.folders.values()}:
+            (folder / "cgroup.procs").write_text(f"{process}")
 
     def limit(self, memory_bytes: int, processes: int) -> None:
         """From now on, for all of the group together."""

@@ -15,12 +15,11 @@ import socket
 import struct
 from collections.abc import Callable, Container
 from contextlib import suppress
-from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, NoReturn
 
 from rocstar.sandbox.walls import landlock, linux, rootfs, seccomp
-from rocstar.sandbox.walls.cgroups import Membership, Shield
+from rocstar.sandbox.walls.cgroups import Shield
 from rocstar.sandbox.walls.folders import WorkFolder
 
 NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
@@ -54,36 +53,25 @@ OPEN = Plan("open", "L0", 0)  # no walls, to measure what they cost; used only w
 PLANS = (ROOT, USER, CONFINED, PROCESS, OPEN)  # strongest first
 
 
-class Signals(IntEnum):
-    """How programs are kept from signalling processes that are not theirs."""
-
-    CONTAINED = 1  # by the pid namespace; its first process, the slot, by the system-call filter
-    SCOPED = 2  # by Landlock
-    DENIED = 3  # no signal can be sent at all, by a second filter
-    FREE = 4
-
-
 class Inside(NamedTuple):
-    """What a program's process needs to know about the walls. Plain values."""
+    """What a program's process needs to know about the walls."""
 
     processes_beside: int | None
     """Processes under the slot's user that are none of a program's; None where others share it, so that RLIMIT_NPROC
     cannot be used."""
     private_processes: bool
     """In a pid namespace of its own."""
-    signals: int
-    """A Signals."""
-    home: str
+    home: str = ""
     """The working directory where it is not /tmp, else empty."""
+    confine_signals: Callable[[], None] | None = None
+    """Where no pid namespace does it: keeps a program from signalling processes that are not its own."""
 
     def enter_call(self) -> None:
         """In the forked child, before the program. Raises OSError."""
         if self.home:
             os.environ["HOME"] = os.environ["TMPDIR"] = self.home
-        if self.signals == Signals.SCOPED:
-            landlock.scope_signals()
-        elif self.signals == Signals.DENIED:
-            seccomp.install(seccomp.build_without_signals(linux.machine()))
+        if self.confine_signals is not None:
+            self.confine_signals()
 
 
 class Walls(NamedTuple):
@@ -99,16 +87,14 @@ class Walls(NamedTuple):
     """Where a program starts. The slot itself stays outside of it, so that it can be replaced."""
     inside: Inside
     shield: Shield = Shield()
-    private_processes: bool = True
-    """The slot is the first process of a pid namespace."""
     may_age: bool = True
     """Whether the slot may lower the priority of its programs: it cannot hit another process by mistake."""
     children: int = -1
     """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
     failed: tuple[str, ...] = ()
     """Properties that this plan should give and could not."""
-    groups: tuple[str, ...] = ()
-    """What is counted for the slot and all its programs together: `memory`, `pids`."""
+    may_count: bool = True
+    """Whether a group may count it. Elsewhere a program could change its group's limits."""
 
     def renew(self) -> bool:
         """Have the keeper give a fresh working directory; False where it could not, and the slot must exit."""
@@ -117,7 +103,7 @@ class Walls(NamedTuple):
 
     def kill_all(self, pid: int) -> None:
         """Kill the program whose first process is `pid`, and everything it started."""
-        if self.private_processes:
+        if self.inside.private_processes:
             kill_quietly(-1)
         else:
             with suppress(ProcessLookupError):  # ended, or it has not made its group yet
@@ -159,7 +145,7 @@ def slot_user(number: int) -> int:
     return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_ZYGOTE + number % SLOTS_PER_ZYGOTE
 
 
-def start(plan: Plan, number: int, workdir: str, membership: Membership) -> Walls:
+def start(plan: Plan, number: int, workdir: str) -> Walls:
     """Called in a fresh fork of the zygote, which becomes the keeper of slot `number` and never returns. Returns in the
     slot only, which stands in "/" with its descriptors as they were. `workdir`: how the path of its folder begins, in
     plans without namespaces.
@@ -168,7 +154,7 @@ def start(plan: Plan, number: int, workdir: str, membership: Membership) -> Wall
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.die_with_parent(signal.SIGKILL)
     user = slot_user(number)
-    return start_inside(plan, user, membership) if plan.namespaces else start_beside(plan, user, workdir, membership)
+    return start_inside(plan, user) if plan.namespaces else start_beside(plan, user, workdir)
 
 
 def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: str, inside: Inside) -> Walls:
@@ -182,7 +168,7 @@ def fork_slot(renew: Callable[[], None], remove: Callable[[], None], workdir: st
     ours.close()
     os.setpgid(0, 0)
     (process,) = PID.unpack(theirs.recv(PID.size, socket.MSG_WAITALL) or PID.pack(0))
-    return Walls(process, keeper, theirs.detach(), workdir, inside, Shield.open(), inside.private_processes)
+    return Walls(process, keeper, theirs.detach(), workdir, inside, Shield.open())
 
 
 def keep(channel: socket.socket, slot: int, renew: Callable[[], None], remove: Callable[[], None]) -> NoReturn:
@@ -218,28 +204,27 @@ def settled(walls: Walls) -> Walls:
     return walls
 
 
-def start_inside(plan: Plan, user: int, membership: Membership) -> Walls:
+def start_inside(plan: Plan, user: int) -> Walls:
     """Behind namespaces. user: who programs run as, if we are root."""
     outside, covered = (os.geteuid(), os.getegid()), rootfs.covered_sources()
     linux.unshare(plan.namespaces)
     if plan.namespaces & linux.CLONE_NEWUSER:
         linux.map_user(INSIDE_USER, *outside)
         linux.die_with_parent(signal.SIGKILL)
-    inside = Inside(processes_beside(plan, outside[0]), True, int(Signals.CONTAINED), "")
+    inside = Inside(processes_beside(plan, outside[0]), True)
     # There is nothing to remove at the end: the mounts go with their namespace.
     walls = fork_slot(partial(rootfs.renew_workdir, covered), lambda: None, rootfs.WORKDIR, inside)
-    groups = membership.join()
     socket.sethostname("sandbox")
     rootfs.build()
     linux.drop_bounding_set()
     if plan.needs_root:
         become(user)
-    missing = uncounted(groups, limited=inside.processes_beside is not None)
+    missing = () if inside.processes_beside is not None else ("no_process_limit",)
     failed = confine(private_files=True, own_files=False, slot=os.getpid())
-    return settled(walls._replace(groups=groups, failed=(*missing, *failed)))
+    return settled(walls._replace(failed=(*missing, *failed)))
 
 
-def start_beside(plan: Plan, user: int, workdir: str, membership: Membership) -> Walls:
+def start_beside(plan: Plan, user: int, workdir: str) -> Walls:
     """Without namespaces: beside the other processes of the machine. user: who programs run as, if we are root and that
     is possible."""
     is_root = os.geteuid() == 0
@@ -248,14 +233,12 @@ def start_beside(plan: Plan, user: int, workdir: str, membership: Membership) ->
         raise OSError("programs would run as root, because no other user can read the interpreter where it lies")
     folder = WorkFolder(workdir, user if is_apart else None)
     folder.make()
-    inside = Inside(1 if is_apart else None, False, int(Signals.FREE), folder.run)
+    inside = Inside(1 if is_apart else None, False, folder.run)
     walls = fork_slot(folder.renew, folder.remove, folder.run, inside)
     linux.become_subreaper()
-    walls = walls._replace(may_age=is_apart, children=open_children())
+    walls = walls._replace(may_age=is_apart, children=open_children(), may_count=is_apart or plan is CONFINED)
     if plan is OPEN:
         return settled(walls._replace(failed=("no_walls",)))
-    # Elsewhere a program could change its group's limits.
-    groups = membership.join() if is_apart or plan is CONFINED else ()
     linux.drop_bounding_set()
     if is_apart:
         become(user)
@@ -263,17 +246,12 @@ def start_beside(plan: Plan, user: int, workdir: str, membership: Membership) ->
     failed = confine(private_files=False, own_files=not is_apart, slot=os.getpid() if is_apart else None)
     if plan is CONFINED and failed:
         raise OSError("the system-call filter could not be loaded")
-    signals = Signals.SCOPED if is_scoped else Signals.FREE if failed else Signals.DENIED
-    lacking = {"no_disk_quota": True, "same_user": not is_apart, "orphans_survive": walls.children < 0}
-    missing = (*uncounted(groups, limited=is_apart), *(name for name, lacks in lacking.items() if lacks))
-    inside = inside._replace(signals=int(signals))
-    return settled(walls._replace(inside=inside, groups=groups, failed=(*missing, *failed)))
-
-
-def uncounted(groups: tuple[str, ...], *, limited: bool) -> list[str]:
-    """`limited`: RLIMIT_NPROC counts the processes of programs, and no others but those known."""
-    missing = [] if "memory" in groups else ["no_memory_cgroup"]
-    return missing + ([] if limited or "pids" in groups else ["no_process_limit"])
+    confine_signals = landlock.scope_signals if is_scoped else None if failed else seccomp.deny_signals
+    lacking = {"no_process_limit": not is_apart, "no_disk_quota": True, "same_user": not is_apart}
+    lacking["orphans_survive"] = walls.children < 0
+    missing = (name for name, lacks in lacking.items() if lacks)
+    inside = inside._replace(confine_signals=confine_signals)
+    return settled(walls._replace(inside=inside, failed=(*missing, *failed)))
 
 
 def processes_beside(plan: Plan, outside: int) -> int | None:

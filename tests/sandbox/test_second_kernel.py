@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.sandbox.walls import machine
-from rocstar.sandbox.walls.machine import Evidence
+from rocstar.sandbox.daemon.main import Evidence, gather, kernel_named
 
 TABLE = b"FACP\x14\x01\x00\x00\x06\x66%b" + bytes(20)
 RENTED = {  # what a rented virtual machine shows, its hypervisor named wherever that is usual
@@ -44,11 +43,11 @@ def seen(without: str = "sys/", **files: bytes) -> Evidence:
     ],
 )
 def test_only_evidence_counts(evidence: Evidence, name: str) -> None:
-    assert machine.name(evidence) == name
+    assert kernel_named(evidence) == name
 
 
 def test_what_cannot_be_read_is_no_evidence(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/version").write_bytes(b"Linux")
     (tmp_path / "proc/cmdline").mkdir()
-    assert machine.gather(tmp_path).keys() == {"proc/version", "log"}
+    assert gather(tmp_path).keys() == {"proc/version", "log"}

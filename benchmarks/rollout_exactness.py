@@ -1,0 +1,243 @@
+"""Is what the engine records exact, whatever happens to it? Ids and logprobs of many trajectories against transformers.
+
+    python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--rows 16] [--at-once 64] [--seed 0]
+
+Groups of siblings with a prompt in common go on for up to three turns, with a tool's reply and its wait between them,
+on a torch engine whose cache holds a fraction of the sessions that are open, so that caches are given up and built
+again. Meanwhile the weights are swapped, in the middle of completions. Then each recorded token is looked at again with
+a plain transformers forward of the policy version that is stamped on it, over everything that stood before it:
+
+    logprob     differs by at most 1e-4 nats
+    id          is the one that the token's own random number draws from that law, to 1e-5 of probability
+
+Prints a table and last one JSON line; exit code 1 where a token differs. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.torch_sampling import uniforms
+from rocstar.launch import quiet_torch
+from rocstar.protocols import Engine
+from rocstar.types import Completion, Sampling, Weights, seed_for
+
+VOCABULARY, POSITIONS = 512, 192
+GROUP, TURNS = 4, 3
+LOGPROB_TOLERANCE = 1e-4  # nats, fp32
+LAW_TOLERANCE = 1e-5  # of probability: a running sum over the vocabulary, in fp32
+FORWARD_ROWS = 32  # trajectories in one pass of the plain forward
+
+
+@dataclass(slots=True)
+class Record:
+    """One trajectory as it was recorded."""
+
+    ids: list[int]
+    """[T] everything, the prompt first."""
+    completions: list[tuple[int, Sampling, Completion]] = field(default_factory=list)
+    """Where each begins in `ids`, how it was asked for, what came back."""
+
+    def tokens(self) -> Iterator[tuple[int, int, int, float, Sampling]]:
+        """(place in `ids`, policy version, number in its completion, logprob, sampling) of each sampled token."""
+        for start, sampling, completion in self.completions:
+            versions = [span.version for span in completion.version_spans for _ in range(span.tokens)]
+            assert len(versions) == len(completion.token_ids) == len(completion.logprobs)
+            for n, (version, logprob) in enumerate(zip(versions, completion.logprobs, strict=True)):
+                yield start + n, version, n, logprob, sampling
+
+
+@dataclass(slots=True)
+class Errors:
+    """What the plain forward found."""
+
+    tokens: int = 0
+    logprob_sum: float = 0.0
+    logprob_max: float = 0.0
+    logprob_beyond: int = 0
+    law_max: float = 0.0
+    law_beyond: int = 0
+
+
+def main() -> int:
+    options = parsed()
+    quiet_torch(1)
+    torch.set_num_threads(1)
+    began = time.process_time()
+    records, facts = asyncio.run(rolled(options))
+    rolled_seconds = time.process_time() - began
+    errors = checked(records)
+    spans = [completion.version_spans for record in records for _, _, completion in record.completions]
+    figures = {
+        "trajectories": len(records),
+        "completions": len(spans),
+        "tokens": errors.tokens,
+        **facts,
+        "completions_of_two_versions_or_more": sum(len(span) > 1 for span in spans),
+        "logprob_error_mean": errors.logprob_sum / errors.tokens,
+        "logprob_error_max": errors.logprob_max,
+        "logprobs_beyond_1e-4": errors.logprob_beyond,
+        "law_error_max": errors.law_max,
+        "ids_not_as_drawn": errors.law_beyond,
+        "cpu_seconds_rollout": round(rolled_seconds, 1),
+        "cpu_seconds_check": round(time.process_time() - began - rolled_seconds, 1),
+    }
+    for name, value in figures.items():
+        print(f"{name:38} {value:.3g}" if isinstance(value, float) else f"{name:38} {value}")
+    print(json.dumps(figures))
+    return 1 if errors.logprob_beyond or errors.law_beyond else 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trajectories", type=int, default=2000)
+    parser.add_argument("--swaps", type=int, default=8, help="of weights, spread over the rollout")
+    parser.add_argument("--rows", type=int, default=16, help="sequences that decode at once, and caches there are for")
+    parser.add_argument("--at-once", type=int, default=64, help="trajectories that are open at once")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def model(version: int) -> Any:
+    """0.34M parameters, large enough that each token depends strongly on what came before; another law per version."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        intermediate_size=256,
+        head_dim=32,
+        max_position_embeddings=2 * POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    made = Qwen3ForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(seed_for("exactness", version))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
+    return made
+
+
+# -- rolling ---------------------------------------------------------------------------------------------------------
+
+
+async def rolled(options: argparse.Namespace) -> tuple[list[Record], dict[str, int]]:
+    """All trajectories, and what the engine went through meanwhile."""
+    engine = TorchEngine(model(0), rows=options.rows, positions=POSITIONS, vocab_size=VOCABULARY)
+    places, ended, version = asyncio.Semaphore(options.at_once), 0, 0
+
+    async def one(number: int) -> Record:
+        nonlocal ended, version
+        async with places:
+            record = await trajectory(engine, number, options.seed)
+        ended += 1
+        if version < options.swaps and (options.swaps + 1) * ended // options.trajectories > version:
+            version += 1
+            await engine.load_weights(Weights(version=version, tensors=model(version).state_dict()))
+        return record
+
+    try:
+        records = await asyncio.gather(*map(one, range(options.trajectories)))
+        load = engine.load()
+    finally:
+        await engine.close()
+    facts = {"swaps": load.policy_version, "evictions": load.evictions, "recomputed_tokens": load.recomputed_tokens}
+    return records, facts
+
+
+async def trajectory(engine: Engine, number: int, seed: int) -> Record:
+    """Siblings share their prompt; lengths, replies and waits follow from identity."""
+    shared, own = (random.Random(seed_for(seed, *name)) for name in (("prompt", number // GROUP), ("own", number)))
+    record = Record(drawn(shared, 16, 56))
+    session, temperature = f"t{number}", own.choice((1.0, 0.7))
+    for turn in range(own.randint(1, TURNS)):
+        sampling = Sampling(
+            max_new_tokens=own.randint(4, 36), temperature=temperature, seed=seed_for(seed, number, turn)
+        )
+        completion = await engine.generate(record.ids, sampling, request_id=f"{session}/{turn}", session_id=session)
+        record.completions.append((len(record.ids), sampling, completion))
+        record.ids += completion.token_ids
+        await asyncio.sleep(own.choice((0.0, 0.001, 0.02)))  # the tool
+        record.ids += drawn(own, 1, 12)
+    await engine.close_session(session)
+    return record
+
+
+def drawn(rng: random.Random, least: int, most: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(rng.randint(least, most))]
+
+
+# -- looking at it again ---------------------------------------------------------------------------------------------
+
+
+def checked(records: Sequence[Record]) -> Errors:
+    """Each sampled token against a plain forward of its version."""
+    by_version: defaultdict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        for version in {version for _, version, _, _, _ in record.tokens()}:
+            by_version[version].append(record)
+    errors = Errors()
+    for version, found in sorted(by_version.items()):
+        plain = model(version)
+        for rows in pieces(sorted(found, key=lambda record: len(record.ids)), FORWARD_ROWS):
+            check(errors, plain, version, rows)
+    return errors
+
+
+@torch.no_grad()
+def check(errors: Errors, plain: Any, version: int, records: Sequence[Record]) -> None:
+    longest = max(len(record.ids) for record in records)
+    ids = torch.tensor([record.ids + [0] * (longest - len(record.ids)) for record in records])  # causal: no effect
+    logits = plain(input_ids=ids, use_cache=False).logits.double()
+    for row, record in enumerate(records):
+        mine = [token for token in record.tokens() if token[1] == version]
+        places = torch.tensor([token[0] for token in mine])
+        chosen = ids[row, places].unsqueeze(1)
+        temperatures = torch.tensor([token[4].temperature for token in mine]).unsqueeze(1)
+        laws = torch.softmax(logits[row, places - 1] / temperatures, -1)
+        logprobs = laws.gather(1, chosen).squeeze(1).log()
+        noise = uniforms(np.array([token[4].seed for token in mine]), np.array([token[2] for token in mine]))
+        recorded = torch.tensor([token[3] for token in mine], dtype=torch.float64)
+        note(errors, (recorded - logprobs).abs(), missed(laws, chosen, torch.from_numpy(noise)))
+
+
+def missed(laws: torch.Tensor, chosen: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """[n] by how much of probability each random number lies outside the stretch of the token that was recorded."""
+    ends = laws.cumsum(-1).gather(1, chosen).squeeze(1)
+    begins = ends - laws.gather(1, chosen).squeeze(1)
+    return torch.clamp(torch.maximum(begins - noise, noise - ends), min=0.0)
+
+
+def note(errors: Errors, logprobs: torch.Tensor, laws: torch.Tensor) -> None:
+    errors.tokens += len(logprobs)
+    errors.logprob_sum += float(logprobs.sum())
+    errors.logprob_max = max(errors.logprob_max, float(logprobs.max()))
+    errors.logprob_beyond += int((logprobs > LOGPROB_TOLERANCE).sum())
+    errors.law_max = max(errors.law_max, float(laws.max()))
+    errors.law_beyond += int((laws > LAW_TOLERANCE).sum())
+
+
+def pieces(records: Sequence[Record], size: int) -> Iterable[Sequence[Record]]:
+    return (records[start : start + size] for start in range(0, len(records), size))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The exactness harness finds what it is there to find, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.benchmarks.test_replay_compare import load
+
+exactness: Any = load("rollout_exactness")
+
+
+@pytest.fixture(scope="module")
+async def records() -> Any:
+    options = argparse.Namespace(trajectories=16, swaps=2, rows=4, at_once=8, seed=1)
+    found, facts = await exactness.rolled(options)
+    assert facts["swaps"] == 2
+    return found
+
+
+def beyond(records: Any) -> tuple[int, int]:
+    errors = exactness.checked(records)
+    return errors.logprob_beyond, errors.law_beyond
+
+
+def changed(record: Any, **fields: Any) -> Any:
+    """A record whose first completion is another."""
+    (start, sampling, completion), *rest = record.completions
+    return replace(record, completions=[(start, sampling, replace(completion, **fields)), *rest])
+
+
+async def test_what_a_whole_engine_records_is_exact(records: Any) -> None:
+    assert beyond(records) == (0, 0)
+
+
+async def test_a_wrong_stamp_is_found(records: Any) -> None:
+    completion = records[0].completions[0][2]
+    spans = tuple(span._replace(version=span.version + 1) for span in completion.version_spans)
+    logprobs, laws = beyond([changed(records[0], version_spans=spans)])
+    assert logprobs > 0 and laws > 0
+
+
+async def test_a_logprob_that_is_a_little_off_is_found(records: Any) -> None:
+    completion = records[0].completions[0][2]
+    off = (completion.logprobs[0] + 3e-4, *completion.logprobs[1:])
+    assert beyond([changed(records[0], logprobs=off)]) == (1, 0)
+
+
+async def test_an_id_that_was_not_drawn_is_found(records: Any) -> None:
+    ids = list(records[0].ids)
+    ids[records[0].completions[0][0]] ^= 1
+    assert beyond([replace(records[0], ids=ids)])[1] >= 1

@@ -1,0 +1,243 @@
+"""Which tier a program starts from, what it sees, what its process reports, and the files that go in and out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Failure
+from rocstar.sandbox.slot import files, tiers
+from rocstar.sandbox.slot.tiers import Chooser, Tier
+from tests.sandbox.driver import Daemon, needs_empty_folder
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Daemon]:
+    with Daemon(slots=1) as started:
+        yield started
+
+
+# Output, value, exit
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("1 + 1", "2"),
+        ("x = 3\nx", "3"),
+        ("'text'", "'text'"),
+        ("None", None),
+        ("print(5)", None),
+        ("x = 3", None),
+        ("x = 3\nx;", None),
+        ("x = 3; x", "3"),
+        ("(1,\n2)", "(1, 2)"),
+        ("if True:\n    7", None),
+        ("x = 1 + \\\n2", None),
+        ("5  # a comment; with a semicolon", "5"),
+        ("5\n# a comment after it\n\n", "5"),
+        ("from __future__ import annotations\ndef f(a: nothing): ...\nf.__annotations__", "{'a': 'nothing'}"),
+        ("def f():\n    return 1\nf()", "1"),
+        ("'''a\nb'''", "'a\\nb'"),
+        ("", None),
+    ],
+)
+def test_value_is_that_of_a_last_expression_as_ipython_shows_it(bare: Daemon, code: str, value: str | None) -> None:
+    seen = bare.run(code)
+    assert (seen.exit_code, seen.value) == (0, value), seen.stderr
+
+
+def test_lone_surrogates_are_bytes_that_are_no_text(bare: Daemon) -> None:
+    assert bare.run("print('\\ud800')").stdout == "\ufffd\ufffd\ufffd\n"
+    assert bare.run("raise ValueError('\\ud800')").exception == Failure(type="ValueError", message="?", line=1)
+
+
+# Failures
+
+
+def test_traceback_shows_only_lines_of_the_program(bare: Daemon) -> None:
+    seen = bare.run("import json\ndef f(text):\n    return json.loads(text)\nprint('before')\nf('{')")
+    assert seen.stdout == "before\n"
+    assert seen.stderr.splitlines()[1:5] == [
+        '  File "<program>", line 5, in <module>',
+        "    f('{')",
+        '  File "<program>", line 3, in f',
+        "    return json.loads(text)",
+    ]
+    assert seen.stderr.count("File ") == 2
+    assert seen.exception is not None
+    assert (seen.exception.type, seen.exception.line) == ("json.decoder.JSONDecodeError", 3)
+
+
+def test_syntax_error_names_its_line(bare: Daemon) -> None:
+    seen = bare.run("x = 1\ny = = 2\n")
+    assert seen.exception == Failure(type="SyntaxError", message="invalid syntax (<program>, line 2)", line=2)
+    assert "y = = 2" in seen.stderr
+
+
+def test_what_an_exception_tells_is_bounded(bare: Daemon) -> None:
+    seen = bare.run("raise type('E' * 10**6, (Exception,), {})('m' * 10**6)", output_bytes=MAX_OUTPUT_BYTES)
+    assert seen.exception == Failure(type="E" * 500, message="m" * 2000, line=1)
+
+
+def test_groups_and_causes_are_shown_with_the_programs_lines(bare: Daemon) -> None:
+    code = "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ExceptionGroup('g', [ValueError('v')]) from e"
+    seen = bare.run(code)
+    assert "line 2, in <module>" in seen.stderr and "ValueError: v" in seen.stderr
+
+
+# What it starts with
+
+
+def test_stdin_is_delivered_whole_and_then_ends(bare: Daemon) -> None:
+    text = "ä line\n" * 200_000
+    code = "import sys\nprint(input(), len(sys.stdin.read()))\nprint(repr(sys.stdin.read()))"
+    assert bare.run(code, stdin=text).stdout == f"ä line {len(text) - 7}\n''\n"
+    assert bare.run("print(1)", stdin="x" * 2_000_000).stdout == "1\n"
+
+
+@needs_empty_folder
+def test_it_is_main_in_an_empty_folder_with_a_clean_environment(bare: Daemon) -> None:
+    code = """
+import os, signal, sys
+assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
+assert os.listdir(".") == [] and sys.argv == ["-c"] or sys.argv == [""], sys.argv
+assert os.environ["HOME"] == os.getcwd() and "LD_BIND_NOW" not in os.environ, os.environ
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+"""
+    assert bare.run(code).stderr == ""
+
+
+def test_threads_and_exit_hooks_finish_before_the_call_does(bare: Daemon) -> None:
+    code = """
+import atexit, threading, time
+atexit.register(print, "hook")
+def late():
+    time.sleep(0.05)
+    print("thread")
+threading.Thread(target=late).start()
+print("main")
+"""
+    assert bare.run(code).stdout == "main\nthread\nhook\n"
+
+
+def test_limits_are_those_of_the_call(bare: Daemon) -> None:
+    code = "import resource as r\n[r.getrlimit(x) for x in (r.RLIMIT_CPU, r.RLIMIT_NOFILE, r.RLIMIT_FSIZE)]"
+    cases = [(16, 2**30, 256), (64, 64 * 2**20, 32), (16, 512 * 2**20, 160), (1000, 16 * 2**20, 32)]
+    for processes, memory, open_files in cases:
+        seen = bare.run(code, cpu_seconds=1.5, processes=processes, memory_bytes=memory)
+        assert seen.value == str([(2, 3), (open_files, open_files), (64 * 2**20, 64 * 2**20)])
+
+
+# Random numbers
+
+
+@pytest.mark.parametrize("generator", ["random.random", "numpy.random.rand", "sympy.core.random.random"])
+def test_the_same_seed_gives_the_same_numbers_also_where_a_generator_is_imported_late(
+    bare: Daemon, generator: str
+) -> None:
+    module, _, function = generator.rpartition(".")
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    late = f"import importlib\nimportlib.import_module({module[:2]!r} + {module[2:]!r}).{function}()"
+    loaded = f"{late}  # {package}: its tier is chosen by the name"
+    values = {seed: {bare.run(code, seed=seed).value for code in (late, loaded, late)} for seed in (1, 2)}
+    assert len(values[1]) == len(values[2]) == 1 and values[1] != values[2]
+    assert bare.run(late).value != bare.run(late).value, "without a seed each draws anew"
+
+
+def test_forks_of_a_program_draw_other_numbers_than_the_program(bare: Daemon) -> None:
+    code = """
+import os, random
+source, sink = os.pipe()
+if os.fork() == 0:
+    os.write(sink, repr(random.random()).encode())
+    os._exit(0)
+print(os.read(source, 100).decode() != repr(random.random()))
+"""
+    assert bare.run(code).stdout == "True\n"
+
+
+def test_the_order_of_a_set_of_strings_is_the_same_in_every_sandbox(bare: Daemon) -> None:
+    code = "list({'a', 'b', 'c', 'd', 'e'})"
+    with Daemon(slots=1) as other:
+        assert other.run(code).value == bare.run(code).value
+
+
+# Files
+
+
+def test_what_is_not_a_file_below_the_working_directory_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert files.write({"real": b"r", "folder/f": b"f"}) == ""
+    for name, target in {"link": os.__file__, "near": "real", "root": "/", "way": "folder", "up": ".."}.items():
+        os.symlink(target, name)
+    os.mkfifo("pipe")
+    names = ["link", "near", "root/etc/passwd", "way/f", "up/etc/passwd", "pipe", "folder", ".", "", "a\0b", "none"]
+    names += ["/etc/passwd", "../etc/passwd", "folder/../../etc/passwd", "/dev/zero", "real/", "folder/f"]
+    assert files.read(names) == {"real/": b"r", "folder/f": b"f"}
+    assert files.read(["./folder/../real"]) == {"./folder/../real": b"r"}
+
+
+def test_more_than_the_bound_is_left_out_and_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = {"huge": files.MAX_BYTES + 1, "most": files.MAX_BYTES - 1, "two": 2, "one": 1}
+    files.write({name: bytes(size) for name, size in sizes.items()})
+    found = files.read(list(sizes))
+    assert {name: len(content) for name, content in found.items()} == {"most": files.MAX_BYTES - 1, "one": 1}
+
+
+NUMPY = Tier("numpy", ("numpy",))
+SYMPY = Tier("sympy", ("numpy", "sympy"))
+EVERYTHING = Tier("everything", ("numpy", "sympy", "scipy", "scipy.stats"))
+OWN = Tier("preload", ("shapes.flat",))
+
+
+@pytest.mark.parametrize(
+    ("code", "tier"),
+    [
+        ("print(1)", tiers.BARE),
+        ("import math", tiers.BARE),
+        ("import numpy as np", NUMPY),
+        ("from numpy.linalg import det", NUMPY),
+        ("import os, numpy", NUMPY),
+        ("from sympy import *", SYMPY),
+        ("import mpmath", SYMPY),
+        ("import numpy, sympy", SYMPY),
+        ("import scipy.stats", EVERYTHING),
+        ("import shapes", OWN),
+        ("numpythonic = 1", tiers.BARE),
+        ("__import__('base64')", OWN),
+        ("import numpy, shapes", NUMPY),
+    ],
+)
+def test_tier_follows_the_packages_a_program_names(code: str, tier: Tier) -> None:
+    assert Chooser((tiers.BARE, NUMPY, OWN, SYMPY, EVERYTHING)).choose(code) == tier
+
+
+def test_offered_tiers_are_those_that_can_be_imported_cheapest_first() -> None:
+    offered = tiers.offered(("json", "no_such_module"))
+    sizes = [len(tier.modules) for tier in offered]
+    assert offered[0] is tiers.BARE  # others look for it by identity
+    assert sizes == sorted(sizes)
+    assert Tier("preload", ("json", "no_such_module")) in offered  # the operator is told when it cannot be had
+    assert not any("no_such_module" in tier.modules for tier in tiers.offered(()))
+    assert [tier.modules for tier in tiers.offered(("numpy",))].count(("numpy",)) == 1, "ours is not offered twice"
+
+
+def test_preloaded_modules_are_there_no_thread_is_and_others_are_imported_under_default_limits() -> None:
+    pytest.importorskip("sympy")
+    with Daemon(preload=("numpy", "sympy"), slots=1) as daemon:
+        seen = daemon.run("import sys, threading\n'sympy' in sys.modules, threading.active_count()")
+        assert seen.value == "(True, 1)"
+    with Daemon(slots=1) as daemon:
+        seen = daemon.run("import sys\nname = 'num' 'py'\nname in sys.modules, int(__import__(name).eye(4).sum())")
+        assert seen.value == "(False, 4)", seen

@@ -1,0 +1,291 @@
+"""The watch: what counts as a move, what a report says, that a stall is told whatever hangs, and that a slow step is
+not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from rocstar.answers.verifier import ScriptedVerifier
+from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine, ScriptedEngine
+from rocstar.errors import RunHalted, VerifierUnavailable
+from rocstar.protocols import Verifier
+from rocstar.rollout.collect import Roller
+from rocstar.tools.scripted import ScriptedTool
+from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
+from rocstar.watch import RUN, Patience, Stall, Watch, watching
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Waiting, conversation, limits, program
+
+RUN_CODE = program("print(2+3)")
+SOON = Patience(seconds=0.2, otherwise_seconds=60.0, policy="warn")
+HALT = replace(SOON, policy="halt")
+LOAD = EngineLoad(capacity_tokens=100, used_tokens=40, running=0, waiting=2, produced_tokens=7)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Told:
+    """Who is told of stalls."""
+
+    stalls: list[Stall] = field(default_factory=list)
+    stacks: list[str] = field(default_factory=list)
+    heard: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, stall: Stall, stacks: str) -> None:
+        self.stalls.append(stall)
+        self.stacks.append(stacks)
+        self.heard.set()
+
+    async def of_one(self) -> Stall:
+        while not self.stalls:  # noqa: ASYNC110 - the thread that tells knows no event of this loop
+            await asyncio.sleep(0.01)
+        return self.stalls[0]
+
+
+# -- what counts as a move -------------------------------------------------------------------------------------------
+
+
+def test_stillness_grows_until_somebody_notes_something() -> None:
+    watch = Watch()
+    watch.note("a", "an engine")
+    assert [watch.look(1.0) for _ in range(3)] == [0.0, 1.0, 2.0]
+    watch.note("a", "a tool")
+    assert [watch.look(1.0) for _ in range(2)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("moved", ["produced_tokens", "recomputed_tokens", "policy_version"])
+def test_an_engine_that_does_something_moves(moved: str) -> None:
+    watch, loads = Watch(), iter([LOAD, LOAD, replace(LOAD, **{moved: 8}), replace(LOAD, **{moved: 8})])  # type: ignore[arg-type]
+    watch.load = lambda: next(loads)
+    assert [watch.look(1.0) for _ in range(4)] == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_an_engine_that_only_queues_or_cannot_say_does_not_move() -> None:
+    watch, loads = Watch(), iter([LOAD, replace(LOAD, waiting=9, used_tokens=41)])
+    watch.load = lambda: next(loads)  # and then raises StopIteration
+    assert [watch.look(1.0) for _ in range(4)] == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_a_slow_step_that_moves_now_and_then_never_stands_still_for_long() -> None:
+    watch, patience = Watch(), Patience(seconds=300, otherwise_seconds=3600, policy="halt")
+    longest = 0.0
+    for turn in range(20):
+        watch.note("a", "a tool" if turn % 2 else "an engine")
+        longest = max(longest, *(watch.look(1.0) for _ in range(290)))
+    assert 280 < longest < patience.of(watch)
+
+
+def test_a_long_learning_step_has_its_own_patience() -> None:
+    watch, patience = Watch(), Patience(seconds=300, otherwise_seconds=3600, policy="warn")
+    watch.note(RUN, "learning")
+    assert patience.of(watch) == 3600
+    watch.note("a", "an engine")
+    assert patience.of(watch) == 300
+    watch.note("a", None)
+    assert patience.of(watch) == 3600
+
+
+def test_the_report_says_who_waits_for_what_since_when() -> None:
+    clock = Clock()
+    watch = Watch(clock)
+    watch.note(RUN, "rollout")
+    for n in range(5):
+        clock.now = float(n)
+        watch.note(f"p/{n}", "an engine")
+    watch.note("q/0", "a tool")
+    watch.note("q/1", "a tool")
+    watch.note("q/1", None)
+    clock.now, watch.load = 100.0, lambda: LOAD
+    watch.look(1.0)
+    watch.look(90.0)
+    assert watch.stall().counts == {"an engine": 5, "a tool": 1}
+    assert watch.stall().report().splitlines() == [
+        "nothing has moved for 90 s in rollout: 5 wait for an engine, 1 wait for a tool",
+        "  5 wait for an engine, the longest for 100 s: p/0, p/1, p/2 and 2 more",
+        "  1 wait for a tool, the longest for 96 s: q/0",
+        "  engine: 0 requests decode and 2 wait, 40 of 100 tokens of cache in use, 7 tokens written, policy version 0",
+    ]
+
+
+# -- real rollouts ---------------------------------------------------------------------------------------------------
+
+
+class Hangs(ScriptedVerifier):
+    """A verifier that never answers."""
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        await asyncio.Event().wait()
+        return []
+
+
+def right(problem: Problem, trajectory: Trajectory) -> Verdict:
+    return Verdict.RIGHT
+
+
+def roller(
+    watch: Watch, *, faults: Sequence[Fault] = (), tool: ScriptedTool | None = None, verifier: Verifier | None = None
+) -> Roller:
+    engine = FaultyEngine(ScriptedEngine(CODEC, [RUN_CODE, ANSWER]), faults)
+    watch.load = engine.load
+    return Roller(
+        engine=engine,
+        conversation=conversation(tool or ScriptedTool({"print(2+3)": "5\n"})),
+        verifier=verifier or ScriptedVerifier(right),
+        limits=limits(),
+        stop_token_ids=(STOP,),
+        note=watch.note,
+    )
+
+
+async def rolled(made: Roller, attempts: int = 4) -> list[Group]:
+    return await made.roll([PROBLEM], attempts=attempts, seed=1)
+
+
+async def test_a_request_that_the_engine_lost_is_told_and_its_neighbours_are_not() -> None:
+    watch, told = Watch(), Told()
+    made = roller(watch, faults=[Fault(kind=FaultKind.LOST, first=5)])
+    with watching(watch, SOON, told):
+        rollout = asyncio.create_task(rolled(made))
+        stall = await told.of_one()
+        rollout.cancel()
+        await asyncio.gather(rollout, return_exceptions=True)
+    assert stall.counts == {"an engine": 1}
+    assert "in run_episode" in told.stacks[0] and "FaultyEngine.generate" in told.stacks[0]
+    assert not watch.has_attempts
+
+
+async def test_a_tool_that_hangs_is_told() -> None:
+    watch, told, tool = Watch(), Told(), Waiting()
+    with watching(watch, SOON, told):
+        rollout = asyncio.create_task(rolled(roller(watch, tool=tool)))
+        stall = await told.of_one()
+        assert stall.counts == {"a tool": 4}
+        tool.go.set()
+        assert len((await rollout)[0].trajectories) == 4
+
+
+async def test_a_verifier_that_hangs_is_told() -> None:
+    watch, told = Watch(), Told()
+    with watching(watch, SOON, told):
+        rollout = asyncio.create_task(rolled(roller(watch, verifier=Hangs(right))))
+        assert (await told.of_one()).counts == {"the verifier": 1}
+        rollout.cancel()
+        await asyncio.gather(rollout, return_exceptions=True)
+
+
+async def test_a_blocked_event_loop_is_told_with_the_place_that_blocks_it() -> None:
+    watch, told = Watch(), Told()
+
+    def block_the_loop() -> None:
+        assert told.heard.wait(60)
+
+    with watching(watch, SOON, told):
+        watch.note("a", "the verifier")
+        block_the_loop()
+    assert told.stalls[0].counts == {"the verifier": 1}
+    assert "block_the_loop" in told.stacks[0]
+
+
+async def test_a_stall_that_lasts_is_told_again_ever_more_rarely() -> None:
+    watch, told = Watch(), Told()
+    with watching(watch, SOON, told):
+        watch.note("a", "an engine")
+        while len(told.stalls) < 3:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+    waited = [stall.seconds for stall in told.stalls[:3]]
+    assert waited[1] >= 2 * waited[0] and waited[2] >= 2 * waited[1]
+
+
+async def test_a_run_that_is_to_halt_ends_with_the_report_and_gives_everything_back() -> None:
+    watch, told, tool = Watch(), Told(), Waiting()
+    said = r"halted because nothing has moved for .* s: 4 wait for a tool; run it again"
+    with pytest.raises(RunHalted, match=said), watching(watch, HALT, told):
+        await rolled(roller(watch, tool=tool))
+    assert tool.cancelled and not watch.has_attempts
+
+
+async def test_a_cancellation_that_is_not_ours_stays_one() -> None:
+    async def wait() -> None:
+        with watching(Watch(), SOON, Told()):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_report_that_cannot_be_kept_comes_through(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = threading.Event()
+
+    def fail(stall: Stall, stacks: str) -> None:
+        failed.set()
+        raise OSError("disk full")
+
+    watch = Watch()
+    with watching(watch, SOON, fail):
+        watch.note("a", "an engine")
+        assert await asyncio.to_thread(failed.wait, 60)
+    assert "1 wait for an engine" in capsys.readouterr().err
+
+
+NEVER_BACK = """
+import asyncio, time
+from rocstar import watch
+
+async def main():
+    found = watch.Watch()
+    found.note("a", "a tool")
+    patience = watch.Patience(seconds=0.1, otherwise_seconds=60, policy="halt")
+    with watch.watching(found, patience, lambda stall, stacks: None, break_off=lambda: print("broken off", flush=True)):
+        time.sleep(600)
+
+watch.UNWIND_SECONDS = 0.2
+asyncio.run(main())
+"""
+
+
+NEVER_LETS_GO = """
+import asyncio, re
+from rocstar import watch
+
+async def main():
+    found = watch.Watch()
+    found.note("a", "a tool")
+    patience = watch.Patience(seconds=0.4, otherwise_seconds=60, policy="warn")
+    with watch.watching(found, patience, lambda stall, stacks: None):
+        await asyncio.sleep(0.2)
+        re.match("(a+)+$", "a" * 60 + "b")
+
+watch.LOOK_SECONDS = 0.1
+asyncio.run(main())
+"""
+
+
+def test_a_call_that_keeps_the_interpreter_to_itself_is_shown() -> None:
+    hung = subprocess.Popen([sys.executable, "-c", NEVER_LETS_GO], stderr=subprocess.PIPE, text=True)
+    assert hung.stderr is not None
+    told = [hung.stderr.readline() for _ in range(12)]
+    hung.kill()
+    hung.communicate()
+    assert any("in match" in line for line in told), told
+
+
+def test_a_run_that_is_to_halt_and_does_not_come_back_is_ended_with_the_report() -> None:
+    ended = subprocess.run([sys.executable, "-c", NEVER_BACK], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (1, "broken off\n")
+    assert "1 wait for a tool" in ended.stderr and "Traceback" not in ended.stderr
