@@ -59,7 +59,7 @@ Question = Annotated[
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; cluster.KEY=VALUE may change."),
+    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; cluster.*, engine.*, run.stall_* may change."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a run's name or `last`.")]
@@ -297,17 +297,17 @@ def _start(
 
 
 def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
-    """Under the run's own settings, which decide what it computes. Others may be `cluster.*`, which says where, and
-    `run.stall_*`, for how long nothing may move."""
+    """Under the run's own settings, which decide what it computes. Others may be `cluster.*` and `engine.*`, which say
+    where, and `run.stall_*`, for how long nothing may move."""
     from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
 
     for given in settings:
-        if not given.startswith(("cluster.", "run.stall_")):
+        if not given.startswith(("cluster.", "engine.", "run.stall_")):
             raise ConfigError(
                 f"--resume goes on with the run's own settings and takes no {given!r}; leave that out (only "
-                "cluster.KEY=VALUE and run.stall_KEY=VALUE may change)"
+                "cluster.KEY=VALUE, engine.NAME.KEY=VALUE and run.stall_KEY=VALUE may change)"
             )
     folder = RunFolder.find(name, runs)
     recipe = changed(resolved_from_json(folder.resolved), settings, {})

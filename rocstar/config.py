@@ -231,6 +231,9 @@ class RolloutSection(StageRolloutSection):
     """short: the last line of a traceback; full: all of it."""
     engine_rows: Count = 64
     """Sequences the torch engine decodes at once; each reserves memory for a whole prompt and response."""
+    engine_patience_seconds: Seconds = 120.0
+    """An engine that has turns to do and shows no progress for so long is taken out, as is one that takes longer for
+    new weights; the turns it had are done elsewhere. With no engine for so long, they end as faults of ours."""
 
 
 class SandboxSection(Section):
@@ -308,6 +311,20 @@ class ClusterSection(Section):
     """Keep optimizer state in main memory instead of on the GPU."""
 
 
+class TorchEngines(Section):
+    """Engines in processes of their own on this machine: one that dies costs no attempt while another is left."""
+
+    name: Word
+    kind: Literal["torch"]
+    count: int = Field(default=1, ge=1, le=1024)
+    """Processes; each holds the model, `rollout.engine_rows` sequences and one torch thread."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of each of them, as events and messages call it."""
+        return [f"{self.name}-{number}" for number in range(self.count)]
+
+
 VERIFIERS = ("boxed", "boxed_strict", "tool_output")
 """Those that come with rocstar."""
 
@@ -378,6 +395,8 @@ class Recipe(Section):
     learning: LearningSection = LearningSection()
     cluster: ClusterSection = ClusterSection()
     evaluate: EvaluateSection = EvaluateSection()
+    engine: list[TorchEngines] = []
+    """What continues token ids in rollouts and evaluations; none: one torch engine inside the run's own process."""
     stage: list[Stage] = []
 
     @model_validator(mode="after")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import verifier_named
@@ -13,11 +16,16 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
+from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.plugins import check_call, load
-from rocstar.protocols import Engine, ToolSpec
+from rocstar.protocols import Engine, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
+from rocstar.rollout.fleet import Fleet, Tell, tell_nobody
+from rocstar.rollout.least_busy import LeastBusy
+from rocstar.rollout.scheduler import Scheduler
+from rocstar.rollout.together import all_or_none
 from rocstar.sandbox.call import Limits as ProgramLimits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
@@ -125,3 +133,50 @@ def make_roller(
         environment=environment_of(recipe),
         note=note,
     )
+
+
+class OwnedEngine(Engine, Protocol):
+    """An engine that ends with whoever opened it."""
+
+    async def close(self) -> None: ...
+
+
+def process_engines(
+    recipe: Recipe, *, folder: str, version: int, device: str, dtype: str, rows: int, positions: int, vocab_size: int
+) -> dict[str, ProcessEngine]:
+    """Those that `[[engine]]` names, by name, over the Hugging Face model in `folder`; none of them runs yet."""
+    settings = partial(
+        Settings,
+        folder=folder,
+        version=version,
+        device=device,
+        dtype=dtype,
+        rows=rows,
+        positions=positions,
+        vocab_size=vocab_size,
+    )
+    names = [name for entry in recipe.engine for name in entry.names]
+    return {name: ProcessEngine(settings(place=place)) for place, name in enumerate(names)}
+
+
+def scheduler_of(recipe: Recipe) -> Scheduler:
+    return LeastBusy()
+
+
+@asynccontextmanager
+async def opened_fleet(
+    recipe: Recipe, engines: Mapping[str, OwnedEngine], *, vocab_size: int, tell: Tell = tell_nobody
+) -> AsyncIterator[Fleet]:
+    """These engines as one, also where there is one alone, so that faults of engines are met in one place. Processes
+    are begun, all at once; everything is closed with the context. Raises EngineUnavailable, ConfigError."""
+    try:
+        await all_or_none(engine.restart(None) for engine in engines.values() if isinstance(engine, RestartableEngine))
+        patience = recipe.rollout.engine_patience_seconds
+        scheduler = scheduler_of(recipe)
+        fleet = Fleet(engines, scheduler, vocab_size=vocab_size, patience_seconds=patience, tell=tell)
+        try:
+            yield fleet
+        finally:
+            await fleet.close()
+    finally:
+        await asyncio.gather(*(engine.close() for engine in engines.values()))

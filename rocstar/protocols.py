@@ -87,6 +87,16 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class RestartableEngine(Engine, Protocol):
+    """An engine that can be begun anew, such as one in a process of its own."""
+
+    async def restart(self, weights: Weights | None) -> None:
+        """End what there is of it and begin again with these weights; None: with those it was made with. Raises
+        EngineUnavailable."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     """What the model is told about a tool."""

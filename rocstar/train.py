@@ -73,7 +73,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
     roller = run.roller(stage.rollout)
     learner = GrpoLearner(run.policy, stage.learning, temperature=stage.rollout.temperature)
     _carry_optimizer(run, stage, learner)
-    await run.engine.load_weights(run.policy.publish())
+    await run.publish()
     with run.meter.phase("pool"):
         problems = run.material.problems[stage.name]
         pool = await stage_pool(stage, problems, roller, seed=run.recipe.run.seed, run=run.folder.path)
@@ -117,11 +117,15 @@ async def rl_step(
         if len(batches) > 1:  # a single update takes the logprobs of its own forward pass
             batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
         updates = [learner.update(batch) for batch in batches]
-        await run.engine.load_weights(run.policy.publish())
+        await run.publish()
 
     rows = [row for update in updates for row in update.rows]
     run.record(stage, chosen, rows, written_by)
-    return {**step_metrics(chosen, rows), **mean_of_updates([update.metrics for update in updates])}
+    return {
+        **step_metrics(chosen, rows),
+        **mean_of_updates([update.metrics for update in updates]),
+        **run.engine.take_counts(),
+    }
 
 
 def _carry_optimizer(run: Run, stage: RlStage, learner: GrpoLearner) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, RunSection, Section
 from rocstar.errors import ConfigError
-from rocstar.recipe import load_recipe, recipe_text, resolved_from_json
+from rocstar.recipe import changed, load_recipe, recipe_text, resolved_from_json
 from rocstar.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -249,6 +249,9 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
          ["unknown key stage.w.rollout; rollout belongs to a stage of another kind ('rl')"]),
         ("[[stage]]\nname='w'\nsteps=1\n", 1, ["stage.w.kind is missing; set it to one of 'sft', 'rl'"]),
         ("[[stage]]\nname='w'\nkind='rll'\n", 1, ["stage.w.kind is unknown; set it to one of 'sft', 'rl'"]),
+        ("[[engine]]\nname='e'\nkind='torhc'\n", 3, ["engine.e.kind = 'torhc' should be 'torch'"]),
+        ("[[engine]]\nname='e'\nkind='torch'\ncount=0\n", 4, ["engine.e.count = 0", "greater than or equal to 1"]),
+        ("[[engine]]\nname='e'\nkind='torch'\nconut=2\n", 4, ["unknown key engine.e.conut", "did you mean count?"]),
         ("extends = 3\n", 1, ["extends takes one file name"]),
         ("\nextends = 'parnt.toml'\n", 2, ["parnt.toml", "did you mean parent.toml"]),
     ],
@@ -263,6 +266,19 @@ def test_a_mistake_in_a_file_names_file_line_and_key(folder: Path, body: str, li
 def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
     (folder / "parent.toml").write_text(PARENT.replace("temperature", "temprature"))
     assert complaint("child.toml").startswith("parent.toml line 6: unknown key rollout.temprature")
+
+
+def test_engines_are_entries_with_names_and_each_process_has_one_of_its_own(folder: Path) -> None:
+    (folder / "more.toml").write_text(
+        "extends = 'parent.toml'\n[[engine]]\nname = 'e'\nkind = 'torch'\n[[engine]]\nname='f'\nkind='torch'\n"
+    )
+    assert load_recipe(folder / "parent.toml").engine == []
+    found = load_recipe(folder / "more.toml", ["engine.e.count=2"]).engine
+    assert [entry.names for entry in found] == [["e-0", "e-1"], ["f-0"]]
+    resumed = changed(load_recipe(folder / "more.toml"), ["engine.f.count=3"], {})
+    assert [entry.count for entry in resumed.engine] == [1, 3]
+    (folder / "bad.toml").write_text("[[engine]]\nkind = 'torch'\n")
+    assert "[[engine]] number 1 has no name" in complaint("bad.toml")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from rocstar.runs.journal import read_journal
 from tests.tiny_run import (
     RL_STEPS,
     SFT_STEPS,
@@ -129,6 +132,37 @@ def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(
     for mine, other in zip(metrics(killed), metrics(whole), strict=True):
         assert mine.pop("stage") == other.pop("stage")
         assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
+
+
+def engines_of(command: Command) -> list[psutil.Process]:
+    children = psutil.Process(command.process.pid).children()
+    return [child for child in children if "rocstar.engines.torch_child" in child.cmdline()]
+
+
+def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(
+    finished: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Engines in processes give the embedded engine's very tokens, and a death costs no attempt."""
+    folder = workplace(tmp_path / "w")
+    recipe = folder / "tiny.toml"
+    recipe.write_text(f'{recipe.read_text()}\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n')
+    command = Command.start(folder, "train", "tiny.toml")
+    while len(metrics_lines(folder)) <= SFT_STEPS and command.process.poll() is None:
+        time.sleep(0.002)
+    engines_of(command)[0].kill()
+    ended = command.after_step(SFT_STEPS + 3, lambda: engines_of(command)[-1].kill())
+    assert ended.code == 0, ended.told
+    events = read_journal(folder / "runs" / "tiny" / "events.jsonl")
+    lost = [event for event in events if event["event"] == "engine_lost"]
+    assert lost and {event["reason"] for event in lost} == {"the engine process ended with SIGKILL"}
+    assert [undisturbed(row) for row in metrics(folder)] == [undisturbed(row) for row in metrics(finished[0])]
+    assert sum(row.get("engine/lost", 0) for row in metrics(folder)) == len(lost)
+    assert attempts(folder) == attempts(finished[0])
+
+
+def undisturbed(row: dict[str, Any]) -> dict[str, Any]:
+    """Metrics without what happened to engines."""
+    return {name: value for name, value in row.items() if not name.startswith("engine/")}
 
 
 def sandbox_daemon(command: Command) -> psutil.Process:

@@ -17,6 +17,7 @@ from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
 from rocstar.evaluation.subject import Subject, find_subject, loaded, opened, positions_of, settings_in_force
 from rocstar.launch import started_sandbox
+from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import claim, numbered
@@ -116,9 +117,10 @@ async def _evaluate(
     screen: Screen,
 ) -> Evaluation:
     use_threads(recipe.run.threads)
-    model, rows = loaded(subject, recipe), recipe.rollout.engine_rows
+    device, rows = device_of(recipe.model), recipe.rollout.engine_rows
+    model = None if recipe.engine else loaded(subject, recipe)
     async with opened(model, subject, recipe, sandbox, positions=positions, rows=rows) as roller:
-        engine = {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
+        engine = {"device": device.type, "dtype": name_of_dtype(compute_dtype(recipe.model, device))}
         setup = _setup(subject, recipe, problems, protocol, roller, source, engine)
         budget, watch = recipe.run.fault_budget, Watch()
         watch.load = roller.engine.load

@@ -13,10 +13,19 @@ from rocstar.config import Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
-from rocstar.learning.models import compute_dtype, device_of, load_model
+from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
-from rocstar.parts import environment_of, make_conversation, make_roller, rollouts_of, template_of
+from rocstar.parts import (
+    OwnedEngine,
+    environment_of,
+    make_conversation,
+    make_roller,
+    opened_fleet,
+    process_engines,
+    rollouts_of,
+    template_of,
+)
 from rocstar.recipe import changed, resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
@@ -108,16 +117,33 @@ def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) 
 
 @asynccontextmanager
 async def opened(
-    model: Any, subject: Subject, recipe: Recipe, sandbox: SandboxClient, *, positions: int, rows: int
+    model: Any | None, subject: Subject, recipe: Recipe, sandbox: SandboxClient, *, positions: int, rows: int
 ) -> AsyncIterator[Roller]:
-    """An engine over `model`, the subject's weights, ready for attempts of `positions` tokens (`positions_of`) under
-    `recipe`, `rows` at once; closed with the context. Raises ConfigError where there is no memory for so many."""
-    codec, template, grader = Codec.load(subject.model), template_of(recipe, subject.model), Grader()
-    engine = TorchEngine(model, rows=rows, positions=positions, vocab_size=codec.vocab_size)
-    try:
-        yield make_roller(
-            recipe, recipe.rollout, codec=codec, template=template, engine=engine, sandbox=sandbox, grader=grader
+    """An engine over `model`, the subject's weights, or where that is None the engines that `[[engine]]` names, which
+    load them themselves; ready for attempts of `positions` tokens (`positions_of`) under `recipe`, `rows` at once.
+    Closed with the context. Raises ConfigError where there is no memory for so many, EngineUnavailable."""
+    codec, template = Codec.load(subject.model), template_of(recipe, subject.model)
+    vocabulary = codec.vocab_size
+    engines: Mapping[str, OwnedEngine]
+    if model is None:
+        device = device_of(recipe.model)
+        engines = process_engines(
+            recipe,
+            folder=str(subject.model.resolve()),
+            version=0,
+            device=device.type,
+            dtype=name_of_dtype(compute_dtype(recipe.model, device)),
+            rows=rows,
+            positions=positions,
+            vocab_size=vocabulary,
         )
+    else:
+        engines = {"embedded": TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)}
+    grader = Grader()
+    try:
+        async with opened_fleet(recipe, engines, vocab_size=vocabulary) as fleet:
+            yield make_roller(
+                recipe, recipe.rollout, codec=codec, template=template, engine=fleet, sandbox=sandbox, grader=grader
+            )
     finally:
-        await engine.close()
         await grader.close()

@@ -103,3 +103,8 @@ def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
     if model.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
+
+
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """As `[model]` calls it."""
+    return str(dtype).removeprefix("torch.")

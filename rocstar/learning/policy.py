@@ -107,10 +107,19 @@ class Policy:
         _write_weights(folder / "model.safetensors", tensors)
 
     @together
-    def publish(self) -> Weights:
-        """The current weights for an engine in this process: the live tensors where nothing is sharded, so an engine
-        copies what it keeps before the next update."""
-        return Weights(version=self.version, tensors=self._tensors(None))
+    def publish(self, folder: Path | None = None) -> Weights:
+        """The current weights for engines. Without a folder they are for one in this process: the live tensors where
+        nothing is sharded, so an engine copies what it keeps before the next update. With one they are written there as
+        a Hugging Face model in the dtype of the forward pass; raises OSError, and RunHalted for weights that are not
+        finite."""
+        if folder is None:
+            return Weights(version=self.version, tensors=self._tensors(None))
+        tensors = self._tensors(self.dtype)
+        if not self.ranks.rank:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.model.config.save_pretrained(folder)
+            _write_weights(folder / "model.safetensors", tensors)
+        return Weights(version=self.version, folder=str(folder))
 
     @together
     def restore(self, folder: Path) -> None:

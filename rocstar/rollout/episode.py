@@ -1,7 +1,8 @@
 """The turn loop: engine, environment, engine, environment, until the attempt ends.
 
 A failed service never becomes a wrong answer: the trajectory ends as ENVIRONMENT_FAILED, carries
-the fault in words, and is left out of its group by whoever collects."""
+the fault in words, and is left out of its group by whoever collects. Nothing is tried again here: an engine that is a
+fleet (fleet.py) and the tools do that themselves."""
 
 from __future__ import annotations
 
@@ -10,12 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from rocstar.errors import EngineUnavailable, Unavailable
+from rocstar.errors import Unavailable
 from rocstar.protocols import Engine, Environment
-from rocstar.types import Completion, Problem, Sampling, Stop, Trajectory, Turn, seed_for
-
-TRIES = 3  # a completion is asked for at most so often when the engine itself fails
-RETRY_SECONDS = 0.2  # first pause between tries; doubles
+from rocstar.types import Problem, Sampling, Stop, Trajectory, Turn, seed_for
 
 Note = Callable[[str, str | None], None]
 """(who, what it waits for), called at each change, with None at the end; `rocstar.watch.Watch.note` is one."""
@@ -47,7 +45,8 @@ async def run_episode(
         while stop is None:
             note(session_id, "an engine")
             request = replace(sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, len(turns)))
-            completion = await _complete(engine, ids, request, session_id, len(turns))
+            name = f"{session_id}/turn{len(turns)}"
+            completion = await engine.generate(ids, request, request_id=name, session_id=session_id)
             asked = time.monotonic()
             turns.append(Turn(completion=completion))
             note(session_id, "a tool")
@@ -79,16 +78,3 @@ async def _close(engine: Engine, environment: Environment, session_id: str, note
     finally:
         await engine.close_session(session_id)
         note(session_id, None)
-
-
-async def _complete(engine: Engine, ids: list[int], sampling: Sampling, session_id: str, turn: int) -> Completion:
-    for attempt in range(TRIES):
-        try:
-            return await engine.generate(
-                ids, sampling, request_id=f"{session_id}/turn{turn}/try{attempt}", session_id=session_id
-            )
-        except EngineUnavailable:
-            if attempt + 1 == TRIES:
-                raise
-            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
-    raise AssertionError("unreachable")

@@ -202,7 +202,8 @@ def _longest_response(recipe: Recipe) -> int:
 
 def _refuse_too_many_rows(recipe: Recipe, cache: CacheShape | None, positions: int) -> None:
     """On the CPU: the engine asks a GPU for its memory itself."""
-    device, rows = recipe.model.device, recipe.rollout.engine_rows
+    device = recipe.model.device
+    rows = recipe.rollout.engine_rows * max(1, sum(entry.count for entry in recipe.engine))
     if cache is None or device == "cuda" or (device == "auto" and any(Path(file).exists() for file in ACCELERATORS)):
         return
     itemsize = 2 if recipe.model.dtype == "bfloat16" else 4

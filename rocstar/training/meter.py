@@ -1,5 +1,5 @@
-"""The phases of a run: accounts of CPU seconds, this process by phase and the sandbox's process tree apart; and whoever
-looks on is told which is under way."""
+"""The phases of a run: accounts of CPU seconds, this process by phase and other processes apart; and whoever looks on
+is told which is under way."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Meter:
 
     def __init__(self, sandbox: SandboxClient, note: Callable[[str | None], None] = lambda phase: None) -> None:
         """`note` is told each phase as it begins, and None at its end."""
-        self._sandbox = sandbox
+        self._others = {"sandbox": sandbox.cpu_seconds}
         self._note = note
-        self._sandbox_before = 0.0
+        self._before: defaultdict[str, float] = defaultdict(float)
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -34,11 +34,16 @@ class Meter:
             self._note(None)
             self._seconds[name] += time.process_time() - before
 
+    def watch(self, name: str, seconds: Callable[[], float]) -> None:
+        """Count other processes too; `seconds` is what they have used so far."""
+        self._others[name] = seconds
+
     def take(self) -> dict[str, float]:
-        """`cpu/<phase>` seconds since the last call, `cpu/sandbox` included."""
-        now = self._sandbox.cpu_seconds()
-        self._seconds["sandbox"] += now - self._sandbox_before
-        self._sandbox_before = now
+        """`cpu/<phase>` seconds since the last call, those of other processes included."""
+        for name, used in self._others.items():
+            now = used()
+            self._seconds[name] += now - self._before[name]
+            self._before[name] = now
         taken = {PREFIX + name: round(seconds, 4) for name, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken

@@ -9,24 +9,27 @@ import copy
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.engines.process import ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.models import compute_dtype, device_of
+from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
-from rocstar.parts import make_roller
+from rocstar.parts import OwnedEngine, make_roller, opened_fleet, process_engines
 from rocstar.rollout.collect import Roller
+from rocstar.rollout.fleet import Fleet, Tell
 from rocstar.runs.atomic import write_atomic, write_json
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
@@ -38,6 +41,7 @@ from rocstar.training.checkpoints import Progress, latest, prune, save
 from rocstar.training.coldstart import Opened, opened, opening
 from rocstar.training.material import Material, fingerprint, positions_of
 from rocstar.training.meter import Meter
+from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stopper import Stopper
 from rocstar.types import BatchRow, Resampled
@@ -57,10 +61,12 @@ class Run:
     stopper: Stopper
     meter: Meter
     policy: Policy
-    engine: TorchEngine
+    engine: Fleet
     sandbox: SandboxClient
     grader: Grader
     tracker: RunTracker
+    published: PublishedWeights | None
+    """Where engines in other processes find the weights; None where there are none."""
     watch: Watch
     progress: Progress
     checkpoint: Path | None
@@ -112,6 +118,11 @@ class Run:
             grader=self.grader,
             note=self.watch.note,
         )
+
+    async def publish(self) -> None:
+        """Give the engines the current weights. Raises EngineUnavailable when none takes them."""
+        weights = self.published.publish(self.policy) if self.published else self.policy.publish()
+        await self.engine.load_weights(weights)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -200,7 +211,7 @@ class Run:
             return
         self.screen.stage(name, f"evaluation on {len(problems)} held-out problems")
         with self.meter.phase("evaluation"):
-            await self.engine.load_weights(self.policy.publish())
+            await self.publish()
             protocol = Protocol(
                 attempts=settings.attempts,
                 temperature=settings.temperature,
@@ -219,7 +230,7 @@ class Run:
                 model=self.folder.name,
                 step=self.progress.step,
                 data=self.recipe.data.model_dump(include={"source", "test_files"}),
-                engine={"device": self.policy.device.type, "dtype": str(self.policy.dtype).removeprefix("torch.")},
+                engine={"device": self.policy.device.type, "dtype": name_of_dtype(self.policy.dtype)},
             )
             budget = self.recipe.run.fault_budget
             made = await evaluate_policy(
@@ -239,7 +250,7 @@ async def opened_run(
     material: Material, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
 ) -> AsyncIterator[Run]:
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
-    with ExitStack() as closing:
+    async with AsyncExitStack() as closing:
         _same_problems(material, folder)
         watch = Watch()
         meter = Meter(sandbox, partial(watch.note, RUN))
@@ -257,38 +268,47 @@ async def opened_run(
         ranks = _ranks_of(recipe)
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
-        engine = _engine(recipe, made, positions, ranks.local_rank)
-        watch.load = engine.load
+        embedded = None if recipe.engine else _embedded(recipe, made, positions, ranks.local_rank)
         policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoint is not None:
             policy.restore(checkpoint)
             policy.version = progress.policy_version
         grader = Grader()
+        closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        published: PublishedWeights | None = None
+        engines: Mapping[str, OwnedEngine] = {"embedded": embedded} if embedded else {}
+        if embedded is None:
+            published = PublishedWeights(folder.path / "weights")
+            closing.callback(published.close)
+            engines = processes = _processes(recipe, policy, published, positions)
+            meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in processes.values()))
+        telling = _teller(tracker, screen)
+        fleet = await closing.enter_async_context(
+            opened_fleet(recipe, engines, vocab_size=policy.codec.vocab_size, tell=telling)
+        )
+        watch.load = fleet.load
         told = partial(_tell_stall, folder, screen, tracker)
         remedy = f"continue with: rocstar train --resume {folder.name}"
         closing.enter_context(
             watching(watch, Patience.of_run(recipe.run), told, remedy=remedy, break_off=ranks.abandon)
         )
-        try:
-            yield Run(
-                material=material,
-                folder=folder,
-                screen=screen,
-                stopper=stopper,
-                meter=meter,
-                policy=policy,
-                engine=engine,
-                sandbox=sandbox,
-                grader=grader,
-                tracker=tracker,
-                watch=watch,
-                progress=progress,
-                checkpoint=checkpoint,
-            )
-        finally:
-            await engine.close()
-            await grader.close()
+        yield Run(
+            material=material,
+            folder=folder,
+            screen=screen,
+            stopper=stopper,
+            meter=meter,
+            policy=policy,
+            engine=fleet,
+            sandbox=sandbox,
+            grader=grader,
+            tracker=tracker,
+            published=published,
+            watch=watch,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
 
 
 def _same_problems(material: Material, folder: RunFolder) -> None:
@@ -322,9 +342,38 @@ def _ranks_of(recipe: Recipe) -> Ranks:
     return start(recipe.cluster, recipe.model, os.environ)
 
 
-def _engine(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> TorchEngine:
+def _embedded(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> TorchEngine:
     """Over a copy of the model: the learner's own is sharded and changes under way."""
     device = device_of(recipe.model, local_rank)
     model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
     rows, vocabulary = recipe.rollout.engine_rows, made.codec.vocab_size
     return TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)
+
+
+def _teller(tracker: RunTracker, screen: Screen) -> Tell:
+    """Events of engines go into the run folder, and those that a person should know to the screen."""
+
+    def tell(event: str, **details: Any) -> None:
+        tracker.event(event, **details)
+        if event == "engine_lost":
+            screen.note(f"engine {details['engine']} was taken out with {details['turns']} turns: {details['reason']}")
+        elif event == "engine_back":
+            screen.note(f"engine {details['engine']} is back")
+
+    return tell
+
+
+def _processes(recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int) -> dict[str, ProcessEngine]:
+    """Over weights that they read from a folder."""
+    weights = published.publish(policy)
+    assert weights.folder is not None
+    return process_engines(
+        recipe,
+        folder=weights.folder,
+        version=weights.version,
+        device=policy.device.type,
+        dtype=name_of_dtype(policy.dtype),
+        rows=recipe.rollout.engine_rows,
+        positions=positions,
+        vocab_size=policy.codec.vocab_size,
+    )

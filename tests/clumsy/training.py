@@ -167,6 +167,7 @@ LIMITS = [
         [*PRETRAINED, "model.device=cpu", "rollout.engine_rows=1000000000"],
         ["GB", "lower rollout.engine_rows"],
     ),
+    train("an engine that is none", [*TINY, "engine.e.count=2"], ["the recipe has no engine 'e'", "there are none"]),
     train("a vocabulary without letters", [*TINY, "model.vocab_size=3"], ["model.vocab_size 3", "set it to at least"]),
     train("preload of no module", [*TINY, "sandbox.preload=nosuchmodule"], ["'nosuchmodule'", "take it out"]),
     train("preload of no name", [*TINY, "sandbox.preload=no such"], ["'no such'", "take it out"]),

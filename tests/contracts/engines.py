@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.engines.scripted import FaultyEngine, ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.protocols import Engine
-from tests.engines.models import MODELS
+from rocstar.rollout.fleet import Fleet
+from rocstar.rollout.least_busy import LeastBusy
+from tests.engines.models import MODELS, VOCAB
 
 POSITIONS = 512
 
@@ -65,10 +68,31 @@ async def without_faults(open_inner: Callable[[], AbstractAsyncContextManager[En
         yield FaultyEngine(inner, [])
 
 
+@asynccontextmanager
+async def process() -> AsyncIterator[Engine]:
+    """In a process of its own; one without a model, since the torch engine takes seconds to start in each test."""
+    made = ProcessEngine(Settings(folder="none", rows=4, positions=POSITIONS), module="tests.engines.plain_child")
+    await made.restart(None)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@asynccontextmanager
+async def fleet_of(open_inner: Callable[[], AbstractAsyncContextManager[Engine]]) -> AsyncIterator[Engine]:
+    async with open_inner() as inner:
+        made = Fleet({"only": inner}, LeastBusy(), vocab_size=VOCAB)
+        yield made
+        await made.close()
+
+
 QWEN, LLAMA = partial(torch_engine, "qwen"), partial(torch_engine, "llama")
 KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
     "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"]),
     "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
+    "process": Kind(open=process, places=("folder",)),
+    "fleet": Kind(open=partial(fleet_of, QWEN), model=MODELS["qwen"]),
     "faulty": Kind(open=partial(without_faults, scripted)),
 }

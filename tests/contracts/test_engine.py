@@ -41,7 +41,7 @@ class Case:
     async def give(self, version: int, place: str, folder: Path) -> Any:
         """New weights, those of the model of seed 1; returns that model. A kind without a model takes a version."""
         if self.kind.model is None:
-            return await self.engine.load_weights(Weights(version=version))
+            return await self.engine.load_weights(Weights(version=version, folder=str(folder)))
         model = self.model(1)
         published = saved(model, folder, version)
         in_memory = Weights(version=version, tensors=model.state_dict())

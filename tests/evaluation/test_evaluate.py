@@ -16,7 +16,6 @@ from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
-from rocstar.rollout import episode
 from rocstar.rollout.collect import Roller
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
@@ -24,11 +23,6 @@ from tests.rollout.examples import ANSWER, CODEC, STOP, conversation, limits, pr
 
 PROBLEMS = [Problem(id=problem_id(f"{n}+1?"), question=f"{n}+1?", answer=str(n + 1)) for n in range(20)]
 SETUP = {"model": "m"}
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode, "RETRY_SECONDS", 0.0)
 
 
 class Dead(ScriptedTool):

@@ -125,7 +125,7 @@ async def test_cancelling_a_step_closes_its_sessions(notebooks: Notebooks, cell:
         """Never comes to the third completion."""
 
         async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Any:
-            if "/turn2/" in names["request_id"]:
+            if names["request_id"].endswith("/turn2"):
                 await asyncio.Event().wait()
             return await super().generate(token_ids, sampling, **names)
 

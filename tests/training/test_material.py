@@ -27,6 +27,15 @@ def material(*stages: dict[str, Any], **base: Any) -> Material:
     return read_material(recipe_of({"rollout": {"max_response_tokens": 64}, **base}, list(stages)))
 
 
+def test_the_memory_of_all_engines_together_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone fits; each process has a cache of its own."""
+    monkeypatch.setattr("rocstar.training.material.host_bytes", lambda: 20_000_000)
+    base = {"model": {"device": "cpu"}, "rollout": {"max_response_tokens": 64, "engine_rows": 200}}
+    material(COLD, RL, **base)
+    with pytest.raises(ConfigError, match=r"of 600 sequences .* lower rollout.engine_rows"):
+        material(COLD, RL, **base, engine=[{"name": "e", "kind": "torch", "count": 3}])
+
+
 def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
     rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
     data = {

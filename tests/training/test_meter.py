@@ -45,6 +45,15 @@ def test_taking_starts_the_accounts_anew() -> None:
     assert meter.take() == {"cpu/sandbox": 0.25}
 
 
+def test_other_processes_have_an_account_each() -> None:
+    sandbox: Any = Sandbox()
+    meter, used = Meter(sandbox), [2.0]
+    meter.watch("engines", lambda: used[0])
+    assert meter.take() == {"cpu/sandbox": 0.0, "cpu/engines": 2.0}
+    used[0] = 2.5
+    assert meter.take()["cpu/engines"] == 0.5
+
+
 def test_a_phase_that_fails_is_counted_too() -> None:
     meter = Meter(Sandbox())  # type: ignore[arg-type]
     try:

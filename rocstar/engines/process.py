@@ -1,0 +1,302 @@
+"""An engine in a process of its own, seen from the process that asks: it can be killed, and begun anew.
+
+Frames go over a socket pair, each 4 bytes of length and a MessagePack value. Weights do not: the child reads them from
+a folder. The child ends with its parent, whatever happens to it.
+
+    parent -> child   Open first of all, then Generate, Abort, CloseSession, TakeWeights
+    child -> parent   one Answer for each Open, Generate and TakeWeights; Facts whenever they have changed
+
+Not here: what the child does (child.py); when an engine is well or is begun anew (rollout/fleet.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from msgspec import DecodeError, Struct, msgpack
+from msgspec.structs import replace as with_fields
+
+from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.types import Completion, EngineLoad, Sampling, Weights
+
+HEADER = struct.Struct("!I")
+MAX_FRAME_BYTES = 64 * 2**20  # ten million token ids; what is longer is no frame
+START_SECONDS = 600.0  # to import torch and read a model of many gigabytes from a slow disk
+END_SECONDS = 2.0  # for a process that has closed its socket to end
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What the engine in the child is made of."""
+
+    folder: str
+    """Hugging Face model folder."""
+    version: int = 0
+    """Policy version of the weights there."""
+    device: str = "cpu"
+    """`cpu`, or `cuda`: the child takes the GPU of its `place`."""
+    place: int = 0
+    """Number among the engines of a run."""
+    dtype: str = "float32"
+    rows: int
+    positions: int
+    vocab_size: int | None = None
+
+
+class Open(Struct, frozen=True, tag=True):
+    number: int
+    settings: Settings
+
+
+class Generate(Struct, frozen=True, tag=True):
+    number: int
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    session_id: str
+
+
+class Abort(Struct, frozen=True, tag=True):
+    number: int
+    """Of the Generate."""
+
+
+class CloseSession(Struct, frozen=True, tag=True):
+    session_id: str
+
+
+class TakeWeights(Struct, frozen=True, tag=True):
+    number: int
+    version: int
+    folder: str
+
+
+class Answer(Struct, frozen=True, tag=True):
+    number: int
+    completion: Completion | None = None
+    error: str | None = None
+    """A sentence, where it could not be done."""
+    is_config: bool = False
+    """The error is a ConfigError."""
+
+
+class Facts(Struct, frozen=True, tag=True):
+    load: EngineLoad
+    cpu_seconds: float
+    """Used by the child so far."""
+
+
+ToChild = Open | Generate | Abort | CloseSession | TakeWeights
+FromChild = Answer | Facts
+encode = msgpack.Encoder().encode
+decode_to_child = msgpack.Decoder(ToChild).decode
+decode_from_child = msgpack.Decoder(FromChild).decode
+
+
+def pack(message: ToChild | FromChild) -> bytes:
+    """A frame's bytes."""
+    body = encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """Raises EOFError when the other end is gone, ValueError for what cannot be a frame."""
+    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return await reader.readexactly(length)
+
+
+class ProcessEngine:
+    """Engine whose arithmetic is in a child process, which runs `python -m MODULE DESCRIPTOR`.
+
+    Nothing runs before the first `restart`. When the process ends, whoever waits gets EngineUnavailable with how it
+    ended; so does everyone who asks before the next `restart`."""
+
+    def __init__(self, settings: Settings, *, module: str = "rocstar.engines.torch_child") -> None:
+        self._settings = settings
+        self._module = module
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._numbers = 0
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._requests: dict[str, int] = {}
+        self._ended = "has not been started"
+        self._load = self._before = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
+        self._cpu_seconds = self._cpu_before = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """None while no process runs."""
+        return self._process.pid if self._process and self._writer else None
+
+    async def restart(self, weights: Weights | None) -> None:
+        """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
+        await self.close()
+        self._before = replace(self.load(), used_tokens=0, running=0, waiting=0)
+        self._cpu_before, self._cpu_seconds = self.cpu_seconds(), 0.0
+        try:
+            await self._spawn()
+        except OSError as error:
+            raise EngineUnavailable(f"no process could be started for the engine: {error.strerror or error}") from error
+        settings = self._settings
+        if weights is not None and weights.folder is not None:
+            settings = with_fields(settings, folder=weights.folder, version=weights.version)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._call(Open(self._next(), settings))
+        except TimeoutError:
+            await self.close()
+            raise EngineUnavailable(f"the engine process did not start within {START_SECONDS:g} s") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
+    ) -> Completion:
+        number = self._requests[request_id] = self._next()
+        try:
+            answer = await self._call(Generate(number, tuple(token_ids), sampling, session_id))
+        except asyncio.CancelledError:
+            self._send(Abort(number))
+            raise
+        finally:
+            if self._requests.get(request_id) == number:
+                del self._requests[request_id]
+        if answer.completion is None:
+            raise EngineUnavailable("the engine process answered without a completion")
+        return answer.completion
+
+    def load(self) -> EngineLoad:
+        """As the process last said; counters go on over restarts."""
+        load, before = self._load, self._before
+        asked = len(self._requests)
+        return replace(
+            load,
+            waiting=max(0, asked - load.running),
+            produced_tokens=before.produced_tokens + load.produced_tokens,
+            recomputed_tokens=before.recomputed_tokens + load.recomputed_tokens,
+            evictions=before.evictions + load.evictions,
+        )
+
+    def cpu_seconds(self) -> float:
+        """Of the process, and of those before it, as it last said."""
+        return self._cpu_before + self._cpu_seconds
+
+    async def load_weights(self, weights: Weights) -> None:
+        if weights.folder is None:
+            raise EngineUnavailable(f"weights {weights.version} are in no folder that another process could read")
+        await self._call(TakeWeights(self._next(), weights.version, weights.folder))
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._requests:
+            self._send(Abort(self._requests[request_id]))
+
+    async def close_session(self, session_id: str) -> None:
+        self._send(CloseSession(session_id))
+
+    async def close(self) -> None:
+        """Kill the process and wait for its end. Harmless when there is none."""
+        if self._process is None or self._reading is None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._reading
+        self._process = self._reading = None
+        self._ended = "was closed"
+
+    # -- the process --------------------------------------------------------------------------------------------------
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", self._module, str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                env=_environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._load = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
+        self._reading = asyncio.create_task(self._read(reader, self._process))
+
+    async def _read(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
+        """Consumes the child's frames; settles who waits; ends with the process."""
+        try:
+            while True:
+                self._hear(decode_from_child(await read_frame(reader)))
+        except (EOFError, OSError):
+            self._ended = _how(await _ending(process))
+        except (ValueError, DecodeError) as error:
+            process.kill()
+            self._ended = f"sent what is no message ({error})"
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+        for waiter in self._asked.values():
+            if not waiter.done():
+                waiter.set_exception(self._gone())
+
+    def _hear(self, message: FromChild) -> None:
+        if isinstance(message, Facts):
+            self._load, self._cpu_seconds = message.load, message.cpu_seconds
+            return
+        waiter = self._asked.get(message.number)
+        if waiter is None or waiter.done():
+            return
+        if message.error is None:
+            waiter.set_result(message)
+        else:
+            waiter.set_exception((ConfigError if message.is_config else EngineUnavailable)(message.error))
+
+    async def _call(self, message: Open | Generate | TakeWeights) -> Answer:
+        if self._writer is None:
+            raise self._gone()
+        waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[message.number] = waiter
+        self._send(message)
+        try:
+            return await waiter
+        finally:
+            del self._asked[message.number]
+
+    def _send(self, message: ToChild) -> None:
+        """Never waits: what a stopped process does not read stays in our memory, a turn's tokens at most."""
+        if self._writer is not None:
+            self._writer.write(pack(message))
+
+    def _next(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _gone(self) -> EngineUnavailable:
+        return EngineUnavailable(f"the engine process {self._ended}")
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ROCSTAR_PARENT": str(os.getpid())}
+
+
+async def _ending(process: asyncio.subprocess.Process) -> int:
+    """Its exit code; one that has left us but goes on is killed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            return await process.wait()
+    with suppress(ProcessLookupError):
+        process.kill()
+    return await process.wait()
+
+
+def _how(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"ended with {signal.Signals(-code).name}"

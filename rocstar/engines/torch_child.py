@@ -1,0 +1,37 @@
+"""The torch engine in a process of its own, with one torch thread: the module that `process.py` starts."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from rocstar.engines.child import run
+from rocstar.engines.process import Settings
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.errors import EngineUnavailable
+from rocstar.types import Weights
+
+
+async def opened(settings: Settings) -> TorchEngine:
+    """Raises ConfigError where it does not fit into memory, EngineUnavailable where the folder cannot be read."""
+    disable_progress_bar()
+    device = torch.device("cpu")
+    if settings.device == "cuda":
+        device = torch.device("cuda", settings.place % torch.cuda.device_count())
+    try:
+        model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=getattr(torch, settings.dtype))
+    except (OSError, ValueError) as error:
+        raise EngineUnavailable(f"the model in {settings.folder} could not be loaded: {error}") from error
+    model = model.to(device)
+    engine = TorchEngine(model, rows=settings.rows, positions=settings.positions, vocab_size=settings.vocab_size)
+    if settings.version:  # else it has what the folder holds
+        await engine.load_weights(Weights(version=settings.version, folder=settings.folder))
+    return engine
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    raise SystemExit(run(opened, sys.argv[1:]))

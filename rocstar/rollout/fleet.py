@@ -1,0 +1,448 @@
+"""Several engines behind one Engine: runs turns where a scheduler says, and knows which engines are well.
+
+    generate -> Ask -> Scheduler.assign -> the turn runs on that engine -> its completion
+
+This is the one place where a turn is asked for again. A turn whose engine fails, hangs or returns what cannot be starts
+anew on another from its tokens; seeds go by identity, so where engines promise the same tokens it gets the same ones.
+An engine that fails is *taken out* and tried with a probe now and then, with the newest weights, until it is *back*.
+
+Not here: which engine does what (scheduler.py), what is wrong with a completion (garbage.py), starting and closing
+engines (whoever made them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
+from rocstar.protocols import Engine, RestartableEngine
+from rocstar.rollout.garbage import aborted, complaint
+from rocstar.rollout.scheduler import Ask, Scheduler
+from rocstar.rollout.turns import Member, Session, Turn
+from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
+
+FAILURES = 3  # in a row, before an engine is taken out: one may be the request's own, three hardly are
+TRIES = 10  # of one turn; so many engines do not die under a turn by chance, so the turn itself must break them
+TICK_SECONDS = 1.0  # between two looks at the engines; short beside any patience, long beside what a look costs
+FIRST_PAUSE = 0.5  # seconds before the first probe of an engine that was taken out; doubles with each
+LONGEST_PAUSE = 15.0
+DOUBLINGS = 10
+PROBE = Sampling(max_new_tokens=1)
+PROBE_IDS = (0,)  # the one id that every tokenizer has
+
+
+class Tell(Protocol):
+    """Records an event of a run (`runs.tracker.RunTracker.event`)."""
+
+    def __call__(self, event: str, **details: Any) -> None: ...
+
+
+def tell_nobody(event: str, **details: Any) -> None:
+    """For a fleet without a run."""
+
+
+class Fleet:
+    """Engine over named engines. `patience_seconds`: an engine that has turns to do and shows no progress for so long
+    is taken out, and so is one that takes longer for new weights; turns that no engine does for so long end with
+    EngineUnavailable. vocab_size: ids lie below it; None where nobody knows.
+
+    Patience is counted in looks, not by the clock: while a learner keeps the event loop busy nobody looks."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        scheduler: Scheduler,
+        *,
+        vocab_size: int | None = None,
+        patience_seconds: float = 120.0,
+        tell: Tell = tell_nobody,
+    ) -> None:
+        self._members = {
+            name: Member(name=name, engine=engine, version=engine.load().policy_version)
+            for name, engine in engines.items()
+        }
+        self._scheduler = scheduler
+        self._vocab_size = vocab_size
+        self._patience = patience_seconds
+        self._tell = tell
+        self._sessions: dict[str, Session] = {}
+        self._turns: dict[str, Turn] = {}
+        self._weights: Weights | None = None
+        self._version = max(member.version for member in self._members.values())
+        self._idle_looks = 0
+        self._assigning = False
+        self._watching = False
+        self._back = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counts: Counter[str] = Counter()
+        self._before = self.load()
+
+    # -- the Engine protocol ------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
+    ) -> Completion:
+        """Raises EngineUnavailable when no engine could do it, ConfigError for a request that makes no sense."""
+        turn = self._turn(tuple(token_ids), sampling, request_id, session_id)
+        self._turns[request_id] = turn
+        turn.session.turns.append(turn)
+        if turn.session.turns[0] is turn:
+            self._ask(turn)
+        if not self._watching:
+            self._watching = True
+            self._start(self._watch())
+        try:
+            return await turn.answer
+        except asyncio.CancelledError:
+            self._end(turn)
+            raise
+
+    def load(self) -> EngineLoad:
+        """Of the engines that are up; what was done so far is that of all."""
+        loads = [(member.up, member.engine.load()) for member in self._members.values()]
+        up = [load for is_up, load in loads if is_up]
+        running = sum(len(member.turns) for member in self._members.values())
+        return EngineLoad(
+            capacity_tokens=sum(load.capacity_tokens for load in up),
+            used_tokens=sum(load.used_tokens for load in up),
+            running=sum(load.running for load in up),
+            waiting=sum(load.waiting for load in up) + len(self._turns) - running,
+            policy_version=self._version,
+            produced_tokens=sum(load.produced_tokens for _, load in loads),
+            recomputed_tokens=sum(load.recomputed_tokens for _, load in loads),
+            evictions=sum(load.evictions for _, load in loads),
+        )
+
+    async def load_weights(self, weights: Weights) -> None:
+        """To all engines at once. One that fails is taken out and gets them before it is back. Raises EngineUnavailable
+        when no engine has them within the patience."""
+        self._weights, self._version = weights, weights.version
+        up = [member for member in self._members.values() if member.up]
+        taken = await asyncio.gather(*(self._give(member, weights) for member in up or self._members.values()))
+        if not any(taken):
+            await self._wait_for_one(weights)
+        self._weights = replace(weights, tensors=None) if weights.folder else None
+
+    async def abort(self, request_id: str) -> None:
+        turn = self._turns.get(request_id)
+        if turn is None:
+            return
+        turn.ending = True
+        if turn.member is None:
+            self._settle(turn, aborted())
+        else:
+            await turn.member.engine.abort(turn.request_id)
+
+    async def close_session(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        turns, session.turns = list(session.turns), deque()
+        for turn in turns:
+            self._settle(turn, aborted())
+        self._scheduler.close(session_id, time.monotonic())
+        for name in session.engines:
+            self._start(_close_session(self._members[name].engine, session_id))
+        self._assign_soon()
+
+    # -- what it knows ------------------------------------------------------------------------------------------------
+
+    def take_counts(self) -> dict[str, float]:
+        """`engine/*` metrics: what happened since the last call."""
+        now, counts = self.load(), self._counts
+        before, self._before, self._counts = self._before, now, Counter()
+        return {
+            "engine/lost": float(counts["lost"]),
+            "engine/back": float(counts["back"]),
+            "engine/moved_turns": float(counts["moved"]),
+            "engine/repeated_turns": float(counts["repeated"]),
+            "engine/recomputed_tokens": float(now.recomputed_tokens - before.recomputed_tokens),
+            "engine/evictions": float(now.evictions - before.evictions),
+        }
+
+    async def close(self) -> None:
+        """Turns under way end with EngineUnavailable. The engines are left to whoever made them."""
+        for turn in list(self._turns.values()):
+            self._settle(turn, EngineUnavailable("the fleet was closed"))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    def _turn(self, token_ids: tuple[int, ...], sampling: Sampling, request_id: str, session_id: str) -> Turn:
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = Session(group=f"{hash(token_ids):x}", prompt_tokens=len(token_ids))
+            self._sessions[session_id] = session
+        ask = Ask(
+            request_id=request_id,
+            session_id=session_id,
+            group=session.group,
+            prompt_tokens=session.prompt_tokens,
+            tokens=len(token_ids),
+            limit=sampling.max_new_tokens,
+        )
+        answer = asyncio.get_running_loop().create_future()
+        return Turn(ask=ask, token_ids=token_ids, sampling=sampling, session=session, answer=answer)
+
+    def _ask(self, turn: Turn) -> None:
+        self._scheduler.ask(turn.ask, time.monotonic())
+        self._assign_soon()
+
+    def _assign_soon(self) -> None:
+        """Once for all that happens in one turn of the event loop."""
+        if not self._assigning:
+            self._assigning = True
+            asyncio.get_running_loop().call_soon(self._assign)
+
+    def _assign(self) -> None:
+        self._assigning = False
+        loads = {name: member.engine.load() for name, member in self._members.items() if member.up}
+        now = time.monotonic()
+        for request_id, name in self._scheduler.assign(loads, now) if loads else ():
+            turn = self._turns.get(request_id)
+            if turn is None or turn.member is not None:  # it ended before it began
+                self._scheduler.answered(request_id, 0, now)
+                self._assign_soon()
+            else:
+                self._begin(turn, self._members[name])
+
+    def _begin(self, turn: Turn, member: Member) -> None:
+        turn.tries += 1
+        turn.member = member
+        member.turns.add(turn)
+        turn.session.engines.add(member.name)
+        if turn.previous is not None:
+            moved = turn.previous != member.name
+            self._counts["moved" if moved else "repeated"] += 1
+            self._tell("turn_moved", request=turn.ask.request_id, of=turn.previous, to=member.name)
+        turn.task = self._start(self._run(turn, member, member.version))
+
+    async def _run(self, turn: Turn, member: Member, version: int) -> None:
+        """One try of a turn on an engine whose weights were of `version` when it began."""
+        found: Completion | Exception
+        try:
+            found = await member.engine.generate(
+                turn.token_ids, turn.sampling, request_id=turn.request_id, session_id=turn.ask.session_id
+            )
+        except Exception as error:
+            found = error
+        if turn.task is not asyncio.current_task():
+            return  # the turn was taken from this engine, which did not heed it
+        if isinstance(found, Completion):
+            self._judge(turn, member, found, (version, self._version))
+        elif isinstance(found, EngineUnavailable):
+            self._fail(turn, member, str(found))
+        else:  # the request makes no sense, or a bug: whoever asked must hear of it
+            self._settle(turn, found)
+
+    def _judge(self, turn: Turn, member: Member, completion: Completion, versions: tuple[int, int]) -> None:
+        wrong = complaint(completion, turn.sampling, vocab_size=self._vocab_size, versions=versions)
+        if wrong:
+            self._take_out(member, f"it returned {wrong}")
+        elif completion.finish is Finish.ABORTED and not turn.ending:
+            self._fail(turn, member, "it ended a turn that nobody had ended")
+        else:
+            member.failures = 0
+            member.answered += 1
+            self._settle(turn, completion)
+
+    def _fail(self, turn: Turn, member: Member, reason: str) -> None:
+        """An engine could not do a turn."""
+        member.failures += 1
+        if member.failures >= FAILURES:
+            self._take_out(member, reason)
+            return
+        self._scheduler.answered(turn.ask.request_id, 0, time.monotonic())
+        if self._repeatable(turn, reason):
+            self._ask(turn)
+
+    def _repeatable(self, turn: Turn, reason: str) -> bool:
+        """Take a turn from its engine; False when that was its last try, or somebody wants its end anyway."""
+        assert turn.member is not None
+        turn.member.turns.discard(turn)
+        turn.previous, turn.member, turn.task = turn.member.name, None, None
+        if turn.ending:
+            self._settle(turn, aborted())
+        elif turn.tries >= TRIES:
+            self._settle(turn, EngineUnavailable(f"{TRIES} tries failed; the last on {turn.previous}: {reason}"))
+        return not turn.answer.done()
+
+    def _settle(self, turn: Turn, result: Completion | Exception) -> None:
+        self._end(turn, len(result.token_ids) if isinstance(result, Completion) else 0)
+        if turn.answer.done():
+            return
+        if isinstance(result, Completion):
+            turn.answer.set_result(result)
+        else:
+            turn.answer.set_exception(result)
+
+    def _end(self, turn: Turn, tokens: int = 0) -> None:
+        """Forget a turn, whatever its state; the next of its session is asked."""
+        self._turns.pop(turn.ask.request_id, None)
+        if turn.member is not None:
+            turn.member.turns.discard(turn)
+            self._scheduler.answered(turn.ask.request_id, tokens, time.monotonic())
+            _stop(turn)
+            turn.member = turn.task = None
+        if turn in turn.session.turns:
+            was_first = turn.session.turns[0] is turn
+            turn.session.turns.remove(turn)
+            if was_first and turn.session.turns:
+                self._ask(turn.session.turns[0])
+        self._assign_soon()
+
+    # -- health -------------------------------------------------------------------------------------------------------
+
+    def _take_out(self, member: Member, reason: str) -> None:
+        if not member.up:
+            return
+        member.up, member.reason, member.failures, member.looks = False, reason, 0, 0
+        self._back.clear()
+        turns = list(member.turns)
+        self._counts["lost"] += 1
+        self._tell("engine_lost", engine=member.name, reason=reason, turns=len(turns))
+        self._scheduler.lose(member.name, time.monotonic())
+        for turn in turns:
+            _stop(turn)
+            self._repeatable(turn, reason)
+        self._start(self._revive(member))
+        self._assign_soon()
+
+    async def _revive(self, member: Member) -> None:
+        """Produces an engine that is up again; waits between probes; ends when one succeeds."""
+        while not member.up:
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(member.probes, DOUBLINGS), LONGEST_PAUSE))
+            member.probes += 1
+            if member.up:  # new weights have shown that it is well
+                return
+            try:
+                await self._probe(member)
+            except (Unavailable, ConfigError) as error:
+                member.reason = str(error)
+            else:
+                self._bring_back(member)
+
+    async def _probe(self, member: Member) -> None:
+        """Begin the engine anew where it can be, give it the newest weights, and let it write a token. Raises
+        EngineUnavailable."""
+        engine = member.engine
+        if isinstance(engine, RestartableEngine):
+            await engine.restart(self._weights)
+        while engine.load().policy_version != self._version:
+            if self._weights is None:
+                raise EngineUnavailable(f"it has weights {engine.load().policy_version} of {self._version}")
+            await self._load(engine, self._weights)
+        name = f"probe/{member.name}/{time.monotonic_ns()}"
+        completion = await self._within(
+            engine.generate(PROBE_IDS, PROBE, request_id=name, session_id=name), "did not answer a probe"
+        )
+        await engine.close_session(name)
+        newest = (self._version, self._version)
+        if wrong := complaint(completion, PROBE, vocab_size=self._vocab_size, versions=newest):
+            raise EngineUnavailable(f"it answered a probe with {wrong}")
+
+    def _bring_back(self, member: Member) -> None:
+        if member.up:
+            return
+        member.up, member.reason, member.version, self._idle_looks = True, "", self._version, 0
+        self._counts["back"] += 1
+        self._tell("engine_back", engine=member.name)
+        self._back.set()
+        self._assign_soon()
+
+    async def _give(self, member: Member, weights: Weights) -> bool:
+        """Whether the engine has the weights now; it is taken out otherwise."""
+        try:
+            await self._load(member.engine, weights)
+        except EngineUnavailable as error:
+            self._take_out(member, str(error))
+            return False
+        member.probes, member.version = 0, weights.version
+        self._bring_back(member)
+        return True
+
+    async def _load(self, engine: Engine, weights: Weights) -> None:
+        """Raises EngineUnavailable unless the engine says that it has them."""
+        await self._within(engine.load_weights(weights), "took no weights")
+        if (found := engine.load().policy_version) != weights.version:
+            raise EngineUnavailable(f"it says it has weights {found} after it was given {weights.version}")
+
+    async def _wait_for_one(self, weights: Weights) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._back.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"no engine took weights {weights.version}: {self._reasons()}") from None
+
+    async def _within(self, work: Coroutine[Any, Any, Any], failing: str) -> Any:
+        """Within the patience. Raises EngineUnavailable."""
+        try:
+            async with asyncio.timeout(self._patience):
+                return await work
+        except TimeoutError:
+            raise EngineUnavailable(f"it {failing} for {self._patience:g} s") from None
+
+    async def _watch(self) -> None:
+        """Consumes the engines' loads while turns are under way; takes out what shows no progress; ends with the last
+        turn."""
+        try:
+            while self._turns:
+                await asyncio.sleep(TICK_SECONDS)
+                for member in [member for member in self._members.values() if member.up]:
+                    self._look_at(member)
+                self._look_at_waiting()
+                self._assign_soon()
+        finally:
+            self._watching = False
+
+    def _look_at(self, member: Member) -> None:
+        seen, before = member.progress(), member.seen
+        member.seen = seen
+        member.looks = member.looks + 1 if member.turns and seen == before else 0
+        if self._is_too_long(member.looks):
+            self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
+
+    def _look_at_waiting(self) -> None:
+        """An outage is told in words, never waited out for ever. While a trajectory is with its tool, a scheduler may
+        keep the room that it has on an engine."""
+        up = [member for member in self._members.values() if member.up]
+        at_tools = any(not session.turns for session in self._sessions.values())
+        idle = not any(member.turns for member in up) and not (up and at_tools)
+        self._idle_looks = self._idle_looks + 1 if idle else 0
+        if self._is_too_long(self._idle_looks):
+            error = f"no engine took any of {len(self._turns)} turns for {self._patience:g} s: {self._reasons()}"
+            for turn in list(self._turns.values()):
+                self._settle(turn, EngineUnavailable(error))
+
+    def _is_too_long(self, looks: int) -> bool:
+        return looks * TICK_SECONDS >= self._patience
+
+    def _reasons(self) -> str:
+        said = (f"{member.name}: {member.reason or 'is up'}" for member in self._members.values())
+        return "; ".join(said)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _stop(turn: Turn) -> None:
+    """Cancel what runs of it, unless that is who asks."""
+    if turn.task is not None and turn.task is not asyncio.current_task():
+        turn.task.cancel()
+
+
+async def _close_session(engine: Engine, session_id: str) -> None:
+    with suppress(Unavailable):
+        await engine.close_session(session_id)

@@ -1,0 +1,88 @@
+"""Where engines in other processes find a run's weights: a Hugging Face folder for each version, in memory where that
+has room (/dev/shm), else in the run folder.
+
+The newest two versions are kept, since an engine may still read the older. What a killed run left in memory is removed
+by the next one: a folder belongs to a living run exactly while somebody holds its lock, which the kernel gives back."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from rocstar.engines.memory import host_bytes
+from rocstar.learning.policy import Policy
+from rocstar.types import Weights
+
+MEMORY = Path("/dev/shm")
+PREFIX = "rocstar-weights-"
+ROOM = 2.0  # times the weights that memory must have free: for them, and as much again for everything else
+
+
+class PublishedWeights:
+    """Use it as one for the life of a run, and `close` it."""
+
+    def __init__(self, disk: Path, memory: Path = MEMORY) -> None:
+        """disk: the folder for what memory has no room for; made when it is needed."""
+        self._disk = disk
+        self._memory: Path | None = None
+        self._lock: int | None = None
+        if memory.is_dir():
+            self._memory, self._lock = _locked_folder(memory)
+        self._kept: list[Path] = []
+        self._count = 0
+
+    def publish(self, policy: Policy) -> Weights:
+        """Raises OSError where neither memory nor disk has room, RunHalted for weights that are not finite."""
+        for old in self._kept[:-1]:
+            shutil.rmtree(old, ignore_errors=True)
+        self._count += 1
+        folder = self._place(_size(policy)) / f"{self._count:06d}"
+        weights = policy.publish(folder)
+        self._kept = [*self._kept[-1:], folder]
+        return weights
+
+    def close(self) -> None:
+        for folder in self._kept:
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._memory is not None and self._lock is not None:
+            shutil.rmtree(self._memory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def _place(self, size: int) -> Path:
+        if self._memory is not None:
+            free = min(shutil.disk_usage(self._memory).free, host_bytes())
+            if free >= ROOM * size:
+                return self._memory
+        return self._disk
+
+
+def _size(policy: Policy) -> int:
+    """Bytes of the published weights."""
+    return sum(parameter.numel() for parameter in policy.parameters) * policy.dtype.itemsize
+
+
+def _locked_folder(parent: Path) -> tuple[Path, int]:
+    """A new folder in `parent` and the descriptor that holds its lock; those without a holder are removed."""
+    for left in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or another run's
+            lock = _lock(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    return folder, _lock(folder)
+
+
+def _lock(folder: Path) -> int:
+    """Raises OSError where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

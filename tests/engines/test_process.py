@@ -1,0 +1,185 @@
+"""An engine in a process of its own: what is asked of it arrives, and its death, its silence and its lies are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from rocstar.engines.process import ProcessEngine, Settings
+from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.rollout import fleet as fleet_module
+from rocstar.rollout.fleet import Fleet
+from rocstar.rollout.least_busy import LeastBusy
+from rocstar.types import Completion, Finish, Sampling, Weights
+from tests.engines.plain import IDS, written
+
+PLAIN = "tests.engines.plain_child"
+PROMPT = (3, 4, 5)
+
+
+def plain(rows: int = 4) -> ProcessEngine:
+    return ProcessEngine(Settings(folder="none", rows=rows, positions=64), module=PLAIN)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ProcessEngine]:
+    made = plain()
+    await made.restart(None)
+    yield made
+    await made.close()
+
+
+async def ask(engine: Any, session: str = "s", turn: int = 0, tokens: int = 5) -> Completion:
+    sampling = Sampling(max_new_tokens=tokens, seed=turn)
+    made: Completion = await engine.generate(PROMPT, sampling, request_id=f"{session}/{turn}", session_id=session)
+    return made
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - facts come from another process
+        await asyncio.sleep(0.001)
+
+
+def strike(engine: ProcessEngine, number: int) -> None:
+    assert engine.pid is not None
+    os.kill(engine.pid, number)
+
+
+async def test_a_completion_is_the_one_that_the_engine_in_the_child_made(engine: ProcessEngine) -> None:
+    completion = await ask(engine)
+    assert completion.token_ids == written(PROMPT, Sampling(max_new_tokens=5, seed=0))
+    assert completion.finish is Finish.LENGTH and len(completion.logprobs) == 5
+    assert engine.load().produced_tokens == 5 and engine.load().running == engine.load().waiting == 0
+
+
+async def test_new_weights_are_there_when_the_call_returns(engine: ProcessEngine) -> None:
+    await engine.load_weights(Weights(version=3, folder="w"))
+    assert engine.load().policy_version == 3
+    assert (await ask(engine)).version_spans == ((3, 5),)
+    with pytest.raises(EngineUnavailable, match="weights 4 are in no folder"):
+        await engine.load_weights(Weights(version=4, tensors={}))
+
+
+async def test_cancelling_and_aborting_reach_the_child(engine: ProcessEngine) -> None:
+    turns = [asyncio.create_task(ask(engine, f"s{n}", tokens=100_000)) for n in range(2)]
+    await until(lambda: engine.load().running == 2)
+    turns[0].cancel()
+    await until(lambda: engine.load().running == 1)
+    await engine.abort("s1/0")
+    assert (await turns[1]).finish is Finish.ABORTED
+    assert engine.load().running == 0
+
+
+async def test_its_death_is_told_to_who_waits_and_to_who_asks_until_it_is_begun_anew(engine: ProcessEngine) -> None:
+    before = await ask(engine)
+    turn = asyncio.create_task(ask(engine, "t", tokens=100_000))
+    await until(lambda: engine.load().running == 1)
+    strike(engine, signal.SIGKILL)
+    for waiting in (turn, ask(engine, "u"), engine.load_weights(Weights(version=3, folder="w"))):
+        with pytest.raises(EngineUnavailable, match="the engine process ended with SIGKILL"):
+            await waiting
+    assert engine.pid is None
+    produced = engine.load().produced_tokens
+    await engine.restart(Weights(version=8, folder="w"))
+    assert engine.load().policy_version == 8 and engine.load().produced_tokens == produced >= 5
+    assert (await ask(engine)).token_ids == before.token_ids
+
+
+async def test_its_death_over_new_weights_is_told(engine: ProcessEngine) -> None:
+    strike(engine, signal.SIGSTOP)
+    taking = asyncio.create_task(engine.load_weights(Weights(version=3, folder="w")))
+    await asyncio.sleep(0)
+    strike(engine, signal.SIGKILL)
+    with pytest.raises(EngineUnavailable, match="SIGKILL"):
+        await taking
+
+
+async def test_a_process_that_is_stopped_can_be_ended_and_begun_anew(engine: ProcessEngine) -> None:
+    strike(engine, signal.SIGSTOP)
+    turn = asyncio.create_task(ask(engine))
+    await asyncio.sleep(0)
+    await engine.restart(None)
+    with pytest.raises(EngineUnavailable):
+        await turn
+    assert len((await ask(engine)).token_ids) == 5
+
+
+async def test_an_engine_that_cannot_be_made_says_why() -> None:
+    made = plain(rows=2000)
+    with pytest.raises(ConfigError, match=r"2000 rows do not fit; lower rollout.engine_rows"):
+        await made.restart(None)
+    assert made.pid is None
+    with pytest.raises(EngineUnavailable, match="the engine process was closed"):
+        await ask(made)
+
+
+async def test_a_child_that_sends_what_is_no_message_is_ended() -> None:
+    made = ProcessEngine(Settings(folder="none", rows=1, positions=1), module="tests.engines.garbled_child")
+    with pytest.raises(EngineUnavailable, match="sent what is no message"):
+        await made.restart(None)
+    await made.close()
+
+
+PARENT = """
+import asyncio, sys
+from tests.engines.test_process import plain
+
+async def main():
+    engine = plain()
+    await engine.restart(None)
+    print(engine.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_child_ends_with_its_parent_however_that_ends(stopped: bool) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        if stopped:
+            child.suspend()
+        parent.kill()
+    child.wait(30)
+    assert not child.is_running()
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGSTOP,)], ids=["killed", "stopped"])
+async def test_a_fleet_loses_nothing_by_a_process_and_begins_it_anew(
+    signals: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(fleet_module, "FIRST_PAUSE", 0.01)
+    engines = {"a": plain(), "b": plain()}
+    await asyncio.gather(*(engine.restart(None) for engine in engines.values()))
+    told: list[tuple[str, dict[str, Any]]] = []
+    fleet = Fleet(
+        engines,
+        LeastBusy(),
+        vocab_size=IDS,
+        patience_seconds=5.0,
+        tell=lambda event, **details: told.append((event, details)),
+    )
+    await fleet.load_weights(Weights(version=2, folder="w"))
+    turns = [asyncio.create_task(ask(fleet, f"s{n}", tokens=300)) for n in range(6)]
+    await until(lambda: all(engine.load().running == 3 for engine in engines.values()))
+    strike(engines["a"], signals[0])
+    wanted = written(PROMPT, Sampling(max_new_tokens=300, seed=0))
+    assert [(await turn).token_ids for turn in turns] == [wanted] * 6
+    await until(lambda: told[-1][0] == "engine_back")
+    assert [event for event, _ in told] == ["engine_lost", *["turn_moved"] * 3, "engine_back"]
+    assert engines["a"].load().policy_version == 2
+    assert {(await ask(fleet, f"t{n}")).version_spans for n in range(4)} == {((2, 5),)}
+    await fleet.close()
+    await asyncio.gather(*(engine.close() for engine in engines.values()))
