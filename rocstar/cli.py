@@ -59,7 +59,7 @@ Question = Annotated[
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; cluster.*, engine.*, run.stall_* may change."),
+    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; where it computes may change."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a run's name or `last`.")]
