@@ -1,11 +1,13 @@
 """Is what the engine records exact, whatever happens to it? Ids and logprobs of many trajectories against transformers.
 
-    python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--rows 16] [--at-once 64] [--seed 0]
+    python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--faults 4] [--rows 8] [--at-once 64]
 
 Groups of siblings with a prompt in common go on for up to three turns, with a tool's reply and its wait between them,
-on a torch engine whose cache holds a fraction of the sessions that are open, so that caches are given up and built
-again. Meanwhile the weights are swapped, in the middle of completions. Then each recorded token is looked at again with
-a plain transformers forward of the policy version that is stamped on it, over everything that stood before it:
+on a fleet of two torch engines whose caches hold a fraction of the sessions that are open, so that caches are given up
+and built again. Meanwhile the weights are swapped, in the middle of completions, and each engine dies with what it had
+in flight and comes back, returns logprobs that are no numbers, token ids that no tokenizer has, and a wrong policy
+version. Then each recorded token is looked at again with a plain transformers forward of the policy version that is
+stamped on it, over everything that stood before it:
 
     logprob     differs by at most 1e-4 nats
     id          is the one that the token's own random number draws from that law, to 1e-5 of probability
@@ -22,24 +24,33 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
+from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_sampling import uniforms
 from rocstar.launch import quiet_torch
 from rocstar.protocols import Engine
+from rocstar.rollout.fleet import Fleet
+from rocstar.rollout.least_busy import LeastBusy
 from rocstar.types import Completion, Sampling, Weights, seed_for
 
 VOCABULARY, POSITIONS = 512, 192
 GROUP, TURNS = 4, 3
 LOGPROB_TOLERANCE = 1e-4  # nats, fp32
 LAW_TOLERANCE = 1e-5  # of probability: a running sum over the vocabulary, in fp32
+KINDS = (FaultKind.DEATH, FaultKind.NAN, FaultKind.GARBAGE, FaultKind.WRONG_VERSION)
+DEAD_FOR = 5  # requests that find an engine dead: more than a fleet takes for a request's own fault
 FORWARD_ROWS = 32  # trajectories in one pass of the plain forward
 
 
@@ -76,6 +87,7 @@ class Errors:
 def main() -> int:
     options = parsed()
     quiet_torch(1)
+    disable_progress_bar()
     torch.set_num_threads(1)
     began = time.process_time()
     records, facts = asyncio.run(rolled(options))
@@ -106,7 +118,10 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trajectories", type=int, default=2000)
     parser.add_argument("--swaps", type=int, default=8, help="of weights, spread over the rollout")
-    parser.add_argument("--rows", type=int, default=16, help="sequences that decode at once, and caches there are for")
+    parser.add_argument("--faults", type=int, default=4, help="of each engine, spread over the rollout")
+    parser.add_argument(
+        "--rows", type=int, default=8, help="sequences that an engine decodes at once, and has room for"
+    )
     parser.add_argument("--at-once", type=int, default=64, help="trajectories that are open at once")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -140,8 +155,41 @@ def model(version: int) -> Any:
 
 
 async def rolled(options: argparse.Namespace) -> tuple[list[Record], dict[str, int]]:
-    """All trajectories, and what the engine went through meanwhile."""
-    engine = TorchEngine(model(0), rows=options.rows, positions=POSITIONS, vocab_size=VOCABULARY)
+    """All trajectories, and what the engines went through meanwhile."""
+    with TemporaryDirectory() as folder:
+        async with opened(options) as fleet:
+            records = await all_trajectories(fleet, options, Path(folder))
+            load, counts = fleet.load(), fleet.take_counts()
+    facts = {"swaps": load.policy_version, "evictions": load.evictions, "recomputed_tokens": load.recomputed_tokens}
+    taken = {name: int(counts[f"engine/{name}"]) for name in ("lost", "back", "moved_turns", "repeated_turns")}
+    return records, {**facts, **{f"engines_{name}" if "turns" not in name else name: n for name, n in taken.items()}}
+
+
+@asynccontextmanager
+async def opened(options: argparse.Namespace) -> AsyncIterator[Fleet]:
+    """Two engines that fail by schedule, as one."""
+    engines = [TorchEngine(model(0), rows=options.rows, positions=POSITIONS, vocab_size=VOCABULARY) for _ in range(2)]
+    faulty = {str(n): FaultyEngine(engine, faults_of(options, n)) for n, engine in enumerate(engines)}
+    fleet = Fleet(faulty, LeastBusy(), vocab_size=VOCABULARY)
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+        for engine in engines:
+            await engine.close()
+
+
+def faults_of(options: argparse.Namespace, place: int) -> list[Fault]:
+    """Evenly spread over the requests that one of two engines gets, about one a trajectory; the engines take turns."""
+    pause = options.trajectories / (options.faults + 1)
+    kinds = [KINDS[n % len(KINDS)] for n in range(options.faults)]
+    return [
+        Fault(kind=kind, first=int(pause * (n + 0.5 + place / 2)), count=DEAD_FOR if kind is FaultKind.DEATH else 1)
+        for n, kind in enumerate(kinds)
+    ]
+
+
+async def all_trajectories(engine: Engine, options: argparse.Namespace, folder: Path) -> list[Record]:
     places, ended, version = asyncio.Semaphore(options.at_once), 0, 0
 
     async def one(number: int) -> Record:
@@ -151,16 +199,16 @@ async def rolled(options: argparse.Namespace) -> tuple[list[Record], dict[str, i
         ended += 1
         if version < options.swaps and (options.swaps + 1) * ended // options.trajectories > version:
             version += 1
-            await engine.load_weights(Weights(version=version, tensors=model(version).state_dict()))
+            await engine.load_weights(published(version, folder / str(version)))
         return record
 
-    try:
-        records = await asyncio.gather(*map(one, range(options.trajectories)))
-        load = engine.load()
-    finally:
-        await engine.close()
-    facts = {"swaps": load.policy_version, "evictions": load.evictions, "recomputed_tokens": load.recomputed_tokens}
-    return records, facts
+    return await asyncio.gather(*map(one, range(options.trajectories)))
+
+
+def published(version: int, folder: Path) -> Weights:
+    """In a folder, from which an engine that was away can take them later."""
+    model(version).save_pretrained(folder)
+    return Weights(version=version, folder=str(folder))
 
 
 async def trajectory(engine: Engine, number: int, seed: int) -> Record:

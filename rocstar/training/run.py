@@ -276,6 +276,11 @@ async def opened_run(
         grader = Grader()
         closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        told = partial(_tell_stall, folder, screen, tracker)
+        remedy = f"continue with: rocstar train --resume {folder.name}"
+        closing.enter_context(  # before the engines, so that their start and end are watched too
+            watching(watch, Patience.of_run(recipe.run), told, remedy=remedy, break_off=ranks.abandon)
+        )
         published: PublishedWeights | None = None
         engines: Mapping[str, OwnedEngine] = {"embedded": embedded} if embedded else {}
         if embedded is None:
@@ -288,11 +293,6 @@ async def opened_run(
             opened_fleet(recipe, engines, vocab_size=policy.codec.vocab_size, tell=telling)
         )
         watch.load = fleet.load
-        told = partial(_tell_stall, folder, screen, tracker)
-        remedy = f"continue with: rocstar train --resume {folder.name}"
-        closing.enter_context(
-            watching(watch, Patience.of_run(recipe.run), told, remedy=remedy, break_off=ranks.abandon)
-        )
         yield Run(
             material=material,
             folder=folder,
