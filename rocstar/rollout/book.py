@@ -1,0 +1,191 @@
+"""What the scheduler knows of one engine: who is there, how its cache will fill, how fast it is.
+
+All running sequences of an engine sample one token a step, so everything is told in its steps: a resident whose own
+tokens are now x, at step v, holds x + (w - v) at a later step w, until it ends. So the cache at step w is the sum of
+(x - v) over those still there, plus w times their number, and the whole future is two sums by the step of the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from rocstar.rollout.scheduler import Ask
+from rocstar.types import EngineLoad
+
+ENDS = 32  # steps of ends are told apart to this part of the longest response
+FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A trajectory as the scheduler sees it."""
+
+    session_id: str
+    group: str
+    prompt: int
+    asked: Ask
+    """Its latest."""
+    number: int
+    """In order of arrival."""
+    kin: Any = None
+    """What its length is expected from."""
+    request_id: str = ""
+    """Of the turn that waits or is worked on; empty while a tool runs."""
+    engine: str | None = None
+    response: int = 0
+    """Tokens after the prompt when last known, replies included."""
+    since: float = -1.0
+    """When its turn began, seconds; negative while none is worked on."""
+    share: float = 0.0
+    """It is assumed to end at the length that this share of its like do not pass."""
+    end: float = 0.0
+    """That length."""
+    reads: float = 0.0
+    """Expected work: cached tokens to be read."""
+    base: float = 0.0
+    """Own tokens minus the engine's step count, since it was entered into the book."""
+    slot: int = 0
+    """Where its end is entered."""
+
+
+@dataclass(slots=True, eq=False)
+class Paces:
+    """Seconds a step takes at a given use of the cache, over all engines."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    steps: dict[int, float] = field(default_factory=dict)
+
+    def expected(self, used: float, seconds: float, steps: float) -> float:
+        """Enter what was seen; the seconds that an average engine takes for it."""
+        place = int(2 * math.log2(used + 1))
+        total = self.seconds[place] = self.seconds.get(place, 0.0) + seconds
+        count = self.steps[place] = self.steps.get(place, 0.0) + steps
+        return total / count * steps
+
+
+class Book:
+    """One engine's residents and forecast."""
+
+    def __init__(self, name: str, load: EngineLoad, paces: Paces) -> None:
+        self.name, self.capacity, self.target = name, load.capacity_tokens, 1.0
+        self.residents: dict[str, Resident] = {}
+        self.groups: Counter[str] = Counter()
+        """Residents by group: the prompt is held once."""
+        self.step, self.reads = 0.0, 0.0
+        self.produced, self._evictions, self._evicted = load.produced_tokens, load.evictions, False
+        self._paces, self._last, self._seen_at = paces, load, -1.0
+        self._seconds = self._expected = 1e-3
+        self._rate = 0.0
+        """Steps a second, lately."""
+        self._width = 1.0
+        self._slots: dict[int, list[float]] = {}
+        """End step // width -> number of residents, sum of bases."""
+        self._prompts = 0
+
+    # Facts
+
+    def look(self, load: EngineLoad, now: float) -> None:
+        """Take in what the engine says; steps follow from the tokens it has produced since."""
+        last, seconds = self._last, now - self._seen_at
+        if seconds <= 0:
+            return
+        running = (last.running + load.running) / 2
+        if running and last.running and load.running:
+            steps = (load.produced_tokens - last.produced_tokens) / running
+            self.step += steps
+            self._rate = steps / seconds
+            if steps > 0:
+                self._seconds = FORGET * self._seconds + seconds
+                used = (last.used_tokens + load.used_tokens) / 2
+                self._expected = FORGET * self._expected + self._paces.expected(used, seconds, steps)
+        self.capacity, self.produced, self._last, self._seen_at = load.capacity_tokens, load.produced_tokens, load, now
+        self._evicted |= load.evictions > self._evictions
+        self._evictions = load.evictions
+
+    def adjust(self, after_eviction: float, regained: float) -> bool:
+        """Fill less far if it has evicted since the last time; whether it has."""
+        evicted, self._evicted = self._evicted, False
+        self.target = self.target * after_eviction if evicted else min(1.0, self.target + regained)
+        return evicted
+
+    # Residents
+
+    def add(self, resident: Resident, response: float) -> None:
+        """Enter a trajectory that is `response` tokens long now."""
+        self.residents[resident.session_id] = resident
+        if not self.groups[resident.group]:
+            self._prompts += resident.prompt
+        self.groups[resident.group] += 1
+        self.reads += resident.reads
+        resident.base = response - self.step
+        if not self._slots:
+            self._width = max(1.0, (resident.asked.limit + resident.response) / ENDS)
+        resident.slot = int((resident.end - resident.base) / self._width)
+        slot = self._slots.setdefault(resident.slot, [0.0, 0.0])
+        slot[0] += 1.0
+        slot[1] += resident.base
+
+    def remove(self, resident: Resident) -> None:
+        del self.residents[resident.session_id]
+        self.groups[resident.group] -= 1
+        if not self.groups[resident.group]:
+            del self.groups[resident.group]
+            self._prompts -= resident.prompt
+        self.reads -= resident.reads
+        slot = self._slots[resident.slot]
+        slot[0] -= 1.0
+        slot[1] -= resident.base
+        if slot[0] < 0.5:
+            del self._slots[resident.slot]
+
+    def clear(self) -> None:
+        self.residents, self._slots = {}, {}  # new ones: callers iterate over the old
+        self.groups.clear()
+        self.reads, self._prompts = 0.0, 0
+
+    def response_at(self, resident: Resident, now: float) -> float:
+        """How long it is by now: what is known, and what it has sampled since its turn began."""
+        if resident.since < 0:
+            return resident.response
+        return min(resident.response + self._rate * (now - resident.since), resident.response + resident.asked.limit)
+
+    # Forecast
+
+    def slowness(self) -> float:
+        """Seconds taken, over what an average engine takes for the same."""
+        return self._seconds / self._expected
+
+    def finish(self) -> float:
+        return self.reads * self.slowness()
+
+    def finish_with(self, reads: float) -> float:
+        """When all expected work is done, `reads` more included; in reads of an average engine."""
+        return (self.reads + reads) * self.slowness()
+
+    def peak_with(self, resident: Resident, spread: float) -> float:
+        """Most tokens that the cache is expected to hold at any later step, `resident` included, and `spread` times the
+        peak over the root of the number for bad luck."""
+        base = resident.response - self.step
+        last = int((resident.end - base) / self._width)
+        prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)
+        number = total = peak = 0.0
+        entered = False
+        for slot in sorted(self._slots, reverse=True):
+            if not entered and slot <= last:
+                entered, number, total = True, number + 1.0, total + base
+                peak = max(peak, self._bound(number, total, last, spread)) if slot < last else peak
+            here = self._slots[slot]
+            number += here[0]
+            total += here[1]
+            peak = max(peak, self._bound(number, total, slot, spread))
+        if not entered:
+            peak = max(peak, self._bound(number + 1.0, total + base, last, spread))
+        return peak + prompts
+
+    def _bound(self, number: float, total: float, slot: int, spread: float) -> float:
+        """Just before the residents of `slot` end."""
+        step = max(self.step, (slot + 0.5) * self._width)
+        return (total + number * step) * (1.0 + spread / math.sqrt(number))
