@@ -38,7 +38,7 @@ class Resident:
     response: int = 0
     """Tokens after the prompt when last known, replies included."""
     since: float = -1.0
-    """When its turn began, seconds; negative while none is worked on."""
+    """Step of its engine at which its turn began; negative while none is worked on."""
     share: float = 0.0
     """It is assumed to end at the length that this share of its like do not pass."""
     end: float = 0.0
@@ -74,7 +74,7 @@ class Book:
         self.residents: dict[str, Resident] = {}
         self.groups: Counter[str] = Counter()
         """Residents by group: the prompt is held once."""
-        self.step, self.reads = 0.0, 0.0
+        self.step, self.reads, self._ends = 0.0, 0.0, 0.0
         self.produced, self._evictions, self._evicted = load.produced_tokens, load.evictions, False
         self._paces, self._last, self._seen_at = paces, load, -1.0
         self._seconds = self._expected = 1e-3
@@ -92,12 +92,12 @@ class Book:
         last, seconds = self._last, now - self._seen_at
         if seconds <= 0:
             return
-        running = (last.running + load.running) / 2
-        if running and last.running and load.running:
-            steps = (load.produced_tokens - last.produced_tokens) / running
+        running = [count for count in (last.running, load.running) if count]
+        if running:
+            steps = (load.produced_tokens - last.produced_tokens) * len(running) / sum(running)
             self.step += steps
             self._rate = steps / seconds
-            if steps > 0:
+            if len(running) == 2 and steps > 0:
                 self._seconds = FORGET * self._seconds + seconds
                 used = (last.used_tokens + load.used_tokens) / 2
                 self._expected = FORGET * self._expected + self._paces.expected(used, seconds, steps)
@@ -120,6 +120,7 @@ class Book:
             self._prompts += resident.prompt
         self.groups[resident.group] += 1
         self.reads += resident.reads
+        self._ends += resident.end
         resident.base = response - self.step
         if not self._slots:
             self._width = max(1.0, (resident.asked.limit + resident.response) / ENDS)
@@ -135,6 +136,7 @@ class Book:
             del self.groups[resident.group]
             self._prompts -= resident.prompt
         self.reads -= resident.reads
+        self._ends -= resident.end
         slot = self._slots[resident.slot]
         slot[0] -= 1.0
         slot[1] -= resident.base
@@ -144,13 +146,18 @@ class Book:
     def clear(self) -> None:
         self.residents, self._slots = {}, {}  # new ones: callers iterate over the old
         self.groups.clear()
-        self.reads, self._prompts = 0.0, 0
+        self.reads, self._ends, self._prompts = 0.0, 0.0, 0
 
-    def response_at(self, resident: Resident, now: float) -> float:
-        """How long it is by now: what is known, and what it has sampled since its turn began."""
+    def step_at(self, now: float) -> float:
+        """Its count of steps, a little after the last look."""
+        return self.step + self._rate * max(0.0, now - self._seen_at)
+
+    def response_at(self, resident: Resident) -> float:
+        """How long it is by now: what is known, and a token for each step since its turn began."""
         if resident.since < 0:
             return resident.response
-        return min(resident.response + self._rate * (now - resident.since), resident.response + resident.asked.limit)
+        sampled = max(0.0, self.step - resident.since)
+        return resident.response + min(sampled, resident.asked.limit)
 
     # Forecast
 
@@ -168,6 +175,11 @@ class Book:
     def peak_with(self, resident: Resident, spread: float) -> float:
         """Most tokens that the cache is expected to hold at any later step, `resident` included, and `spread` times the
         peak over the root of the number for bad luck."""
+        all_at_their_ends = (self._ends + resident.end + self._prompts + resident.prompt) * (
+            1.0 + spread / math.sqrt(len(self.residents) + 1)
+        )
+        if all_at_their_ends <= self.capacity * self.target:
+            return all_at_their_ends  # no need to look closer
         base = resident.response - self.step
         last = int((resident.end - base) / self._width)
         prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)

@@ -286,7 +286,9 @@ class SimulatedEngine:
         share = max(1, int(len(self.running) * self.model.evicted_share))
         latest = [*self.running, *self.feeding][-share:]
         if len(self.running) + len(self.feeding) == 1:
-            raise AssertionError(f"{self.name}: one request outgrew the whole cache; simulate() refuses such a workload")
+            raise AssertionError(
+                f"{self.name}: one request outgrew the whole cache; simulate() refuses such a workload"
+            )
         for job in reversed(latest):
             self._evict(job)
         self._full = True

@@ -2,23 +2,27 @@
 
 - A newcomer is admitted where the expected peak of the cache, with it, fits; `book.py` forecasts it. No room is held
   for what will probably not come: every trajectory is assumed to end at a length drawn from what is expected of it, the
-  shares spread evenly, so that together they end as such trajectories do. While nothing is known of siblings, one of
-  each problem goes first; then the longest expected, but every 16th admission takes whoever waits longest.
-- Among engines with room it goes where the expected work would be done first, at the pace that engine has shown; a
-  prompt that is cached there counts for what it saves.
+  shares spread evenly, so that together they end as such trajectories do.
+- One of each problem goes first, while nothing is known of its siblings. Then the longest expected and the one that
+  has waited longest take turns: long ones must not come last, a batch of only long ones would fill the cache all at
+  the same time, and nobody starves.
+- Among engines with room it goes where the expected work would be done first, at the pace that engine has shown.
+  Where that is nearly equal, siblings are spread: whether a problem is long, its siblings share, so spreading them
+  evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
 - Later turns stay where their cache is. Only when nobody waits for admission, and an engine is behind the others or has
   evicted, a trajectory may move at the start of a turn, if what is still to come outweighs what has to be fed again.
   All moves together feed at most 1% of what was sampled.
 - An engine that evicted is filled less far, and then slowly further again.
 
-What is expected is learned anew when half of the trajectories on engines have ended a turn, so the cost of an event does
-not grow with their number.
+What is expected is learned anew when half of the trajectories on engines have ended a turn, so the cost of an event
+does not grow with their number.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rocstar.rollout.book import Book, Paces, Resident
@@ -28,16 +32,18 @@ from rocstar.types import EngineLoad
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
 FEED_READS = 1000.0  # feeding a token again costs about as much as reading so many cached ones (14B on two MI300X)
-MOVED_SHARE = 0.01  # of the sampled tokens: what moves may feed again
+MOVED_SHARE = 0.005  # of the sampled tokens: what moves may feed again
 BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
-OLDEST_EACH = 16  # admissions
+OLDEST_EACH = 2  # admissions
+NEAR = 4  # engines looked at for a newcomer
+LEARN = 2  # times as many events as trajectories on engines: enough to notice, cheap enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caution:
     """How far engines are filled."""
 
-    spread: float = 0.5
+    spread: float = 1.5
     """Room kept for bad luck: so many times the expected peak over the square root of the residents."""
     after_eviction: float = 0.97
     """The fill target is multiplied by it when an engine has evicted."""
@@ -116,7 +122,7 @@ class KvScheduler:
     def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
         if len(self._books) < len(engines):
             self._meet(engines)
-        if 2 * self._events >= len(self._open) - len(self._oldest):
+        if LEARN * self._events >= len(self._open) - len(self._oldest):
             self._learn(engines, now)
         found = [self._return(resident, engines, now) for resident in self._here(engines)] if self._returning else []
         if self._oldest and self._changed:
@@ -142,7 +148,7 @@ class KvScheduler:
         assert resident.engine is not None
         if resident.engine in self._behind:
             self._rehome(resident, engines)
-        resident.since = now
+        resident.since = self._books[resident.engine].step_at(now)
         return Assignment(resident.request_id, resident.engine)
 
     def _rehome(self, resident: Resident, engines: Mapping[str, EngineLoad]) -> None:
@@ -153,30 +159,43 @@ class KvScheduler:
         best = min((self._books[name] for name in engines), key=Book.finish)
         self._expect(resident)
         work = resident.reads + FEED_READS * tokens
-        if work > 3 * resident.reads or best.finish_with(work) * BEHIND > home.finish() or not self._fits(resident, best):
+        if (
+            work > 3 * resident.reads
+            or best.finish_with(work) * BEHIND > home.finish()
+            or not self._fits(resident, best)
+        ):
             return
         home.remove(resident)
         self._moved_tokens += tokens
         self._settle(resident, best)
 
     def _admit(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
-        candidates = [self._books[name] for name in sorted(self._changed) if name in engines]
-        for book in candidates:
+        books = [self._books[name] for name in self._changed if name in engines]
+        for book in books:
             book.look(engines[book.name], now)
+        order = sorted((book.finish(), book.name) for book in books)
         found = []
-        while candidates and (resident := self._next()) is not None:
+        while order and (resident := self._next()) is not None:
             self._expect(resident)
-            best = min(candidates, key=lambda book: book.finish_with(resident.reads + self._fed(resident, book)))
-            if not self._fits(resident, best):
-                candidates.remove(best)
-                self._changed.discard(best.name)
+            _, name = place = self._among(order, resident)
+            order.remove(place)
+            book = self._books[name]
+            if not self._fits(resident, book):
+                self._changed.discard(name)
                 continue
             del self._oldest[resident.session_id]
             self._admitted += 1
-            self._settle(resident, best)
-            resident.since = now
-            found.append(Assignment(resident.request_id, best.name))
+            self._settle(resident, book)
+            insort(order, (book.finish(), name))
+            resident.since = book.step
+            found.append(Assignment(resident.request_id, name))
         return found
+
+    def _among(self, order: list[tuple[float, str]], resident: Resident) -> tuple[float, str]:
+        """The first to finish; of those that are less than this trajectory behind, the one with the fewest siblings."""
+        latest = order[0][0] + resident.reads
+        near = [place for place in order[:NEAR] if place[0] <= latest]
+        return min(near, key=lambda place: self._books[place[1]].groups[resident.group])
 
     def _fits(self, resident: Resident, book: Book) -> bool:
         """Whether the expected peak stays within the cache. Whoever is alone on an engine needs no forecast."""
@@ -223,11 +242,6 @@ class KvScheduler:
         resident.reads = expectation.rest(kin, resident.response, resident.prompt).reads
         resident.end = expectation.length(kin, resident.response, resident.share)
 
-    def _fed(self, resident: Resident, book: Book) -> float:
-        """Feeding all that `book` does not have, in reads."""
-        cached = resident.prompt if resident.group in book.groups else 0
-        return FEED_READS * (resident.asked.tokens - cached)
-
     def _settle(self, resident: Resident, book: Book) -> None:
         resident.engine = book.name
         book.add(resident, resident.response)
@@ -243,13 +257,14 @@ class KvScheduler:
         live: list[tuple[Resident, float]] = []
         for book in books:
             book.look(engines[book.name], now)
-            live += [(resident, book.response_at(resident, now)) for resident in book.residents.values()]
+            live += [(resident, book.response_at(resident)) for resident in book.residents.values()]
             book.clear()
         self._expectation.learn([(resident.kin, response) for resident, response in live])
         for resident, response in live:
             self._forecast(resident, response)
         self._produced = sum(book.produced for book in books)
         self._sort()
+        self._changed.update(engines)  # what did not fit may fit by what is expected now
         average = sum(book.finish() for book in books) / max(1, len(books))
         evicted = {book.name for book in books if book.adjust(self._caution.after_eviction, self._caution.regained)}
         self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted

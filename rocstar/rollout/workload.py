@@ -1,4 +1,4 @@
-"""What a simulated step has to do: the lengths and tool waits of its attempts, recorded or drawn. No tokens, no text."""
+"""What a simulated step has to do: the lengths and tool waits of its attempts, recorded or drawn. No text."""
 
 from __future__ import annotations
 
