@@ -5,10 +5,12 @@
     python benchmarks/scheduling.py --only tight      # rows whose name holds a word
 
 A row is one training run: each seed is a step, the engines and what the scheduler has learned live on from step to
-step, so the first step of a row is decided without any experience. Figures are sums over the steps of a row. Two kinds of
-engines: `one` gives up one request at a time when its cache is full and keeps 1% of it free for growth (vLLM), `half`
-gives up half of them and keeps nothing free (what the paper says of SGLang). Prints a table, the goals, and last one
-JSON line.
+step, so the first step of a row is decided without any experience. Figures are sums over the steps of a row.
+
+Two kinds of engines: `one` gives up one request at a time when its cache is full and keeps 1% of it free for growth
+(vLLM), `half` gives up half of them and keeps nothing free (what the paper says of SGLang).
+
+Prints a table, the goals, and last one JSON line.
 """
 
 from __future__ import annotations

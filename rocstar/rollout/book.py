@@ -1,15 +1,16 @@
 """What the scheduler knows of one engine: who is there, how its cache will fill, how fast it is.
 
-All running sequences of an engine sample one token a step, so everything is told in its steps: a resident whose own
-tokens are now x, at step v, holds x + (w - v) at a later step w, until it ends. So the cache at step w is the sum of
-(x - v) over those still there, plus w times their number, and the whole future is two sums by the step of the end.
+Residents advance together, so everything is told in steps, one token for each resident, those that wait for a tool
+included on average: a resident whose own tokens are now x, at step v, holds x + (w - v) at a later step w, until it
+ends. So the cache at step w is the sum of (x - v) over those still there, plus w times their number, and the whole
+future is two sums by the step of the end.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rocstar.rollout.scheduler import Ask
@@ -53,17 +54,26 @@ class Resident:
 
 @dataclass(slots=True, eq=False)
 class Paces:
-    """Seconds a step takes at a given use of the cache, over all engines."""
+    """Seconds of a step by the use of the cache, over all engines: a straight line by least squares."""
 
-    seconds: dict[int, float] = field(default_factory=dict)
-    steps: dict[int, float] = field(default_factory=dict)
+    weight: float = 0.0
+    used: float = 0.0
+    seconds: float = 0.0
+    used_used: float = 0.0
+    used_seconds: float = 0.0
 
     def expected(self, used: float, seconds: float, steps: float) -> float:
-        """Enter what was seen; the seconds that an average engine takes for it."""
-        place = int(2 * math.log2(used + 1))
-        total = self.seconds[place] = self.seconds.get(place, 0.0) + seconds
-        count = self.steps[place] = self.steps.get(place, 0.0) + steps
-        return total / count * steps
+        """Enter `steps` steps seen at a use of `used` tokens; the seconds that an average engine takes for them."""
+        each = seconds / steps
+        self.weight += steps
+        self.used += steps * used
+        self.seconds += steps * each
+        self.used_used += steps * used * used
+        self.used_seconds += steps * used * each
+        mean_used, mean = self.used / self.weight, self.seconds / self.weight
+        spread = self.used_used / self.weight - mean_used * mean_used
+        slope = (self.used_seconds / self.weight - mean_used * mean) / spread if spread > 1.0 else 0.0
+        return steps * max(mean / 10, mean + max(0.0, slope) * (used - mean_used))
 
 
 class Book:
@@ -92,15 +102,14 @@ class Book:
         last, seconds = self._last, now - self._seen_at
         if seconds <= 0:
             return
-        running = [count for count in (last.running, load.running) if count]
-        if running:
-            steps = (load.produced_tokens - last.produced_tokens) * len(running) / sum(running)
-            self.step += steps
-            self._rate = steps / seconds
-            if len(running) == 2 and steps > 0:
-                self._seconds = FORGET * self._seconds + seconds
-                used = (last.used_tokens + load.used_tokens) / 2
-                self._expected = FORGET * self._expected + self._paces.expected(used, seconds, steps)
+        produced = load.produced_tokens - last.produced_tokens
+        steps = produced / max(1, len(self.residents))
+        self.step += steps
+        self._rate = steps / seconds
+        if produced and last.running and load.running:
+            used, running = (last.used_tokens + load.used_tokens) / 2, (last.running + load.running) / 2
+            self._seconds = FORGET * self._seconds + seconds
+            self._expected = FORGET * self._expected + self._paces.expected(used, seconds, produced / running)
         self.capacity, self.produced, self._last, self._seen_at = load.capacity_tokens, load.produced_tokens, load, now
         self._evicted |= load.evictions > self._evictions
         self._evictions = load.evictions

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 LENGTHS = 64  # rows of the table, evenly over 0 .. limit
-PRIOR_ENDS = 4.0  # ends assumed before any is seen, so that half have ended at a quarter of the limit
+PRIOR_ENDS = 4.0  # ends assumed before any is seen, evenly over all lengths
 MEMORY = 16_384.0  # ends remembered; then the older half counts half, since the policy changes slowly
 SHRINKAGE = 1.0  # ends that a group's factor of one weighs as much as
 LEVELS = range(-10, 11)  # factors 2 ** (level / 2), from 1/32 to 32: finer steps change no decision
@@ -83,8 +83,7 @@ class LifeTable:
         """A limit larger than any before makes the table start anew: what it holds was cut by the old one."""
         if limit > self.limit:
             self.limit, self._rows = limit, LENGTHS / limit
-            weights = [1 / math.sqrt(row + 1) for row in range(LENGTHS)]
-            self._ended, self._cut = [PRIOR_ENDS * weight / sum(weights) for weight in weights], 0.0
+            self._ended, self._cut = [PRIOR_ENDS / LENGTHS] * LENGTHS, 0.0
             self._renew([0.0] * LENGTHS)
         kin = self._groups.setdefault(group, Kin())
         kin.open += 1

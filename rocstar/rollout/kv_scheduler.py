@@ -43,7 +43,7 @@ LEARN = 2  # times as many events as trajectories on engines: enough to notice, 
 class Caution:
     """How far engines are filled."""
 
-    spread: float = 1.5
+    spread: float = 2.0
     """Room kept for bad luck: so many times the expected peak over the square root of the residents."""
     after_eviction: float = 0.97
     """The fill target is multiplied by it when an engine has evicted."""
