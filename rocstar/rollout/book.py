@@ -9,7 +9,6 @@ future is two sums by the step of the end.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,9 @@ from rocstar.rollout.scheduler import Ask
 from rocstar.types import EngineLoad
 
 ENDS = 32  # steps of ends are told apart to this part of the longest response
+FIRST_TARGET = 0.85  # of the cache, filled before anything is known of lengths
+MOST_TARGET = 0.9  # later: what is expected is a little off, and overflow costs more than a tenth left free
+LEAST_TARGET = 0.6  # however often it evicts
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
 
 
@@ -80,12 +82,12 @@ class Book:
     """One engine's residents and forecast."""
 
     def __init__(self, name: str, load: EngineLoad, paces: Paces) -> None:
-        self.name, self.capacity, self.target = name, load.capacity_tokens, 1.0
+        self.name, self.capacity, self.target = name, load.capacity_tokens, FIRST_TARGET
         self.residents: dict[str, Resident] = {}
-        self.groups: Counter[str] = Counter()
+        self.groups: dict[str, int] = {}
         """Residents by group: the prompt is held once."""
         self.step, self.reads, self._ends = 0.0, 0.0, 0.0
-        self.produced, self._evictions, self._evicted = load.produced_tokens, load.evictions, False
+        self.produced, self._evictions, self._adjusted = load.produced_tokens, load.evictions, load.evictions
         self._paces, self._last, self._seen_at = paces, load, -1.0
         self._seconds = self._expected = 1e-3
         self._rate = 0.0
@@ -111,23 +113,27 @@ class Book:
             self._seconds = FORGET * self._seconds + seconds
             self._expected = FORGET * self._expected + self._paces.expected(used, seconds, produced / running)
         self.capacity, self.produced, self._last, self._seen_at = load.capacity_tokens, load.produced_tokens, load, now
-        self._evicted |= load.evictions > self._evictions
         self._evictions = load.evictions
 
-    def adjust(self, after_eviction: float, regained: float) -> bool:
-        """Fill less far if it has evicted since the last time; whether it has."""
-        evicted, self._evicted = self._evicted, False
-        self.target = self.target * after_eviction if evicted else min(1.0, self.target + regained)
-        return evicted
+    def adjust(self, fall: float, regained: float) -> bool:
+        """Fill less far if it has evicted since the last time, the more the larger the part was; whether it has."""
+        evicted, self._adjusted = self._evictions - self._adjusted, self._evictions
+        if evicted:
+            part = min(1.0, evicted / max(1, len(self.residents)))
+            self.target = max(LEAST_TARGET, self.target * (1.0 - fall * (0.1 + part)))
+        else:
+            self.target = min(MOST_TARGET, self.target + regained)
+        return evicted > 0
 
     # Residents
 
     def add(self, resident: Resident, response: float) -> None:
         """Enter a trajectory that is `response` tokens long now."""
         self.residents[resident.session_id] = resident
-        if not self.groups[resident.group]:
+        siblings = self.groups.get(resident.group, 0)
+        if not siblings:
             self._prompts += resident.prompt
-        self.groups[resident.group] += 1
+        self.groups[resident.group] = siblings + 1
         self.reads += resident.reads
         self._ends += resident.end
         resident.base = response - self.step

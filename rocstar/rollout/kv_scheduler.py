@@ -14,7 +14,7 @@
   All moves together feed at most 1% of what was sampled.
 - An engine that evicted is filled less far, and then slowly further again.
 
-What is expected is learned anew when half of the trajectories on engines have ended a turn, so the cost of an event
+What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
 does not grow with their number.
 """
 
@@ -36,7 +36,6 @@ MOVED_SHARE = 0.005  # of the sampled tokens: what moves may feed again
 BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
 OLDEST_EACH = 2  # admissions
 NEAR = 4  # engines looked at for a newcomer
-LEARN = 2  # times as many events as trajectories on engines: enough to notice, cheap enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +44,9 @@ class Caution:
 
     spread: float = 2.0
     """Room kept for bad luck: so many times the expected peak over the square root of the residents."""
-    after_eviction: float = 0.97
-    """The fill target is multiplied by it when an engine has evicted."""
-    regained: float = 0.002
+    fall: float = 0.3
+    """The fill target of an engine that has evicted falls by a tenth of it, and by it times the part evicted."""
+    regained: float = 0.005
     """Added to a lowered target each time the table is learned anew."""
 
 
@@ -122,7 +121,7 @@ class KvScheduler:
     def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
         if len(self._books) < len(engines):
             self._meet(engines)
-        if LEARN * self._events >= len(self._open) - len(self._oldest):
+        if self._events >= len(self._open) - len(self._oldest):
             self._learn(engines, now)
         found = [self._return(resident, engines, now) for resident in self._here(engines)] if self._returning else []
         if self._oldest and self._changed:
@@ -195,7 +194,7 @@ class KvScheduler:
         """The first to finish; of those that are less than this trajectory behind, the one with the fewest siblings."""
         latest = order[0][0] + resident.reads
         near = [place for place in order[:NEAR] if place[0] <= latest]
-        return min(near, key=lambda place: self._books[place[1]].groups[resident.group])
+        return min(near, key=lambda place: self._books[place[1]].groups.get(resident.group, 0))
 
     def _fits(self, resident: Resident, book: Book) -> bool:
         """Whether the expected peak stays within the cache. Whoever is alone on an engine needs no forecast."""
@@ -266,7 +265,7 @@ class KvScheduler:
         self._sort()
         self._changed.update(engines)  # what did not fit may fit by what is expected now
         average = sum(book.finish() for book in books) / max(1, len(books))
-        evicted = {book.name for book in books if book.adjust(self._caution.after_eviction, self._caution.regained)}
+        evicted = {book.name for book in books if book.adjust(self._caution.fall, self._caution.regained)}
         self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted
 
     def _forecast(self, resident: Resident, response: float) -> None:
