@@ -33,6 +33,8 @@ class Resident:
     """Its latest."""
     number: int
     """In order of arrival."""
+    most: int
+    """Longest response it may come to, tokens."""
     kin: Any = None
     """What its length is expected from."""
     request_id: str = ""
@@ -86,7 +88,7 @@ class Book:
         self.residents: dict[str, Resident] = {}
         self.groups: dict[str, int] = {}
         """Residents by group: the prompt is held once."""
-        self.step, self.reads, self._ends = 0.0, 0.0, 0.0
+        self.step, self.reads, self._ends, self._limits = 0.0, 0.0, 0.0, 0
         self.produced, self._evictions, self._adjusted = load.produced_tokens, load.evictions, load.evictions
         self._paces, self._last, self._seen_at = paces, load, -1.0
         self._seconds = self._expected = 1e-3
@@ -136,6 +138,7 @@ class Book:
         self.groups[resident.group] = siblings + 1
         self.reads += resident.reads
         self._ends += resident.end
+        self._limits += resident.most
         resident.base = response - self.step
         if not self._slots:
             self._width = max(1.0, (resident.asked.limit + resident.response) / ENDS)
@@ -152,6 +155,7 @@ class Book:
             self._prompts -= resident.prompt
         self.reads -= resident.reads
         self._ends -= resident.end
+        self._limits -= resident.most
         slot = self._slots[resident.slot]
         slot[0] -= 1.0
         slot[1] -= resident.base
@@ -161,7 +165,7 @@ class Book:
     def clear(self) -> None:
         self.residents, self._slots = {}, {}  # new ones: callers iterate over the old
         self.groups.clear()
-        self.reads, self._ends, self._prompts = 0.0, 0.0, 0
+        self.reads, self._ends, self._limits, self._prompts = 0.0, 0.0, 0, 0
 
     def step_at(self, now: float) -> float:
         """Its count of steps, a little after the last look."""
@@ -187,17 +191,20 @@ class Book:
         """When all expected work is done, `reads` more included; in reads of an average engine."""
         return (self.reads + reads) * self.slowness()
 
-    def peak_with(self, resident: Resident, spread: float) -> float:
-        """Most tokens that the cache is expected to hold at any later step, `resident` included, and `spread` times the
-        peak over the root of the number for bad luck."""
-        all_at_their_ends = (self._ends + resident.end + self._prompts + resident.prompt) * (
-            1.0 + spread / math.sqrt(len(self.residents) + 1)
-        )
-        if all_at_their_ends <= self.capacity * self.target:
-            return all_at_their_ends  # no need to look closer
+    def fits(self, resident: Resident, spread: float) -> bool:
+        """Whether the expected peak of the cache with `resident`, and `spread` times the peak over the root of the
+        number of residents for bad luck, stays within what is promised of it; or all can come to their limits."""
+        prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)
+        if prompts + self._limits + resident.most <= self.capacity:
+            return True
+        promised = self.capacity * self.target - prompts
+        luck = 1.0 + spread / math.sqrt(len(self.residents) + 1)
+        return (self._ends + resident.end) * luck <= promised or self._peak_with(resident, spread) <= promised
+
+    def _peak_with(self, resident: Resident, spread: float) -> float:
+        """Most own tokens that are expected to be held at any later step, room for bad luck included."""
         base = resident.response - self.step
         last = int((resident.end - base) / self._width)
-        prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)
         number = total = peak = 0.0
         entered = False
         for slot in sorted(self._slots, reverse=True):
@@ -210,7 +217,7 @@ class Book:
             peak = max(peak, self._bound(number, total, slot, spread))
         if not entered:
             peak = max(peak, self._bound(number + 1.0, total + base, last, spread))
-        return peak + prompts
+        return peak
 
     def _bound(self, number: float, total: float, slot: int, spread: float) -> float:
         """Just before the residents of `slot` end."""

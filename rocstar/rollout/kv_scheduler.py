@@ -11,8 +11,8 @@
   evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
 - Later turns stay where their cache is. Only when nobody waits for admission, and an engine is behind the others or has
   evicted, a trajectory may move at the start of a turn, if what is still to come outweighs what has to be fed again.
-  All moves together feed at most 1% of what was sampled.
-- An engine that evicted is filled less far, and then slowly further again.
+  All moves together feed at most 0.5% of what was sampled.
+- At most nine tenths of a cache are promised; of an engine that evicted less, and then slowly more again.
 
 What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
 does not grow with their number.
@@ -197,10 +197,11 @@ class KvScheduler:
         return min(near, key=lambda place: self._books[place[1]].groups.get(resident.group, 0))
 
     def _fits(self, resident: Resident, book: Book) -> bool:
-        """Whether the expected peak stays within the cache. Whoever is alone on an engine needs no forecast."""
+        """By the forecast; whoever is alone on an engine needs none. What is too large for every engine goes to any,
+        for the engine to say so."""
         if resident.asked.tokens >= book.capacity:
-            return False
-        return not book.residents or book.peak_with(resident, self._caution.spread) <= book.capacity * book.target
+            return all(resident.asked.tokens >= other.capacity for other in self._books.values())
+        return not book.residents or book.fits(resident, self._caution.spread)
 
     def _next(self) -> Resident | None:
         """Of those that wait for an engine; it goes on waiting until it is settled."""
@@ -219,7 +220,7 @@ class KvScheduler:
     def _newcomer(self, ask: Ask) -> Resident:
         self._begun += 1
         limit = ask.tokens - ask.prompt_tokens + ask.limit
-        resident = Resident(ask.session_id, ask.group, ask.prompt_tokens, ask, self._begun)
+        resident = Resident(ask.session_id, ask.group, ask.prompt_tokens, ask, self._begun, limit)
         resident.kin = self._expectation.begin(ask.session_id, ask.group, limit)
         resident.share = self._share()
         self._open[ask.session_id] = resident

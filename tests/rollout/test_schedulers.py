@@ -164,10 +164,21 @@ def test_whoever_is_alone_needs_no_forecast() -> None:
     assert ours.assign({"engine0": FREE}, 0.0) == [Assignment("0/0", "engine0")]
 
 
-def test_a_request_larger_than_every_engine_is_not_assigned() -> None:
+def test_a_request_larger_than_an_engine_waits_for_a_larger_one() -> None:
+    ours = KvScheduler()
+    engines = {"engine0": FREE, "engine1": EngineLoad(capacity_tokens=3000, used_tokens=0, running=0, waiting=0)}
+    ours.ask(ask("0", tokens=1000), 0.0)
+    assert ours.assign(engines, 0.0) == [Assignment("0/0", "engine1")]
+
+
+def test_a_request_larger_than_every_engine_is_left_to_an_engine_and_blocks_nobody() -> None:
     ours = KvScheduler()
     ours.ask(ask("0", tokens=1000), 0.0)
-    assert ours.assign({"engine0": FREE}, 0.0) == []
+    ours.ask(ask("1"), 0.0)
+    assert dict(ours.assign({"engine0": FREE}, 0.0))["0/0"] == "engine0"
+    ours.close("0", 1.0)
+    assert dict(ours.assign({"engine0": FREE}, 1.0)).keys() <= {"1/0"}
+    assert not ours.assign({"engine0": FREE}, 2.0)
 
 
 def test_a_later_turn_goes_where_its_cache_is() -> None:
