@@ -11,7 +11,7 @@
   evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
 - Later turns stay where their cache is. Only when nobody waits for admission, and an engine is behind the others or has
   evicted, a trajectory may move at the start of a turn, if what is still to come outweighs what has to be fed again.
-  All moves together feed at most 0.5% of what was sampled.
+  All moves together feed at most 1% of what was sampled.
 - At most nine tenths of a cache are promised; of an engine that evicted less, and then slowly more again.
 
 What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
@@ -32,7 +32,7 @@ from rocstar.types import EngineLoad
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
 FEED_READS = 1000.0  # feeding a token again costs about as much as reading so many cached ones (14B on two MI300X)
-MOVED_SHARE = 0.005  # of the sampled tokens: what moves may feed again
+MOVED_SHARE = 0.01  # of the sampled tokens: what moves may feed again
 BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
 OLDEST_EACH = 2  # admissions
 NEAR = 4  # engines looked at for a newcomer
