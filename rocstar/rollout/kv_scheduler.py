@@ -79,6 +79,7 @@ class KvScheduler:
         resident = self._open.get(ask.session_id)
         if resident is None:
             resident = self._newcomer(ask)
+        self._by_request.pop(resident.request_id, None)  # a turn that was given up before it began
         resident.request_id, resident.asked, resident.response = ask.request_id, ask, ask.tokens - ask.prompt_tokens
         self._by_request[ask.request_id] = resident
         if resident.engine is None:
