@@ -86,7 +86,7 @@ async def measured(options: argparse.Namespace) -> list[Step]:
     from rocstar.engines.process import ProcessEngine, Settings
     from rocstar.engines.torch_engine import TorchEngine
     from rocstar.rollout.fleet import Fleet
-    from rocstar.rollout.least_busy import LeastBusy
+    from rocstar.rollout.kv_scheduler import KvScheduler
 
     torch.set_num_threads(1)
     model = random_model(SIZES["0.34M"], torch.float32)
@@ -99,7 +99,7 @@ async def measured(options: argparse.Namespace) -> list[Step]:
         await asyncio.gather(*(engine.restart(None) for engine in engines.values()))
         undisturbed = TorchEngine(copy.deepcopy(model), rows=rows, positions=positions, vocab_size=VOCAB)
         fleet = Fleet(
-            engines, LeastBusy(), vocab_size=VOCAB, tell=lambda event, **details: told.append((event, details))
+            engines, KvScheduler(), vocab_size=VOCAB, tell=lambda event, **details: told.append((event, details))
         )
         draw, steps = random.Random(0), []
         print("killed  turns lost  moved  finished  twice  differing  logprob gap  seconds  engines", flush=True)

@@ -42,7 +42,7 @@ from rocstar.engines.torch_sampling import uniforms
 from rocstar.launch import quiet_torch
 from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
-from rocstar.rollout.least_busy import LeastBusy
+from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Completion, Sampling, Weights, seed_for
 
 VOCABULARY, POSITIONS = 512, 192
@@ -170,7 +170,7 @@ async def opened(options: argparse.Namespace) -> AsyncIterator[Fleet]:
     """Two engines that fail by schedule, as one."""
     engines = [TorchEngine(model(0), rows=options.rows, positions=POSITIONS, vocab_size=VOCABULARY) for _ in range(2)]
     faulty = {str(n): FaultyEngine(engine, faults_of(options, n)) for n, engine in enumerate(engines)}
-    fleet = Fleet(faulty, LeastBusy(), vocab_size=VOCABULARY)
+    fleet = Fleet(faulty, KvScheduler(), vocab_size=VOCABULARY)
     try:
         yield fleet
     finally:

@@ -19,7 +19,7 @@ import typer
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.verbs import answers, data, sandbox
+from rocstar.verbs import answers, data, sandbox, simulate
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")
 app.command()(answers.verify)
+app.command()(simulate.simulate)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 RunsOrNone = Annotated[

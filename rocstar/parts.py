@@ -23,7 +23,7 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
 from rocstar.rollout.fleet import Fleet, Tell, tell_nobody
-from rocstar.rollout.least_busy import LeastBusy
+from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Scheduler
 from rocstar.rollout.together import all_or_none
 from rocstar.sandbox.call import Limits as ProgramLimits
@@ -160,7 +160,7 @@ def process_engines(
 
 
 def scheduler_of(recipe: Recipe) -> Scheduler:
-    return LeastBusy()
+    return KvScheduler()
 
 
 @asynccontextmanager

@@ -48,7 +48,10 @@ class Scheduler(Protocol):
     def ask(self, ask: Ask, now: float) -> None: ...
 
     def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
-        """What may start now on the engines that are up, by name. `now`: seconds of a clock that never goes back."""
+        """What may start now on the engines that are up, by name. `now`: seconds of a clock that never goes back.
+
+        An engine that is left out is away for now: what it caches is still there. Cheap where nothing has changed, so
+        it may be called after every other call."""
         ...
 
     def answered(self, request_id: str, tokens: int, now: float) -> None:

@@ -13,7 +13,7 @@ from rocstar.engines.scripted import FaultyEngine, ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
-from rocstar.rollout.least_busy import LeastBusy
+from rocstar.rollout.kv_scheduler import KvScheduler
 from tests.engines.models import MODELS, VOCAB
 
 POSITIONS = 512
@@ -82,7 +82,7 @@ async def process() -> AsyncIterator[Engine]:
 @asynccontextmanager
 async def fleet_of(open_inner: Callable[[], AbstractAsyncContextManager[Engine]]) -> AsyncIterator[Engine]:
     async with open_inner() as inner:
-        made = Fleet({"only": inner}, LeastBusy(), vocab_size=VOCAB)
+        made = Fleet({"only": inner}, KvScheduler(), vocab_size=VOCAB)
         yield made
         await made.close()
 

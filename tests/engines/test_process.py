@@ -17,7 +17,7 @@ from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.rollout import fleet as fleet_module
 from rocstar.rollout.fleet import Fleet
-from rocstar.rollout.least_busy import LeastBusy
+from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.types import Completion, Finish, Sampling, Weights
 from tests.engines.plain import IDS, written
 
@@ -166,7 +166,7 @@ async def test_a_fleet_loses_nothing_by_a_process_and_begins_it_anew(
     told: list[tuple[str, dict[str, Any]]] = []
     fleet = Fleet(
         engines,
-        LeastBusy(),
+        KvScheduler(),
         vocab_size=IDS,
         patience_seconds=5.0,
         tell=lambda event, **details: told.append((event, details)),

@@ -18,7 +18,7 @@ from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.protocols import Engine
 from rocstar.rollout import fleet as module
 from rocstar.rollout.fleet import Fleet
-from rocstar.rollout.least_busy import LeastBusy
+from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Ask
 from rocstar.types import Completion, Finish, Sampling, VersionSpan, Weights
 from tests.engines.plain import IDS, PlainEngine, written
@@ -106,7 +106,9 @@ class Told(list[tuple[str, dict[str, Any]]]):
 
 @asynccontextmanager
 async def opened(told: Told | None = None, patience: float = PATIENCE, **engines: Engine) -> AsyncIterator[Fleet]:
-    made = Fleet(engines, LeastBusy(), vocab_size=IDS, patience_seconds=patience, tell=Told() if told is None else told)
+    made = Fleet(
+        engines, KvScheduler(), vocab_size=IDS, patience_seconds=patience, tell=Told() if told is None else told
+    )
     try:
         yield made
     finally:
@@ -262,7 +264,7 @@ async def test_without_any_engine_turns_end_in_words_and_go_on_when_one_is_back(
         assert len((await ask(fleet, "later")).token_ids) == 5
 
 
-class Stubborn(LeastBusy):
+class Stubborn(KvScheduler):
     """Gives no engine to the sessions that it does not like."""
 
     def ask(self, ask: Ask, now: float) -> None:

@@ -1,0 +1,187 @@
+"""How long a trajectory will still be, learned from those that have ended and from those that have not yet.
+
+A life table: of the trajectories that came as far as a length, the share that ended there. Those still under way count
+for as far as they have come, so that the short ones, which end first, do not mislead. Siblings end more or less readily
+than others: a group's ends so far over the ends that the table expected of it, shrunk towards one, is its factor (the
+posterior mean of a gamma frailty; Vaupel, Manton and Stallard 1979). The rest is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+LENGTHS = 64  # rows of the table, evenly over 0 .. limit
+PRIOR_ENDS = 4.0  # ends assumed before any is seen, evenly over all lengths
+MEMORY = 16_384.0  # ends remembered; then the older half counts half, since the policy changes slowly
+SHRINKAGE = 1.0  # ends that a group's factor of one weighs as much as
+LEVELS = range(-10, 11)  # factors 2 ** (level / 2), from 1/32 to 32: finer steps change no decision
+
+
+class Rest(NamedTuple):
+    """What is still to come of a trajectory, expected."""
+
+    tokens: float
+    reads: float
+    """Cached tokens to be read for them: the work."""
+
+
+@dataclass(slots=True, eq=False)
+class Kin:
+    """What is known of a trajectory's length: here, what its siblings have shown."""
+
+    open: int = 0
+    """Siblings that have not ended."""
+    ends: int = 0
+    """Those that ended by themselves."""
+    expected: float = 0.0
+    """Ends that the table expected of those that have ended, by themselves or not."""
+    expected_live: float = 0.0
+    """And of those under way."""
+    level: int = 0
+    """Of the factor by which siblings end more readily than others."""
+
+
+class Expectation(Protocol):
+    """What a scheduler wants to know. Lengths are response tokens, replies included."""
+
+    def begin(self, session_id: str, group: str, limit: int) -> Any:
+        """The trajectory's `kin`, which the other questions take."""
+        ...
+
+    def end(self, kin: Any, response: int) -> None: ...
+
+    def learn(self, live: Sequence[tuple[Any, float]]) -> None:
+        """`live`: kin and length of each trajectory under way."""
+        ...
+
+    def rest(self, kin: Any, response: float, prompt: int) -> Rest: ...
+
+    def length(self, kin: Any, response: float, share: float) -> float:
+        """The length that a `share` of such trajectories do not pass."""
+        ...
+
+
+class LifeTable:
+    def __init__(self) -> None:
+        self.limit = 0
+        self._rows = 1.0
+        """Of the table, per token."""
+        self._ended = [0.0] * LENGTHS
+        self._cut = 0.0
+        """Ended by the limit."""
+        self._groups: dict[str, Kin] = {}
+        self._hazard = [0.0] * (LENGTHS + 1)
+        """[i] ends expected of one trajectory before length i / rows."""
+        self._rests: dict[int, list[Rest]] = {}
+
+    def begin(self, session_id: str, group: str, limit: int) -> Kin:
+        """A limit larger than any before makes the table start anew: what it holds was cut by the old one."""
+        if limit > self.limit:
+            self.limit, self._rows = limit, LENGTHS / limit
+            self._ended, self._cut = [PRIOR_ENDS / LENGTHS] * LENGTHS, 0.0
+            self._renew([0.0] * LENGTHS)
+        kin = self._groups.setdefault(group, Kin())
+        kin.open += 1
+        return kin
+
+    def end(self, kin: Kin, response: int) -> None:
+        kin.open -= 1
+        row = self._row(response)
+        kin.expected += self._hazard[row]
+        if response < self.limit:
+            self._ended[row] += 1.0
+            kin.ends += 1
+        else:
+            self._cut += 1.0
+
+    def learn(self, live: Sequence[tuple[Kin, float]]) -> None:
+        """Groups of which nobody is left are forgotten."""
+        self._groups = {group: kin for group, kin in self._groups.items() if kin.open}
+        for kin in self._groups.values():
+            kin.expected_live = 0.0
+        here, hazard, rows = [0.0] * LENGTHS, self._hazard, self._rows
+        for kin, response in live:
+            row = min(LENGTHS - 1, int(response * rows))
+            here[row] += 1.0
+            kin.expected_live += hazard[row]
+        for kin in self._groups.values():
+            kin.level = _level((kin.ends + SHRINKAGE) / (kin.expected + kin.expected_live + SHRINKAGE))
+        if sum(self._ended) + self._cut > MEMORY:
+            self._ended, self._cut = [count / 2 for count in self._ended], self._cut / 2
+        self._renew(here)
+
+    def rest(self, kin: Kin, response: float, prompt: int) -> Rest:
+        rests = self._rests.get(kin.level) or self._rests_at(kin.level)
+        tokens, reads = rests[self._row(response)]
+        return Rest(tokens, reads + prompt * tokens)
+
+    def length(self, kin: Kin, response: float, share: float) -> float:
+        ends = self._ends_before(response) - math.log(1.0 - share) / 2 ** (kin.level / 2)
+        return max(response + 1.0, self._length_at(ends))
+
+    def _row(self, response: float) -> int:
+        return min(LENGTHS - 1, int(response * self._rows))
+
+    def _renew(self, live: Sequence[float]) -> None:
+        """Ends over trajectories that came so far; of those that ended in a row, or are there, half."""
+        hazard, reached = [0.0] * (LENGTHS + 1), self._cut
+        for row in range(LENGTHS - 1, -1, -1):
+            gone = live[row] + self._ended[row]
+            hazard[row + 1] = self._ended[row] / (reached + gone / 2)
+            reached += gone
+        self._hazard = list(accumulate(hazard))
+        self._rests = {}
+
+    def _ends_before(self, response: float) -> float:
+        place = min(response * self._rows, LENGTHS - 1e-9)
+        row = int(place)
+        return self._hazard[row] + (self._hazard[row + 1] - self._hazard[row]) * (place - row)
+
+    def _length_at(self, ends: float) -> float:
+        """The inverse of `_ends_before`."""
+        row = bisect_right(self._hazard, ends) - 1
+        if row >= LENGTHS:
+            return float(self.limit)
+        step = self._hazard[row + 1] - self._hazard[row]
+        return (row + (ends - self._hazard[row]) / step) / self._rows
+
+    def _rests_at(self, level: int) -> list[Rest]:
+        """[LENGTHS] what is still to come in each row, counted backwards from the limit; without the prompt."""
+        factor, width, rests = 2 ** (level / 2), 1.0 / self._rows, [Rest(0.0, 0.0)]
+        for row in range(LENGTHS - 1, -1, -1):
+            stays = math.exp(-factor * (self._hazard[row + 1] - self._hazard[row]))
+            tokens, after = width * (1 + stays) / 2, rests[-1]
+            reads = tokens * width * (row + 0.5) + stays * after.reads
+            rests.append(Rest(tokens + stays * after.tokens, reads))
+        self._rests[level] = rests[:0:-1]
+        return self._rests[level]
+
+
+def _level(factor: float) -> int:
+    return max(LEVELS[0], min(LEVELS[-1], round(2 * math.log2(factor))))
+
+
+class Clairvoyant:
+    """Knows every length beforehand: what no scheduler can know, as a yardstick for those that learn."""
+
+    def __init__(self, lengths: Mapping[str, int]) -> None:
+        self._lengths = lengths
+
+    def begin(self, session_id: str, group: str, limit: int) -> int:
+        return self._lengths[session_id]
+
+    def end(self, kin: int, response: int) -> None: ...
+
+    def learn(self, live: Sequence[tuple[int, float]]) -> None: ...
+
+    def rest(self, kin: int, response: float, prompt: int) -> Rest:
+        tokens = max(1.0, kin - response)
+        return Rest(tokens, tokens * (prompt + (kin + response) / 2))
+
+    def length(self, kin: int, response: float, share: float) -> float:
+        return max(response + 1.0, kin)

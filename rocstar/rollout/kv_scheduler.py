@@ -1,0 +1,291 @@
+"""rocstar's scheduler: an engine is filled as far as its cache is expected to need, not by the number of requests.
+
+- A newcomer is admitted where the expected peak of the cache, with it, fits; `book.py` forecasts it. No room is held
+  for what will probably not come: every trajectory is assumed to end at a length drawn from what is expected of it, the
+  shares spread evenly, so that together they end as such trajectories do.
+- One of each problem goes first, while nothing is known of its siblings. Then the longest expected and the one that
+  has waited longest take turns: long ones must not come last, a batch of only long ones would fill the cache all at
+  the same time, and nobody starves.
+- Among engines with room it goes where the expected work would be done first, at the pace that engine has shown.
+  Where that is nearly equal, siblings are spread: whether a problem is long, its siblings share, so spreading them
+  evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
+- Later turns stay where their cache is. Only when nobody waits for admission, and an engine is behind the others or has
+  evicted, a trajectory may move at the start of a turn, if what is still to come outweighs what has to be fed again.
+  All moves together feed at most 1% of what was sampled.
+- At most nine tenths of a cache are promised; of an engine that evicted less, and then slowly more again.
+
+What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
+does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rocstar.rollout.book import Book, Paces, Resident
+from rocstar.rollout.expected import Expectation, LifeTable
+from rocstar.rollout.scheduler import Ask, Assignment
+from rocstar.types import EngineLoad
+
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
+FEED_READS = 1000.0  # feeding a token again costs about as much as reading so many cached ones (14B on two MI300X)
+MOVED_SHARE = 0.01  # of the sampled tokens: what moves may feed again
+BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
+OLDEST_EACH = 2  # admissions
+NEAR = 4  # engines looked at for a newcomer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caution:
+    """How far engines are filled."""
+
+    spread: float = 2.0
+    """Room kept for bad luck: so many times the expected peak over the square root of the residents."""
+    fall: float = 0.3
+    """The fill target of an engine that has evicted falls by a tenth of it, and by it times the part evicted."""
+    regained: float = 0.005
+    """Added to a lowered target each time the table is learned anew."""
+
+
+class KvScheduler:
+    """One for a whole run: what it has learned of lengths and paces serves the next step. Deterministic."""
+
+    def __init__(self, expectation: Expectation | None = None, caution: Caution | None = None) -> None:
+        self._expectation = expectation or LifeTable()
+        self._caution = caution or Caution()
+        self._open: dict[str, Resident] = {}
+        """Session id -> trajectory, from its first ask until it is closed."""
+        self._by_request: dict[str, Resident] = {}
+        self._waiting: list[Resident] = []
+        """Without an engine; the last is next. Those no longer waiting are skipped."""
+        self._oldest: OrderedDict[str, Resident] = OrderedDict()
+        """The same by session id, in order of arrival."""
+        self._returning: dict[str, Resident] = {}
+        """Later turns, by session id."""
+        self._books: dict[str, Book] = {}
+        self._paces = Paces()
+        self._changed: set[str] = set()
+        """Engines where a newcomer might fit that did not before."""
+        self._behind: set[str] = set()
+        self._events = self._drawn = self._admitted = self._begun = 0
+        self._moved_tokens = self._produced = 0.0
+
+    # Facts
+
+    def ask(self, ask: Ask, now: float) -> None:
+        resident = self._open.get(ask.session_id)
+        if resident is None:
+            resident = self._newcomer(ask)
+        self._by_request.pop(resident.request_id, None)  # a turn that was given up before it began
+        resident.request_id, resident.asked, resident.response = ask.request_id, ask, ask.tokens - ask.prompt_tokens
+        self._by_request[ask.request_id] = resident
+        if resident.engine is None:
+            self._wait(resident)
+        else:
+            self._returning[ask.session_id] = resident
+
+    def answered(self, request_id: str, tokens: int, now: float) -> None:
+        if (resident := self._by_request.pop(request_id, None)) is not None:
+            resident.response += tokens
+            resident.request_id, resident.since = "", -1.0
+            self._events += 1
+
+    def close(self, session_id: str, now: float) -> None:
+        if (resident := self._open.pop(session_id, None)) is None:
+            return
+        self._events += 1
+        self._by_request.pop(resident.request_id, None)
+        self._oldest.pop(session_id, None)
+        self._returning.pop(session_id, None)
+        self._expectation.end(resident.kin, resident.response)
+        if resident.engine is not None:
+            self._changed.add(resident.engine)
+            self._books[resident.engine].remove(resident)
+
+    def lose(self, engine: str, now: float) -> None:
+        """Whoever is in the middle of a turn waits again; whoever waits for a tool will when it has answered."""
+        book = self._books.pop(engine, None)
+        for resident in book.residents.values() if book else ():
+            resident.engine, resident.since = None, -1.0
+            self._returning.pop(resident.session_id, None)
+            if resident.request_id:
+                self._wait(resident)
+        self._changed.update(self._books)
+        self._changed.discard(engine)
+        self._learn_soon()
+
+    # Decisions
+
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+        if len(self._books) < len(engines):
+            self._meet(engines)
+        if self._events >= len(self._open) - len(self._oldest):
+            self._learn(engines, now)
+        found = [self._return(resident, engines, now) for resident in self._here(engines)] if self._returning else []
+        if self._oldest and self._changed:
+            found += self._admit(engines, now)
+        return found
+
+    def _meet(self, engines: Mapping[str, EngineLoad]) -> None:
+        """Books for engines that are new or back; one that is away without being lost keeps its own."""
+        for name, load in engines.items():
+            if name not in self._books:
+                self._books[name] = Book(name, load, self._paces)
+                self._changed.add(name)
+
+    def _here(self, engines: Mapping[str, EngineLoad]) -> list[Resident]:
+        """Returning trajectories whose engine is up."""
+        here = [resident for resident in self._returning.values() if resident.engine in engines]
+        for resident in here:
+            del self._returning[resident.session_id]
+        return here
+
+    def _return(self, resident: Resident, engines: Mapping[str, EngineLoad], now: float) -> Assignment:
+        """A later turn: to where its cache is, or away from an engine that is behind."""
+        assert resident.engine is not None
+        if resident.engine in self._behind:
+            self._rehome(resident, engines)
+        resident.since = self._books[resident.engine].step_at(now)
+        return Assignment(resident.request_id, resident.engine)
+
+    def _rehome(self, resident: Resident, engines: Mapping[str, EngineLoad]) -> None:
+        """Move to the engine that finishes first, if that pays."""
+        home, tokens = self._books[resident.engine or ""], resident.asked.tokens
+        if self._oldest or self._moved_tokens + tokens > MOVED_SHARE * self._produced:
+            return
+        best = min((self._books[name] for name in engines), key=Book.finish)
+        self._expect(resident)
+        work = resident.reads + FEED_READS * tokens
+        if (
+            work > 3 * resident.reads
+            or best.finish_with(work) * BEHIND > home.finish()
+            or not self._fits(resident, best)
+        ):
+            return
+        home.remove(resident)
+        self._moved_tokens += tokens
+        self._settle(resident, best)
+
+    def _admit(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+        books = [self._books[name] for name in self._changed if name in engines]
+        for book in books:
+            book.look(engines[book.name], now)
+        order = sorted((book.finish(), book.name) for book in books)
+        found = []
+        while order and (resident := self._next()) is not None:
+            self._expect(resident)
+            _, name = place = self._among(order, resident)
+            order.remove(place)
+            book = self._books[name]
+            if not self._fits(resident, book):
+                self._changed.discard(name)
+                continue
+            del self._oldest[resident.session_id]
+            self._admitted += 1
+            self._settle(resident, book)
+            insort(order, (book.finish(), name))
+            resident.since = book.step
+            found.append(Assignment(resident.request_id, name))
+        return found
+
+    def _among(self, order: list[tuple[float, str]], resident: Resident) -> tuple[float, str]:
+        """The first to finish; of those that are less than this trajectory behind, the one with the fewest siblings."""
+        latest = order[0][0] + resident.reads
+        near = [place for place in order[:NEAR] if place[0] <= latest]
+        return min(near, key=lambda place: self._books[place[1]].groups.get(resident.group, 0))
+
+    def _fits(self, resident: Resident, book: Book) -> bool:
+        """By the forecast; whoever is alone on an engine needs none. What is too large for every engine goes to any,
+        for the engine to say so."""
+        if resident.asked.tokens >= book.capacity:
+            return all(resident.asked.tokens >= other.capacity for other in self._books.values())
+        return not book.residents or book.fits(resident, self._caution.spread)
+
+    def _next(self) -> Resident | None:
+        """Of those that wait for an engine; it goes on waiting until it is settled."""
+        if not self._oldest:
+            return None
+        if self._admitted % OLDEST_EACH == OLDEST_EACH - 1:
+            return next(iter(self._oldest.values()))
+        while self._waiting and self._waiting[-1].session_id not in self._oldest:
+            self._waiting.pop()
+        if not self._waiting:
+            self._sort()
+        return self._waiting[-1]
+
+    # Estimates
+
+    def _newcomer(self, ask: Ask) -> Resident:
+        self._begun += 1
+        limit = ask.tokens - ask.prompt_tokens + ask.limit
+        resident = Resident(ask.session_id, ask.group, ask.prompt_tokens, ask, self._begun, limit)
+        resident.kin = self._expectation.begin(ask.session_id, ask.group, limit)
+        resident.share = self._share()
+        self._open[ask.session_id] = resident
+        return resident
+
+    def _wait(self, resident: Resident) -> None:
+        """Into the queue; its place there is found when the queue is sorted next."""
+        if not self._oldest:
+            self._changed.update(self._books)
+        self._oldest[resident.session_id] = resident
+
+    def _share(self) -> float:
+        self._drawn += 1
+        return self._drawn * GOLDEN % 1.0
+
+    def _expect(self, resident: Resident) -> None:
+        """Its work from here on, and where it is assumed to end."""
+        expectation, kin = self._expectation, resident.kin
+        resident.reads = expectation.rest(kin, resident.response, resident.prompt).reads
+        resident.end = expectation.length(kin, resident.response, resident.share)
+
+    def _settle(self, resident: Resident, book: Book) -> None:
+        resident.engine = book.name
+        book.add(resident, resident.response)
+
+    def _learn_soon(self) -> None:
+        self._events = len(self._open)
+
+    def _learn(self, engines: Mapping[str, EngineLoad], now: float) -> None:
+        """Take in how far everybody has come; forecast and sort anew."""
+        self._events = 0
+        self._meet(engines)
+        books = [self._books[name] for name in sorted(engines)]
+        live: list[tuple[Resident, float]] = []
+        for book in books:
+            book.look(engines[book.name], now)
+            live += [(resident, book.response_at(resident)) for resident in book.residents.values()]
+            book.clear()
+        self._expectation.learn([(resident.kin, response) for resident, response in live])
+        for resident, response in live:
+            self._forecast(resident, response)
+        self._produced = sum(book.produced for book in books)
+        self._sort()
+        self._changed.update(engines)  # what did not fit may fit by what is expected now
+        average = sum(book.finish() for book in books) / max(1, len(books))
+        evicted = {book.name for book in books if book.adjust(self._caution.fall, self._caution.regained)}
+        self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted
+
+    def _forecast(self, resident: Resident, response: float) -> None:
+        """Enter it into its book again; an end that it has passed is drawn anew."""
+        resident.reads = self._expectation.rest(resident.kin, response, resident.prompt).reads
+        if response >= resident.end:
+            resident.share = self._share()
+            resident.end = self._expectation.length(resident.kin, response, resident.share)
+        self._books[resident.engine or ""].add(resident, response)
+
+    def _sort(self) -> None:
+        """Longest expected last, and after all the first of problems of which nothing is known; siblings apart."""
+        tried = {resident.group for book in self._books.values() for resident in book.residents.values()}
+        order = []
+        for number, resident in enumerate(self._oldest.values()):
+            first = resident.group not in tried
+            tried.add(resident.group)
+            tokens = self._expectation.rest(resident.kin, resident.response, resident.prompt).tokens
+            order.append((first, tokens, -number, resident))
+        order.sort(key=lambda entry: entry[:3])
+        self._waiting = [entry[3] for entry in order]

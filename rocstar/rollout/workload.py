@@ -1,0 +1,137 @@
+"""What a simulated step has to do: the lengths and tool waits of its attempts, recorded or drawn. No text."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from rocstar.errors import DataError
+from rocstar.types import seed_for
+
+TOOL_CALLS = 2.7  # per attempt on average: 45K calls for 512 x 32 attempts (paper, 3.1)
+MOST_CALLS = 9  # ten turns
+TOOL_SECONDS = 0.3  # mean of the exponential wait (paper, table of the code service)
+PROMPT_TOKENS = (150, 600)  # evenly drawn; a competition problem with the system prompt and the tool's description
+
+
+class TurnLengths(NamedTuple):
+    sampled_tokens: int
+    reply_tokens: int
+    """Appended after the tool has answered; 0 in the last turn."""
+    tool_seconds: float
+    """Between the end of the completion and the next request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedAttempt:
+    """What one attempt will turn out to be. Only the simulator and a clairvoyant scheduler look at it."""
+
+    group: str
+    """Siblings share it, and their prompt."""
+    prompt_tokens: int
+    turns: tuple[TurnLengths, ...]
+    limit: int
+    """Most tokens after the prompt, replies included."""
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(turn.sampled_tokens + turn.reply_tokens for turn in self.turns)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and response, at the end."""
+        return self.prompt_tokens + self.response_tokens
+
+
+class Draw(NamedTuple):
+    """How long one response is, as a share of the limit: `problem` draws what siblings share, `attempt` the share."""
+
+    problem: Callable[[random.Random], float]
+    attempt: Callable[[random.Random, float], float]
+
+
+def _log_normal(problem_spread: float, attempt_spread: float, median: float = 0.4) -> Draw:
+    return Draw(
+        lambda rng: median * math.exp(rng.gauss(0.0, problem_spread)),
+        lambda rng, centre: centre * math.exp(rng.gauss(0.0, attempt_spread)),
+    )
+
+
+def _easy_or_hard(rng: random.Random, difficulty: float) -> float:
+    """Easy attempts end early; a hard problem's often run into the limit."""
+    hard = rng.random() < difficulty
+    return rng.lognormvariate(math.log(0.9), 0.3) if hard else rng.lognormvariate(math.log(0.2), 0.5)
+
+
+DISTRIBUTIONS: Mapping[str, Draw] = {
+    "even": _log_normal(0.5, 0.4),
+    "spread": _log_normal(0.8, 0.5),
+    "easy-or-hard": Draw(lambda rng: rng.betavariate(0.5, 1.0), _easy_or_hard),
+    "alike": Draw(lambda rng: 0.4, lambda rng, centre: rng.gammavariate(2.0, centre / 2.0)),
+}
+"""`even` and `spread`: log-normal with a spread between problems and one between siblings. `easy-or-hard`: two kinds of
+attempts, mixed per problem. `alike`: gamma lengths where siblings say nothing about one another."""
+
+
+def synthetic_workload(
+    distribution: str, *, problems: int, attempts: int, limit: int, seed: int, tool_seconds: float = TOOL_SECONDS
+) -> list[PlannedAttempt]:
+    """Siblings stand together, as a step asks for them. Raises DataError for an unknown distribution."""
+    if distribution not in DISTRIBUTIONS:
+        raise DataError(f"there is no length distribution {distribution!r}; choose of {', '.join(DISTRIBUTIONS)}")
+    draw = DISTRIBUTIONS[distribution]
+    found = []
+    for problem in range(problems):
+        group = f"{seed}/{problem}"
+        rng = random.Random(seed_for(distribution, group))
+        centre, prompt = draw.problem(rng), rng.randint(*PROMPT_TOKENS)
+        for _ in range(attempts):
+            length = min(limit, max(1, round(draw.attempt(rng, centre) * limit)))
+            turns = _turns(rng, length, tool_seconds)
+            found.append(PlannedAttempt(group=group, prompt_tokens=prompt, turns=turns, limit=limit))
+    return found
+
+
+def _turns(rng: random.Random, length: int, tool_seconds: float) -> tuple[TurnLengths, ...]:
+    """`length` tokens cut at random places into sampled parts and replies."""
+    calls = min(MOST_CALLS, _poisson(rng, TOOL_CALLS))
+    replies = [round(rng.lognormvariate(math.log(60), 0.7)) for _ in range(calls)]
+    sampled = length - sum(replies)
+    if calls == 0 or sampled <= calls + 1:
+        return (TurnLengths(length, 0, 0.0),)
+    cuts = sorted(rng.sample(range(1, sampled), calls))
+    parts = [after - before for before, after in pairwise([0, *cuts, sampled])]
+    waits = [rng.expovariate(1.0 / tool_seconds) if tool_seconds else 0.0 for _ in replies]
+    return tuple(map(TurnLengths, parts, [*replies, 0], [*waits, 0.0]))
+
+
+def _poisson(rng: random.Random, mean: float) -> int:
+    """Knuth's product of uniforms; fine for a small mean."""
+    count, product, floor = 0, rng.random(), math.exp(-mean)
+    while product > floor:
+        count, product = count + 1, product * rng.random()
+    return count
+
+
+def recorded_workload(rows: Iterable[Mapping[str, Any]], limit: int) -> list[PlannedAttempt]:
+    """The attempts of one recorded step, as `runs.rollouts.read_rollouts` gives them. An attempt's tool seconds are
+    spread evenly over its tool turns, since only their sum is recorded; attempts that never sampled are left out.
+    Raises DataError where nothing is left."""
+    found = []
+    for row in rows:
+        turns = [turn for turn in row["turns"] if turn["sampled_tokens"]]
+        if turns:
+            wait = (row["tool_seconds"] or 0.0) / max(1, len(turns) - 1)
+            lengths = [TurnLengths(turn["sampled_tokens"], turn["reply_tokens"], wait) for turn in turns]
+            lengths[-1] = TurnLengths(lengths[-1].sampled_tokens, 0, 0.0)
+            planned = PlannedAttempt(
+                group=row["problem_id"], prompt_tokens=len(row["prompt_ids"]), turns=tuple(lengths), limit=limit
+            )
+            found.append(planned)
+    if not found:
+        raise DataError("the recorded step has no attempt that sampled a token; choose another step")
+    return found

@@ -1,0 +1,125 @@
+"""The simulator on examples small enough to be worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocstar.errors import ConfigError
+from rocstar.rollout.baselines import RoundRobin
+from rocstar.rollout.engine_model import EngineModel
+from rocstar.rollout.simulate import Report, lower_bound, simulate
+from rocstar.rollout.workload import PlannedAttempt, TurnLengths
+
+
+def engine(
+    capacity: int = 1000, *, step: float = 0.0, cached: float = 0.0, sequence: float = 0.0, prefill: float = 0.0
+) -> EngineModel:
+    return EngineModel(
+        capacity_tokens=capacity,
+        step_seconds=step,
+        seconds_per_cached_token=cached,
+        seconds_per_sequence=sequence,
+        seconds_per_prefill_token=prefill,
+        watermark=0.0,
+    )
+
+
+def attempt(*turns: tuple[int, int, float], group: str = "a", prompt: int = 10) -> PlannedAttempt:
+    return PlannedAttempt(
+        group=group, prompt_tokens=prompt, turns=tuple(TurnLengths(*turn) for turn in turns), limit=100
+    )
+
+
+def roll(attempts: list[PlannedAttempt], *engines: EngineModel, deaths: dict[str, float] | None = None) -> Report:
+    named = {f"engine{number}": model for number, model in enumerate(engines)}
+    return simulate(attempts, named, RoundRobin(), deaths=deaths)
+
+
+def test_a_prompt_is_fed_in_one_step_and_each_token_takes_another() -> None:
+    report = roll([attempt((5, 0, 0.0))], engine(step=1.0, prefill=0.1))
+    assert report.makespan == pytest.approx((1 + 10 * 0.1) + 5 * 1)
+
+
+def test_a_batch_advances_together_until_its_shortest_ends() -> None:
+    report = roll([attempt((3, 0, 0.0)), attempt((5, 0, 0.0))], engine(sequence=1.0))
+    assert report.makespan == pytest.approx(3 * 2 + 2 * 1)
+
+
+def test_a_step_reads_all_that_is_cached_for_those_that_decode() -> None:
+    report = roll([attempt((3, 0, 0.0), prompt=2)], engine(cached=1.0))
+    assert report.makespan == pytest.approx(2 + 3 + 4)
+
+
+def test_siblings_on_one_engine_feed_their_prompt_once() -> None:
+    report = roll([attempt((1, 0, 0.0)), attempt((1, 0, 0.0))], engine(prefill=1.0))
+    assert report.makespan == pytest.approx(10)
+
+
+def test_long_prompts_are_fed_in_chunks_beside_decoding() -> None:
+    small = EngineModel(
+        capacity_tokens=1000,
+        step_seconds=1.0,
+        seconds_per_cached_token=0.0,
+        seconds_per_sequence=0.0,
+        seconds_per_prefill_token=0.0,
+        chunk_tokens=5,
+    )
+    report = roll([attempt((5, 0, 0.0), prompt=5), attempt((5, 0, 0.0), group="b", prompt=10)], small)
+    assert report.makespan == pytest.approx(1 + 2 + 5)
+
+
+def test_after_a_tool_only_its_reply_is_fed() -> None:
+    report = roll([attempt((2, 4, 3.0), (2, 0, 0.0))], engine(prefill=1.0))
+    assert report.makespan == pytest.approx(10 + 3 + 4)
+    assert report.recomputed_tokens == 0
+
+
+def test_when_the_cache_is_full_the_latest_request_is_fed_again_later() -> None:
+    attempts = [attempt((10, 0, 0.0), group=group, prompt=1) for group in "ab"]
+    report = roll(attempts, engine(13, step=1.0))
+    # Fed at 1; five steps hold 12 of 13 tokens; the second goes with 6, the first ends after 5 more; 6 fed; 5 steps.
+    assert report.makespan == pytest.approx(1 + 5 + 5 + 1 + 5)
+    assert (report.evictions, report.recomputed_tokens) == (1, 6)
+
+
+def test_half_of_the_requests_go_where_the_engine_does_that() -> None:
+    attempts = [attempt((10, 0, 0.0), group=group, prompt=1) for group in "abcd"]
+    model = EngineModel(
+        capacity_tokens=24,
+        step_seconds=1.0,
+        seconds_per_cached_token=0.0,
+        seconds_per_sequence=0.0,
+        seconds_per_prefill_token=0.0,
+        watermark=0.0,
+        evicted_share=0.5,
+    )
+    assert roll(attempts, model).evictions == 2
+
+
+def test_an_engine_that_dies_leaves_its_work_to_the_other() -> None:
+    attempts = [attempt((10, 0, 0.0), group=group) for group in "ab"]
+    report = roll(attempts, engine(step=1.0), engine(step=1.0), deaths={"engine1": 5.5})
+    # The second attempt starts over on the first engine at its next boundary, 6: fed by 7, then ten steps.
+    assert report.makespan == pytest.approx(17)
+    assert (report.ended, report.recomputed_after_loss) == (2, 10)
+
+
+def test_the_last_engine_that_dies_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no engine takes them"):
+        roll([attempt((10, 0, 0.0))], engine(step=1.0), deaths={"engine0": 3.0})
+
+
+def test_an_attempt_larger_than_an_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs 110 tokens of KV cache and an engine has 100"):
+        roll([attempt((100, 0, 0.0))], engine(100))
+
+
+def test_idle_time_is_what_is_left_of_the_makespan() -> None:
+    attempts = [attempt((9, 0, 0.0)), attempt((4, 0, 0.0))]
+    report = roll(attempts, engine(step=1.0), engine(step=1.0))
+    assert report.idle_share == pytest.approx({"engine0": 0.0, "engine1": 0.5})
+
+
+def test_the_bound_of_one_attempt_alone_is_its_decoding_and_its_waits() -> None:
+    alone = attempt((2, 4, 3.0), (2, 0, 0.0))
+    assert lower_bound([alone], [engine(step=1.0)]) == pytest.approx(2 + 3 + 2)

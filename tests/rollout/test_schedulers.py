@@ -1,0 +1,280 @@
+"""What every scheduler promises, and what ours decides. The simulator's engines and clock; no wall time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocstar.rollout.engine_model import EngineModel
+from rocstar.rollout.expected import LifeTable
+from rocstar.rollout.kv_scheduler import KvScheduler
+from rocstar.rollout.policies import POLICIES, scheduler
+from rocstar.rollout.scheduler import Ask, Assignment, Scheduler
+from rocstar.rollout.simulate import Moment, simulate, simulate_steps
+from rocstar.rollout.workload import PlannedAttempt, TurnLengths, synthetic_workload
+from rocstar.types import EngineLoad
+
+LIMIT = 60
+
+
+def model(capacity: int, slow: float = 1.0) -> EngineModel:
+    return EngineModel(
+        capacity_tokens=capacity,
+        step_seconds=1.0,
+        seconds_per_cached_token=0.001,
+        seconds_per_sequence=0.01,
+        seconds_per_prefill_token=0.01,
+    ).slower(slow)
+
+
+turns = st.lists(
+    st.tuples(st.integers(1, 20), st.integers(0, 5), st.floats(0, 30)).map(lambda turn: TurnLengths(*turn)),
+    min_size=1,
+    max_size=3,
+).map(lambda some: (*some[:-1], some[-1]._replace(reply_tokens=0, tool_seconds=0.0)))
+attempts = st.builds(
+    lambda group, some: PlannedAttempt(group=group, prompt_tokens=8, turns=some, limit=LIMIT),
+    st.sampled_from("abcd"),
+    turns,
+)
+workloads = st.lists(attempts, min_size=1, max_size=24)
+fleets = st.lists(st.tuples(st.integers(90, 400), st.floats(0.5, 3)), min_size=1, max_size=3).map(
+    lambda some: {f"engine{number}": model(*one) for number, one in enumerate(some)}
+)
+
+
+class Witness:
+    """Passes everything on and checks what the seam promises."""
+
+    def __init__(self, inner: Scheduler) -> None:
+        self.inner = inner
+        self.waiting: dict[str, Ask] = {}
+        self.assigned: dict[str, tuple[Ask, str]] = {}
+        self.log: list[tuple[float, Assignment]] = []
+
+    def ask(self, ask: Ask, now: float) -> None:
+        self.waiting[ask.request_id] = ask
+        self.inner.ask(ask, now)
+
+    def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+        found = self.inner.assign(engines, now)
+        for assignment in found:
+            assert assignment.engine in engines
+            self.assigned[assignment.request_id] = (self.waiting.pop(assignment.request_id), assignment.engine)
+            self.log.append((now, assignment))
+        return found
+
+    def answered(self, request_id: str, tokens: int, now: float) -> None:
+        del self.assigned[request_id]
+        self.inner.answered(request_id, tokens, now)
+
+    def close(self, session_id: str, now: float) -> None:
+        self.inner.close(session_id, now)
+
+    def lose(self, engine: str, now: float) -> None:
+        for request, (ask, where) in list(self.assigned.items()):
+            if where == engine:
+                self.waiting[request] = ask
+                del self.assigned[request]
+        self.inner.lose(engine, now)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=25)
+@given(workloads, fleets, st.floats(1, 200))
+def test_every_request_is_served_once_within_the_cache_also_when_an_engine_dies(
+    policy: str, work: list[PlannedAttempt], fleet: dict[str, EngineModel], death: float
+) -> None:
+    moments: list[Moment] = []
+    witness = Witness(scheduler(policy, [work]))
+    deaths = {"engine0": death} if len(fleet) > 1 else {}
+    report = simulate(work, fleet, witness, deaths=deaths, watch=moments.append)
+    assert report.ended == len(work)
+    assert not witness.waiting and not witness.assigned
+    assert all(moment.used_tokens <= fleet[moment.engine].capacity_tokens for moment in moments)
+    assert deaths or report.makespan >= report.lower_bound * 0.999
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_work_is_scheduled_the_same_way(policy: str) -> None:
+    work = synthetic_workload("spread", problems=8, attempts=8, limit=400, seed=1)
+    logs = []
+    for _ in range(2):
+        witness = Witness(scheduler(policy, [work]))
+        simulate(work, {"engine0": model(4000), "engine1": model(3000, 2.0)}, witness)
+        logs.append(witness.log)
+    assert logs[0] == logs[1]
+
+
+def test_the_authors_rule_never_evicts() -> None:
+    work = synthetic_workload("even", problems=8, attempts=8, limit=400, seed=1)
+    assert simulate(work, {"engine0": model(3000)}, scheduler("worst-case", [work])).evictions == 0
+
+
+def test_ours_beats_the_authors_rule_and_hardly_recomputes_where_the_cache_is_small() -> None:
+    work = [synthetic_workload("even", problems=16, attempts=16, limit=2000, seed=seed) for seed in range(3)]
+    fleet = {f"engine{number}": model(30_000) for number in range(2)}
+    ours = simulate_steps(work, fleet, scheduler("rocstar", work))[-1]
+    theirs = simulate_steps(work, fleet, scheduler("worst-case", work))[-1]
+    assert ours.makespan < theirs.makespan
+    assert ours.recomputed_share < 0.05
+
+
+def test_a_slow_engine_gets_less_once_it_is_known() -> None:
+    work = [synthetic_workload("even", problems=8, attempts=16, limit=500, seed=seed) for seed in range(3)]
+    fleet = {"engine0": model(60_000, 3.0), "engine1": model(60_000)}
+    witness = Witness(scheduler("rocstar", work))
+    simulate_steps(work, fleet, witness)
+    last = Counter(assignment.engine for _, assignment in witness.log if assignment.request_id.startswith("2/"))
+    assert last["engine0"] < 0.7 * last["engine1"]
+
+
+# Ours, asked directly
+
+FREE = EngineLoad(capacity_tokens=1000, used_tokens=0, running=0, waiting=0)
+
+
+def ask(
+    session: str, *, group: str = "a", turn: int = 0, tokens: int = 100, prompt: int = 100, limit: int = 400
+) -> Ask:
+    return Ask(
+        request_id=f"{session}/{turn}",
+        session_id=session,
+        group=group,
+        prompt_tokens=prompt,
+        tokens=tokens,
+        limit=limit,
+    )
+
+
+def test_a_newcomer_waits_where_the_expected_peak_does_not_fit() -> None:
+    ours = KvScheduler()
+    for number in range(20):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    assert 1 < len(ours.assign({"engine0": FREE}, 0.0)) < 10
+
+
+def test_whoever_is_alone_needs_no_forecast() -> None:
+    ours = KvScheduler()
+    ours.ask(ask("0", limit=100_000), 0.0)
+    assert ours.assign({"engine0": FREE}, 0.0) == [Assignment("0/0", "engine0")]
+
+
+def test_a_request_larger_than_an_engine_waits_for_a_larger_one() -> None:
+    ours = KvScheduler()
+    engines = {"engine0": FREE, "engine1": EngineLoad(capacity_tokens=3000, used_tokens=0, running=0, waiting=0)}
+    ours.ask(ask("0", tokens=1000), 0.0)
+    assert ours.assign(engines, 0.0) == [Assignment("0/0", "engine1")]
+
+
+def test_a_request_larger_than_every_engine_is_left_to_an_engine_and_blocks_nobody() -> None:
+    ours = KvScheduler()
+    ours.ask(ask("0", tokens=1000), 0.0)
+    ours.ask(ask("1"), 0.0)
+    assert dict(ours.assign({"engine0": FREE}, 0.0))["0/0"] == "engine0"
+    ours.close("0", 1.0)
+    assert dict(ours.assign({"engine0": FREE}, 1.0)).keys() <= {"1/0"}
+    assert not ours.assign({"engine0": FREE}, 2.0)
+
+
+def test_a_later_turn_goes_where_its_cache_is() -> None:
+    ours = KvScheduler()
+    engines = {"engine0": FREE, "engine1": FREE}
+    ours.ask(ask("0"), 0.0)
+    [first] = ours.assign(engines, 0.0)
+    ours.answered("0/0", 20, 1.0)
+    ours.ask(ask("0", turn=1, tokens=130, limit=370), 2.0)
+    assert ours.assign(engines, 2.0) == [Assignment("0/1", first.engine)]
+
+
+def test_what_a_lost_engine_worked_on_is_asked_of_another_and_what_waited_for_a_tool_too() -> None:
+    ours = KvScheduler()
+    both = {"engine0": FREE, "engine1": FREE}
+    for number in range(4):
+        ours.ask(ask(f"{number}", group=f"{number}", limit=10), 0.0)
+    where = dict(ours.assign(both, 0.0))
+    assert set(where.values()) == {"engine0", "engine1"}
+    lost = [request for request, engine in where.items() if engine == "engine0"]
+    ours.answered(lost[0], 5, 1.0)
+    ours.lose("engine0", 1.0)
+    again = ours.assign({"engine1": FREE}, 1.0)
+    assert again == [Assignment(request, "engine1") for request in lost[1:]]
+    session = lost[0].partition("/")[0]
+    ours.ask(ask(session, group=session, turn=1, tokens=110, limit=0), 2.0)
+    assert ours.assign({"engine1": FREE}, 2.0) == [Assignment(f"{session}/1", "engine1")]
+
+
+def test_a_closed_session_is_not_served_and_frees_its_room() -> None:
+    ours = KvScheduler()
+    for number in range(20):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    served = ours.assign({"engine0": FREE}, 0.0)
+    waiting = [f"{number}" for number in range(20) if f"{number}/0" not in dict(served)]
+    ours.close(waiting[0], 1.0)
+    for request, _ in served:
+        ours.close(request.partition("/")[0], 1.0)
+    ours.close("unknown", 1.0)
+    more = dict(ours.assign({"engine0": FREE}, 1.0))
+    assert more and f"{waiting[0]}/0" not in more
+
+
+def test_newcomers_that_keep_arriving_starve_nobody() -> None:
+    ours = KvScheduler()
+    small = EngineLoad(capacity_tokens=510, used_tokens=0, running=0, waiting=0)
+    for number in range(10):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    served: list[str] = []
+    for round_ in range(40):
+        served += [request for request, _ in ours.assign({"engine0": small}, float(round_))]
+        ours.ask(ask(f"new{round_}", group=f"new{round_}"), float(round_))
+        for request in served:
+            ours.close(request.partition("/")[0], float(round_))
+    assert {f"{number}/0" for number in range(10)} <= set(served)
+
+
+def test_an_engine_that_is_away_without_being_lost_gets_its_later_turns_when_it_is_back() -> None:
+    ours = KvScheduler()
+    ours.ask(ask("0"), 0.0)
+    ours.assign({"engine0": FREE}, 0.0)
+    ours.answered("0/0", 20, 1.0)
+    ours.ask(ask("0", turn=1, tokens=130, limit=370), 2.0)
+    assert ours.assign({}, 2.0) == []
+    assert ours.assign({"engine0": FREE}, 3.0) == [Assignment("0/1", "engine0")]
+
+
+# What is expected
+
+
+def test_lengths_are_learned_from_those_that_have_not_ended_too() -> None:
+    table = LifeTable()
+    kin = [table.begin(f"{number}", f"{number}", 640) for number in range(100)]
+    for one in kin[:50]:
+        table.end(one, 100)
+    table.learn([(one, 300.0) for one in kin[50:]])
+    # Half ended at 100, the others are past 300 already: of a new one half are expected to come that far.
+    assert table.length(table.begin("x", "x", 640), 0, 0.3) == pytest.approx(105, abs=20)
+    assert table.length(table.begin("y", "y", 640), 0, 0.6) > 300
+
+
+def test_siblings_of_long_ones_are_expected_to_be_long() -> None:
+    table = LifeTable()
+    for group in range(40):
+        long = group % 2
+        kin = [table.begin(f"{group}/{number}", f"{group}", 640) for number in range(9)]
+        for number, one in enumerate(kin[:8]):
+            table.end(one, (400 if long else 100) + 10 * number)
+    table.learn([])
+    rest = [table.rest(table.begin("new", str(group), 640), 0, 50).tokens for group in (0, 1)]
+    assert rest[1] > 1.3 * rest[0]
+
+
+def test_what_is_still_to_come_shrinks_to_nothing_at_the_limit() -> None:
+    table = LifeTable()
+    kin = table.begin("0", "a", 640)
+    rests = [table.rest(kin, length, 50).tokens for length in (0, 300, 639)]
+    assert rests == sorted(rests, reverse=True)
+    assert rests[-1] <= 10
