@@ -164,7 +164,11 @@ class PagedDecoder:
         ids, values = tokens.cpu().numpy(), logprobs.cpu().numpy()
         if not np.isfinite(values).all():
             raise RuntimeError(f"the weights of version {self.version} give logprobs that are not finite")
-        columns.ids[rows, known], columns.logprobs[rows, known], columns.versions[rows, known] = ids, values, self.version
+        columns.ids[rows, known], columns.logprobs[rows, known], columns.versions[rows, known] = (
+            ids,
+            values,
+            self.version,
+        )
         columns.known[rows] += 1
         self.produced_tokens += len(rows)
         stopped = (columns.stops[rows] == ids[:, None]).any(1)
