@@ -16,6 +16,7 @@ ATTENTION = Extension(
     "rocstar.engines._attention",
     ["rocstar/engines/_attention.c"],
     extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"],
+    libraries=["m"],
     optional=True,
 )
 
