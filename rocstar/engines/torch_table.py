@@ -217,8 +217,9 @@ class SequenceTable:
         columns.ready[rows] = 1
         more = (columns.known[rows] - columns.cached[rows] > 1) | (columns.cached[rows] >= columns.room[rows])
         for sequence in [self.running[place] for place in np.flatnonzero(more).tolist()]:
-            if sequence.row is not None:
-                ready = columns.ready[sequence.row] = self._prepare(sequence, sequence.row, prefill + 1)
+            row = sequence.row
+            if row is not None:  # else it has just given way
+                ready = columns.ready[row] = self._prepare(sequence, row, prefill + 1)
                 prefill -= max(0, ready - 1)
         counts = columns.ready[self._rows]
         return self._rows[counts > 0], counts[counts > 0]

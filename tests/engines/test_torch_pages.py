@@ -206,6 +206,16 @@ def test_the_newest_gives_its_pages_up_and_writes_on_later() -> None:
     assert next(iter(ended)) == "a"
 
 
+def test_who_gives_its_own_pages_up_keeps_nobody_from_decoding() -> None:
+    table = Table(pages=8)
+    table.ask("older", range(3 * PAGE), new=2 * PAGE + 8)
+    table.ask("newer", range(500, 500 + PAGE + 2), new=2 * PAGE)
+    while not table.table.evictions:
+        before = table.cached("older")
+        table.step()
+    assert (table.cached("newer"), table.cached("older")) == (0, before + 1)
+
+
 def test_who_waits_gets_the_pages_of_the_newest_that_does_not_decode() -> None:
     table = Table(pages=6)
     table.ask("older", range(50, 50 + 2 * PAGE), new=1)
