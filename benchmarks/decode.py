@@ -1,11 +1,20 @@
-"""How many useful tokens does a CPU-second of the torch engine give, beside the engine of another checkout?
+"""How many useful tokens does a CPU-second of the torch engine give, beside other engines on the same requests?
 
-    python benchmarks/decode.py [--against CHECKOUT] [--sizes 0.34M 3.7M 11M] [--dtype float32] [--rounds 5]
+    python benchmarks/decode.py [--requests 1024] [--sizes 1M 3.7M 11M 50M] [--dtypes float32 bfloat16] [--rounds 3]
+                                [--against CHECKOUT] [--engines torch generate continuous]
 
-Each size has its requests: groups of siblings that share a prompt, go on for two turns with a tool's reply between
-them, and stop after uneven numbers of tokens (drawn once, the same for all). Useful tokens are those that requests
-asked for. One thread; every measurement is a process of its own, the two checkouts alternate, and the ratio is taken
-round by round. Prints a table and last one JSON line.
+The requests are attempts of one to four turns: sixteen siblings share a prompt, each turn asks for an uneven number of
+tokens (drawn once, the same for all), and a tool that takes up to TOOL_SECONDS answers between turns. Contestants:
+
+    torch        the torch engine of this checkout
+    against      the torch engine of another checkout, if one is given
+    generate     transformers `generate`, ROWS attempts at a time, padded, turn by turn, nothing kept between turns
+    continuous   transformers continuous batching, turn by turn, its prefix cache on
+
+Useful tokens are those that were asked for. Each measurement is a process of its own with one thread, contestants take
+turns, and ratios are taken round by round. The share of the peak is the arithmetic of the tokens that have to go
+through the model once (each prompt for all its siblings), over what a product of two square matrices gives in the same
+process. Prints a table and last one JSON line.
 """
 
 from __future__ import annotations
@@ -17,15 +26,20 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+ROWS = 64  # attempts that decode at once
+POSITIONS = 1024  # of the longest attempt
+SIBLINGS = 16
+TOOL_SECONDS = 0.05
 
 
 class Size(NamedTuple):
-    """A Qwen3 shape and the requests it is measured with."""
+    """A Qwen3 shape with heads of its width / heads."""
 
     hidden: int
     layers: int
@@ -33,98 +47,158 @@ class Size(NamedTuple):
     kv_heads: int
     intermediate: int
     vocab: int
-    prompts: int
-    siblings: int
-    prompt_tokens: tuple[int, int]
-    new_tokens: tuple[int, int]
-    """Of one turn."""
 
 
 SIZES = {
-    "0.34M": Size(96, 3, 3, 1, 256, 512, 12, 32, (40, 80), (8, 48)),
-    "3.7M": Size(256, 4, 4, 2, 768, 2048, 16, 4, (32, 128), (16, 96)),
-    "11M": Size(384, 7, 6, 2, 1024, 2048, 16, 4, (32, 128), (16, 96)),
+    "1M": Size(128, 4, 4, 2, 384, 2048),
+    "3.7M": Size(256, 4, 4, 2, 768, 2048),
+    "11M": Size(384, 7, 6, 2, 1024, 2048),
+    "50M": Size(640, 10, 10, 2, 1920, 4096),
 }
+
+
+class Attempt(NamedTuple):
+    number: int
+    prompt: tuple[int, ...]
+    turns: tuple[int, ...]
+    """Tokens to sample in each."""
+    replies: tuple[tuple[int, ...], ...]
+    """What the tool says after each turn but the last."""
+    waits: tuple[float, ...]
+    """Seconds that it takes for it."""
+
+
+class Figure(NamedTuple):
+    """What one contestant did in one process."""
+
+    tokens_per_cpu_second: float
+    peak_share: float
+    detail: dict[str, int]
+
+
+Contestant = Callable[[Any, list[Attempt]], Awaitable[dict[str, int]]]
 
 
 def main() -> None:
     options = parsed()
     if options.worker:
-        sys.path[0] = options.worker  # the checkout to measure, instead of this script's folder
-        print(json.dumps(asyncio.run(measured(options.sizes[0], options.dtype))))
+        engine, checkout = options.worker
+        sys.path[0] = checkout
+        print(json.dumps(measured(engine, options.sizes[0], options.dtypes[0], options.requests)))
         return
-    checkouts = {"this": str(ROOT), **({"against": options.against} if options.against else {})}
-    figures: dict[str, Any] = {"dtype": options.dtype, "rounds": options.rounds}
+    engines = [*options.engines, *(["against"] if options.against else [])]
+    table: list[dict[str, Any]] = []
     for size in options.sizes:
-        rounds = [
-            {name: one(path, size, options.dtype) for name, path in checkouts.items()} for _ in range(options.rounds)
-        ]
-        figures[size] = summary(rounds)
-        print(size, *(f"{name} {value}" for name, value in figures[size].items()), sep="  ", flush=True)
-    print(json.dumps(figures))
+        for dtype in options.dtypes:
+            rounds = [{name: one(name, size, dtype, options) for name in engines} for _ in range(options.rounds)]
+            table += (row := list(rows_of(size, dtype, rounds)))
+            for each in row:
+                print(line(each), flush=True)
+    print(json.dumps({"requests": options.requests, "rounds": options.rounds, "rows": table}))
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", help="another checkout of rocstar")
+    parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
+    parser.add_argument("--engines", nargs="+", choices=["torch", "generate", "continuous"], default=["torch"])
+    parser.add_argument("--against", help="another checkout of rocstar")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def one(checkout: str, size: str, dtype: str) -> float:
-    """Tokens per CPU-second, in a process of its own."""
-    command = [sys.executable, __file__, "--worker", checkout, "--sizes", size, "--dtype", dtype]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+def one(engine: str, size: str, dtype: str, options: argparse.Namespace) -> Figure:
+    """Measured in a process of its own."""
+    checkout = options.against if engine == "against" else str(ROOT)
+    command = [sys.executable, __file__, "--worker", engine, checkout, "--sizes", size, "--dtypes", dtype]
+    done = subprocess.run([*command, "--requests", str(options.requests)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{engine} failed at {size} in {dtype}:\n{done.stderr[-2000:]}")
+    return Figure(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Median, least and most of each checkout, and of the ratio."""
-    columns = {name: [each[name] for each in rounds] for name in rounds[0]}
-    if "against" in columns:
-        columns["ratio"] = [each["this"] / each["against"] for each in rounds]
-    return {name: [round(f(values), 2) for f in (median, min, max)] for name, values in columns.items()}
+def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]]) -> Iterator[dict[str, Any]]:
+    """One for each contestant: medians, and how many times as fast the torch engine was."""
+    for name in rounds[0]:
+        figures = [each[name] for each in rounds]
+        ratios = [each["torch"][0] / each[name][0] for each in rounds] if "torch" in rounds[0] else []
+        yield {
+            "size": size,
+            "dtype": dtype,
+            "engine": name,
+            "tokens_per_cpu_second": [round(f([figure[0] for figure in figures])) for f in (median, min, max)],
+            "peak_share": round(median(figure[1] for figure in figures), 3),
+            "torch_is_faster_by": [round(f(ratios), 2) for f in (median, min, max)] if ratios else None,
+            "detail": figures[0].detail,
+        }
 
 
-async def measured(name: str, dtype: str) -> float:
+def line(row: dict[str, Any]) -> str:
+    speed, least, most = row["tokens_per_cpu_second"]
+    ratio = "" if row["torch_is_faster_by"] is None else f"torch is x {row['torch_is_faster_by']}"
+    return (
+        f"{row['size']:>5} {row['dtype']:<9} {row['engine']:<11} {speed:>6} tokens/CPU-s ({least}-{most})  "
+        f"{row['peak_share']:>6.1%} of peak  {ratio}  {row['detail']}"
+    )
+
+
+# -- one measurement ------------------------------------------------------------------------------------------------
+
+
+def measured(engine: str, size_name: str, dtype_name: str, requests: int) -> Figure:
     from rocstar.launch import quiet_torch
 
     quiet_torch(threads=1)
     import torch
 
-    from rocstar.engines.torch_engine import TorchEngine
-
     torch.set_num_threads(1)
-    size = SIZES[name]
-    engine = TorchEngine(random_model(size, getattr(torch, dtype)), rows=size.prompts * size.siblings, positions=512)
-    await asyncio.gather(*(session(engine, size, number, 4) for number in range(8)))  # warm
+    size, dtype = SIZES[size_name], getattr(torch, dtype_name)
+    work, model = attempts(size, requests), random_model(size, dtype)
+    contestant = CONTESTANTS[engine]
+    asyncio.run(contestant(model, [attempt._replace(turns=(4,)) for attempt in work[:8]]))  # warm
     began = time.process_time()
-    useful = await asyncio.gather(
-        *(session(engine, size, number, None) for number in range(size.prompts * size.siblings))
-    )
+    detail = asyncio.run(contestant(model, work))
     spent = time.process_time() - began
-    await engine.close()
-    return sum(useful) / spent
+    operations = 2 * sum(parameter.numel() for parameter in model.parameters()) * necessary(work)
+    return Figure(sum(sum(attempt.turns) for attempt in work) / spent, operations / spent / peak(dtype), detail)
 
 
-async def session(engine: Any, size: Size, number: int, at_most: int | None) -> int:
-    """Two turns of one attempt; returns the tokens asked for."""
-    from rocstar.types import Sampling
+def attempts(size: Size, count: int) -> list[Attempt]:
+    return [attempt(size, number) for number in range(count)]
 
-    prompt_draw, draw, useful = random.Random(number // size.siblings), random.Random(-1 - number), 0
-    ids = [prompt_draw.randrange(size.vocab) for _ in range(prompt_draw.randint(*size.prompt_tokens))]
-    for turn in range(2):
-        count = at_most or draw.randint(*size.new_tokens)
-        sampling = Sampling(max_new_tokens=count, seed=1000 * number + turn)
-        key = f"{at_most}/{number}"
-        completion = await engine.generate(ids, sampling, request_id=f"{key}/{turn}", session_id=key)
-        useful += len(completion.token_ids)
-        ids = [*ids, *completion.token_ids, *(draw.randrange(size.vocab) for _ in range(12))]
-    await engine.close_session(key)
-    return useful
+
+def attempt(size: Size, number: int) -> Attempt:
+    group, draw = random.Random(number // SIBLINGS), random.Random(-1 - number)
+    turns = tuple(min(8 + int(draw.expovariate(1 / 32)), 160) for _ in range(draw.randint(1, 4)))
+    return Attempt(
+        number,
+        prompt=tuple(group.randrange(size.vocab) for _ in range(group.randint(32, 128))),
+        turns=turns,
+        replies=tuple(tuple(draw.randrange(size.vocab) for _ in range(draw.randint(8, 40))) for _ in turns[1:]),
+        waits=tuple(draw.uniform(0, TOOL_SECONDS) for _ in turns[1:]),
+    )
+
+
+def necessary(work: list[Attempt]) -> int:
+    """Tokens that have to go through the model; the last of each attempt does not."""
+    prompts = {attempt.number // SIBLINGS: len(attempt.prompt) for attempt in work}
+    own = (sum(attempt.turns) + sum(map(len, attempt.replies)) - 1 for attempt in work)
+    return sum(prompts.values()) + sum(own)
+
+
+def peak(dtype: Any) -> float:
+    """Operations a second of a large product on one thread."""
+    import torch
+
+    a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
+    best = float("inf")
+    for _ in range(8):
+        began = time.thread_time()
+        a @ b
+        best = min(best, time.thread_time() - began)
+    return 2 * 1024**3 / best
 
 
 def random_model(size: Size, dtype: Any) -> Any:
@@ -140,13 +214,108 @@ def random_model(size: Size, dtype: Any) -> Any:
         num_key_value_heads=size.kv_heads,
         head_dim=size.hidden // size.heads,
         intermediate_size=size.intermediate,
-        max_position_embeddings=1024,
+        max_position_embeddings=2 * POSITIONS,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
     )
-    return Qwen3ForCausalLM(config).to(dtype)
+    return Qwen3ForCausalLM(config).to(dtype).eval()
 
+
+# -- contestants ----------------------------------------------------------------------------------------------------
+
+
+async def torch_engine(model: Any, work: list[Attempt]) -> dict[str, int]:
+    from rocstar.engines.torch_engine import TorchEngine
+    from rocstar.types import Sampling
+
+    engine = TorchEngine(model, rows=ROWS, positions=POSITIONS)
+
+    async def say(attempt: Attempt, turn: int, ids: list[int]) -> list[int]:
+        sampling = Sampling(max_new_tokens=attempt.turns[turn], seed=10 * attempt.number + turn)
+        key = str(attempt.number)
+        completion = await engine.generate(ids, sampling, request_id=f"{key}/{turn}", session_id=key)
+        if turn == len(attempt.turns) - 1:
+            await engine.close_session(key)
+        return list(completion.token_ids)
+
+    await asyncio.gather(*(converse(attempt, say) for attempt in work))
+    fed, load = engine._decoder.fed_tokens, engine.load()
+    await engine.close()
+    counted = {name: getattr(load, name) for name in ("evictions", "recomputed_tokens") if hasattr(load, name)}
+    return {"fed": fed, "necessary": necessary(work), **counted}
+
+
+async def continuous(model: Any, work: list[Attempt]) -> dict[str, int]:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1, use_cache=True)
+    pages = ContinuousBatchingConfig(page_size=256, num_blocks=ROWS * POSITIONS // 256, max_batch_tokens=256)
+    model.set_attn_implementation("sdpa")
+    manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=pages)
+    manager.start()
+    gate, loop = asyncio.Semaphore(ROWS), asyncio.get_running_loop()
+
+    async def say(attempt: Attempt, turn: int, ids: list[int]) -> list[int]:
+        done, key = loop.create_future(), f"{attempt.number}/{turn}"
+
+        def deliver(output: Any) -> None:
+            if output.is_finished():
+                loop.call_soon_threadsafe(done.set_result, list(output.generated_tokens))
+
+        async with gate:
+            manager.register_result_handler(key, deliver)
+            manager.add_request(ids, request_id=key, max_new_tokens=attempt.turns[turn])
+            return await done
+
+    await asyncio.gather(*(converse(attempt, say) for attempt in work))
+    await asyncio.to_thread(manager.stop, block=True)
+    return {}
+
+
+async def converse(attempt: Attempt, say: Callable[[Attempt, int, list[int]], Awaitable[list[int]]]) -> None:
+    """All turns of one attempt. Raises SystemExit where fewer tokens came than were asked for."""
+    ids = list(attempt.prompt)
+    for turn, count in enumerate(attempt.turns):
+        written = await say(attempt, turn, ids)
+        if len(written) != count:
+            raise SystemExit(f"attempt {attempt.number} got {len(written)} tokens in turn {turn} instead of {count}")
+        if turn < len(attempt.turns) - 1:
+            await asyncio.sleep(attempt.waits[turn])
+            ids += [*written, *attempt.replies[turn]]
+
+
+async def generate(model: Any, work: list[Attempt]) -> dict[str, int]:
+    import torch
+
+    model.set_attn_implementation("sdpa")
+    fed = 0
+    for begin in range(0, len(work), ROWS):
+        batch = work[begin : begin + ROWS]
+        texts = {attempt.number: list(attempt.prompt) for attempt in batch}
+        for turn in range(4):
+            asking = [attempt for attempt in batch if turn < len(attempt.turns)]
+            if not asking:
+                break
+            width, count = max(len(texts[a.number]) for a in asking), max(a.turns[turn] for a in asking)
+            padded = torch.tensor([[0] * (width - len(texts[a.number])) + texts[a.number] for a in asking])
+            mask = torch.tensor([[0] * (width - len(texts[a.number])) + [1] * len(texts[a.number]) for a in asking])
+            settings = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "eos_token_id": None}
+            with torch.inference_mode():
+                out = model.generate(padded, attention_mask=mask, max_new_tokens=count, **settings)
+            fed += len(asking) * (width + count - 1)
+            for each, row in zip(asking, out[:, width:].tolist(), strict=True):
+                reply = each.replies[turn] if turn < len(each.replies) else ()
+                texts[each.number] += [*row[: each.turns[turn]], *reply]
+    return {"fed": fed, "necessary": necessary(work)}
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "torch": torch_engine,
+    "against": torch_engine,
+    "generate": generate,
+    "continuous": continuous,
+}
 
 if __name__ == "__main__":
     main()

@@ -230,7 +230,11 @@ class RolloutSection(StageRolloutSection):
     feedback_errors: Literal["short", "full"] = "full"
     """short: the last line of a traceback; full: all of it."""
     engine_rows: Count = 64
-    """Sequences the torch engine decodes at once; each reserves memory for a whole prompt and response."""
+    """Sequences the torch engine decodes at once."""
+    kv_tokens: Count | None = None
+    """Tokens whose keys and values the torch engine keeps in memory, of attempts that decode or wait for their tools;
+    None: as many as engine_rows attempts of the greatest length take. With less, attempts that outgrow it are fed
+    again later."""
     engine_patience_seconds: Seconds = 120.0
     """An engine that has turns to do and shows no progress for so long is taken out, as is one that takes longer for
     new weights; the turns it had are done elsewhere. With no engine for so long, they end as faults of ours."""

@@ -142,7 +142,16 @@ class OwnedEngine(Engine, Protocol):
 
 
 def process_engines(
-    recipe: Recipe, *, folder: str, version: int, device: str, dtype: str, rows: int, positions: int, vocab_size: int
+    recipe: Recipe,
+    *,
+    folder: str,
+    version: int,
+    device: str,
+    dtype: str,
+    rows: int,
+    positions: int,
+    kv_tokens: int | None,
+    vocab_size: int,
 ) -> dict[str, ProcessEngine]:
     """Those that `[[engine]]` names, by name, over the Hugging Face model in `folder`; none of them runs yet."""
     settings = partial(
@@ -153,6 +162,7 @@ def process_engines(
         dtype=dtype,
         rows=rows,
         positions=positions,
+        kv_tokens=kv_tokens,
         vocab_size=vocab_size,
     )
     names = [name for entry in recipe.engine for name in entry.names]

@@ -306,7 +306,7 @@ def test_a_mistake_in_an_override_names_the_override(folder: Path, override: str
 @pytest.mark.parametrize(
     "key",
     ["model.path=x", "sandbox.slots=1", "sandbox.min_isolation=L1", "evaluate.problems=3", "rollout.engine_rows=2",
-     "rollout.template=paper", "data.test_files=a.jsonl", "run.seed=1", "cluster.learners=2"],
+     "rollout.kv_tokens=64", "rollout.template=paper", "data.test_files=a.jsonl", "run.seed=1", "cluster.learners=2"],
 )  # fmt: skip
 def test_a_stage_refuses_what_holds_for_the_whole_run(folder: Path, key: str) -> None:
     """At d725079 such keys were accepted in a stage and read nowhere."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 
 CGROUPS = (  # limit and use of this process's memory group, bytes; version 2, then version 1
@@ -16,10 +17,24 @@ CacheShape = tuple[int, int, int]
 """Layers, key heads and width of a head."""
 
 
-def cache_bytes(shape: CacheShape, rows: int, positions: int, itemsize: int) -> int:
-    """Bytes of the keys and values of `rows` sequences of at most `positions` tokens; `itemsize`: of one number."""
+def kv_pages(kv_tokens: int | None, rows: int, positions: int) -> int:
+    """Pages of cache for `rows` sequences of at most `positions` tokens: for as many tokens as were asked for, or for
+    all sequences at their longest. Raises ConfigError when they can't hold one sequence."""
+    longest = -(-positions // PAGE)
+    if kv_tokens is None:
+        return rows * longest
+    if kv_tokens < positions:
+        raise ConfigError(
+            f"rollout.kv_tokens {kv_tokens} is less than the {positions} tokens of the longest attempt; raise it, or "
+            "lower rollout.max_response_tokens"
+        )
+    return -(-kv_tokens // PAGE)
+
+
+def cache_bytes(shape: CacheShape, tokens: int, itemsize: int) -> int:
+    """Bytes of the keys and values of `tokens` tokens; `itemsize`: of one number."""
     layers, heads, width = shape
-    return 2 * layers * rows * heads * (positions + 1) * width * itemsize
+    return 2 * layers * tokens * heads * width * itemsize
 
 
 def host_bytes() -> int:
@@ -27,12 +42,12 @@ def host_bytes() -> int:
     return min(_host_bytes())
 
 
-def refuse_too_many_rows(needed: int, there: int, rows: int, positions: int) -> None:
+def refuse_too_many_tokens(needed: int, there: int, tokens: int) -> None:
     """Raises ConfigError when a cache of `needed` bytes would take more than there is."""
     if needed > there:
         raise ConfigError(
-            f"the keys and values of {rows} sequences of {positions} tokens take {needed / 1e9:.1f} GB and "
-            f"{there / 1e9:.1f} GB of memory are available; lower rollout.engine_rows or rollout.max_response_tokens"
+            f"the keys and values of {tokens} tokens take {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB of memory are "
+            "available; lower rollout.kv_tokens, which is rollout.engine_rows x the longest attempt where it is not set"
         )
 
 

@@ -48,6 +48,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     rows: int
     positions: int
+    kv_tokens: int | None = None
     vocab_size: int | None = None
 
 

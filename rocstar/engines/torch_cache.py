@@ -1,80 +1,63 @@
-"""The KV cache of the torch engine: a fixed number of rows, each one sequence, active rows always in front.
-
-    rows    0 1 2 3 4 5 6 7
-            A A A P P . . .     A decoding now, P paused (its tool is running), . free
-
-Active rows are a prefix, so a decode step reads plain views and never gathers. `move` carries rows between regions.
-"""
+"""The KV cache of the torch engine: pages of keys and values, and which tokens of which sequences are fed next."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from rocstar.engines.pages import PAGE
 
-class SlotCache:
-    """`keys` [layers, rows, kv_heads, head_dim, positions + 1] and `values` [..., positions + 1, head_dim].
 
-    Keys lie transposed: a product with few queries then reads them in order, which takes two thirds of the time on a
-    CPU. The last position is scratch: padding of a prefill is written there. Before each forward pass the caller says
-    which rows (`rows`, a tensor of indices, or None for the first n) and positions the new tokens go to, and how many
-    positions are read back (`length`)."""
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The T tokens of one forward pass, those of one sequence side by side and in order."""
+
+    rows: torch.Tensor
+    """[T] int64: row of `tables` for each token."""
+    positions: torch.Tensor
+    """[T] int64: its place in its sequence; it attends to all up to that."""
+    pages: torch.Tensor
+    """[T] int64: page that its key and value go to."""
+    tables: torch.Tensor
+    """[rows, pages] int32: the pages of each sequence, in order."""
+
+
+class PagedCache:
+    """`keys` [layers, pages + 1, kv_heads, head_dim, PAGE] and `values` [..., PAGE, head_dim]; page 0 is scratch.
+
+    Keys lie transposed: the scores of a page's positions are then computed side by side. The caller sets `aim` before
+    each forward pass. Stands in for a transformers cache where a model's own forward runs."""
 
     is_compileable = False
 
-    def __init__(self, model: Any, rows: int, positions: int) -> None:
+    def __init__(self, model: Any, pages: int) -> None:
         layers, heads, width = cache_shape(model.config)
-        self.keys = torch.zeros((layers, rows, heads, width, positions + 1), dtype=model.dtype, device=model.device)
-        self.values = torch.zeros((layers, rows, heads, positions + 1, width), dtype=model.dtype, device=model.device)
-        self.positions = positions
-        self._read_rows: slice | torch.Tensor = slice(0)
-        self._write_rows = torch.empty(0)
-        self._write_positions = torch.empty(0)
-        self._length = 0
-
-    def aim(self, rows: torch.Tensor | None, positions_NT: torch.Tensor, length: int) -> None:
-        """Set where the next forward pass writes ([N, T] positions) and how many positions it reads."""
-        count, steps = positions_NT.shape
-        self._read_rows = slice(count) if rows is None else rows
-        indices = torch.arange(count, device=positions_NT.device) if rows is None else rows
-        self._write_rows = indices.repeat_interleave(steps)
-        self._write_positions = positions_NT.reshape(-1)
-        self._length = length
+        self.keys = torch.zeros((layers, pages + 1, heads, width, PAGE), dtype=model.dtype, device=model.device)
+        self.values = torch.zeros((layers, pages + 1, heads, PAGE, width), dtype=model.dtype, device=model.device)
+        self.aim: Aim
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take keys and values of the new tokens, each [N * T, kv_heads, head_dim]."""
-        self.keys[layer][self._write_rows, :, :, self._write_positions] = keys
-        self.values[layer][self._write_rows, :, self._write_positions] = values
-
-    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Everything the rows hold: keys and values, each [N, kv_heads, L, head_dim]."""
-        keys = self.keys[layer][self._read_rows, ..., : self._length].transpose(2, 3)
-        return keys, self.values[layer][self._read_rows, :, : self._length]
+        """Take keys and values of the new tokens, each [T, kv_heads, head_dim]."""
+        pages, offsets = self.aim.pages, self.aim.positions % PAGE
+        self.keys[layer][pages, :, :, offsets] = keys
+        self.values[layer][pages, :, offsets] = values
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *unused: Any, **more: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Called by each attention layer of transformers with [N, K, T, D]; writes, then reads."""
-        self.write(layer, key.transpose(1, 2).flatten(0, 1), value.transpose(1, 2).flatten(0, 1))
-        return self.read(layer)
+        """Called by each attention layer of transformers with [1, kv_heads, T, head_dim]."""
+        self.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return key, value
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Asked for by transformers; positions are always given explicitly, so nothing depends on it."""
-        return self._length
+        return 0
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Row contents `targets[i] <- sources[i]`, all at once, first `length` positions."""
-        if sources and length:
-            self.keys[:, list(targets), ..., :length] = self.keys[:, list(sources), ..., :length]
-            self.values[:, list(targets), :, :length] = self.values[:, list(sources), :, :length]
-
-    def copy_prefix(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Give `targets` the first `length` positions of `source` (siblings share their prompt)."""
-        if targets and length:
-            self.keys[:, list(targets), ..., :length] = self.keys[:, source : source + 1, ..., :length]
-            self.values[:, list(targets), :, :length] = self.values[:, source : source + 1, :, :length]
+    def copy_page(self, source: int, target: int) -> None:
+        self.keys[:, target] = self.keys[:, source]
+        self.values[:, target] = self.values[:, source]
 
     def clear(self) -> None:
         """Zeros everywhere: masked positions are multiplied by zero, which leaves what is not finite as it is."""

@@ -26,7 +26,13 @@ async def opened(settings: Settings) -> TorchEngine:
     except (OSError, ValueError) as error:
         raise EngineUnavailable(f"the model in {settings.folder} could not be loaded: {error}") from error
     model = model.to(device)
-    engine = TorchEngine(model, rows=settings.rows, positions=settings.positions, vocab_size=settings.vocab_size)
+    engine = TorchEngine(
+        model,
+        rows=settings.rows,
+        positions=settings.positions,
+        kv_tokens=settings.kv_tokens,
+        vocab_size=settings.vocab_size,
+    )
     if settings.version:  # else it has what the folder holds
         await engine.load_weights(Weights(version=settings.version, folder=settings.folder))
     return engine

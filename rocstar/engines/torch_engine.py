@@ -11,36 +11,44 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rocstar.engines.torch_decoder import SlotDecoder, nothing
+from rocstar.engines.memory import kv_pages
+from rocstar.engines.pages import PAGE
+from rocstar.engines.torch_decoder import PagedDecoder
 from rocstar.engines.torch_memory import refuse_what_does_not_fit
 from rocstar.engines.torch_rows import Work
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
 
-PATIENCE_SECONDS = 1.0  # with nothing to decode, before a paused session's row goes to a waiting request
+PATIENCE_SECONDS = 1.0  # with nothing to decode, before the cache of a session goes to a waiting request
 
 
 class TorchEngine:
     """Engine over a transformers model held in this process.
 
-    `rows` sequences decode at once, each at most `positions` tokens long; ids from `vocab_size` on are never drawn.
-    A session keeps its row between its requests; newcomers wait for a row, and take one from a session that waits for
-    its tool only when nothing has decoded for PATIENCE_SECONDS. Raises ConfigError when keys and values of that size
-    do not fit into the memory there is."""
+    At most `rows` sequences decode at once, each at most `positions` tokens long, over keys and values of `kv_tokens`
+    tokens in all (None: enough for `rows` such sequences), rounded up to whole pages; ids from `vocab_size` on are
+    never drawn. A session keeps its pages between its requests; where they run out the newest gives way
+    (torch_table.py), and where nothing has decoded for PATIENCE_SECONDS whoever waits gets the pages of a session that
+    waits for its tool. Raises ConfigError when keys and values of that size do not fit into the memory there is, or one
+    sequence not into them."""
 
-    def __init__(self, model: Any, *, rows: int, positions: int, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, model: Any, *, rows: int, positions: int, kv_tokens: int | None = None, vocab_size: int | None = None
+    ) -> None:
         self._embedded = model.get_input_embeddings().num_embeddings
         if vocab_size is not None and vocab_size > self._embedded:
             raise ConfigError(
                 f"the tokenizer has {vocab_size} ids and the model embeds {self._embedded}; they must fit"
             )
-        refuse_what_does_not_fit(model, rows, positions)
+        pages = kv_pages(kv_tokens, rows, positions)
+        refuse_what_does_not_fit(model, pages * PAGE)
         model.eval().requires_grad_(False)
-        self._decoder = SlotDecoder(model, rows=rows, positions=positions, vocab_size=vocab_size)
-        self._capacity = rows * positions
+        self._decoder = PagedDecoder(model, rows=rows, positions=positions, pages=pages, vocab_size=vocab_size)
+        self._capacity = pages * PAGE
         self._open = True
         self._asked: set[asyncio.Future[Completion]] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -55,7 +63,7 @@ class TorchEngine:
         """Raises ConfigError for a request that makes no sense, EngineUnavailable when the arithmetic fails."""
         self._refuse_impossible(token_ids, sampling)
         if len(token_ids) >= self._decoder.positions:
-            return nothing(Finish.LENGTH)
+            return Completion(token_ids=(), logprobs=(), finish=Finish.LENGTH)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         work = Work(
             request_id=request_id,
@@ -75,14 +83,7 @@ class TorchEngine:
             self._asked.discard(future)
 
     def load(self) -> EngineLoad:
-        return EngineLoad(
-            capacity_tokens=self._capacity,
-            used_tokens=self._load.used_tokens,
-            running=self._load.running,
-            waiting=max(0, len(self._asked) - self._load.running),
-            policy_version=self._load.policy_version,
-            produced_tokens=self._load.produced_tokens,
-        )
+        return replace(self._load, waiting=max(0, len(self._asked) - self._load.running))
 
     async def load_weights(self, weights: Weights) -> None:
         """Copy weights into the model in place, between two decode steps."""
@@ -172,6 +173,8 @@ class TorchEngine:
             waiting=decoder.waiting,
             policy_version=decoder.version,
             produced_tokens=decoder.produced_tokens,
+            recomputed_tokens=decoder.recomputed_tokens,
+            evictions=decoder.evictions,
         )
 
     def _fail_all(self, error: Exception) -> None:

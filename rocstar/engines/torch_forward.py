@@ -1,4 +1,4 @@
-"""From token ids to logits over the slot cache: an own compact forward, or the model's own.
+"""From token ids to logits over the paged cache: an own compact forward, or the model's own.
 
 The compact forward runs Qwen2, Qwen3 and Llama shapes: small models spend more time between the operations of the
 transformers forward than in them. It reads the weights of the transformers model where they lie; query, key and value
@@ -15,21 +15,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rocstar.engines.torch_attention import attend, use_slot_attention
-from rocstar.engines.torch_cache import SlotCache, cache_shape
+from rocstar.engines.torch_attention import PagedAttention, use_paged_attention
+from rocstar.engines.torch_cache import PagedCache, cache_shape
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles follow from the position alone
 
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor | None]
-"""(ids [N, T], positions [N, T], mask [N, 1, T, L] added to the scores, whether logits are wanted) -> the logits of
-the last token of each row, [N, V], or None. Keys and values go where the cache was aimed at."""
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(ids [T], which of them [N]) -> the logits of those, [N, V]. Positions are those that the cache was aimed at, and
+keys and values go there."""
 
 
-def forward_of(model: Any, cache: SlotCache) -> Forward:
-    """The fastest forward there is for `model`. Raises ConfigError for models whose layers do not all attend fully."""
-    use_slot_attention(model)
-    return CompactForward(model, cache) if fits_compact(model.config) else _LibraryForward(model, cache)
+def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
+    """The fastest forward there is for `model` and sequences of at most `positions` tokens. Raises ConfigError for
+    models whose layers do not all attend fully."""
+    attention = PagedAttention(cache)
+    use_paged_attention(model, attention)
+    if fits_compact(model.config):
+        return CompactForward(model, cache, attention, positions)
+    return _LibraryForward(model, cache)
 
 
 def fits_compact(config: Any) -> bool:
@@ -39,55 +43,53 @@ def fits_compact(config: Any) -> bool:
 
 
 class _LibraryForward:
-    def __init__(self, model: Any, cache: SlotCache) -> None:
-        self._model, self._cache = model, cache
+    """All tokens stand in one row of a batch of one; `PagedAttention` tells their sequences apart."""
 
-    def __call__(
-        self, ids_NT: torch.Tensor, positions_NT: torch.Tensor, mask_N1TL: torch.Tensor, wanted: bool
-    ) -> torch.Tensor | None:
+    def __init__(self, model: Any, cache: PagedCache) -> None:
+        self._model, self._cache = model, cache
+        self._mask = torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device)  # given, so that none is made
+
+    def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._model(
-            input_ids=ids_NT,
-            position_ids=positions_NT,
-            attention_mask=mask_N1TL,
+            input_ids=ids_T.unsqueeze(0),
+            position_ids=self._cache.aim.positions.unsqueeze(0),
+            attention_mask=self._mask,
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=wanted_N,
         ).logits
-        return logits[:, -1] if wanted else None
+        return logits[0]
 
 
 class CompactForward:
-    """Tokens of all rows stand in one axis, [N * T, hidden], from the embedding to the head."""
+    """Tokens stand in one axis, [T, hidden], from the embedding to the head."""
 
-    def __init__(self, model: Any, cache: SlotCache) -> None:
+    def __init__(self, model: Any, cache: PagedCache, attention: PagedAttention, positions: int) -> None:
         base = model.model
         self._cache = cache
         self._embedding, self._norm, self._head = base.embed_tokens, base.norm, model.lm_head
-        self._layers = [_Layer(layer, place, cache, model.config) for place, layer in enumerate(base.layers)]
+        parts = (cache, attention, model.config)
+        self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
         with torch.inference_mode():
-            everywhere = torch.arange(cache.positions + 1, device=model.device).unsqueeze(0)
+            everywhere = torch.arange(positions, device=model.device).unsqueeze(0)
             cos, sin = base.rotary_emb(cache.keys, everywhere)
         half = cos.shape[-1] // 2
         self._cos = cos[0].unsqueeze(1)
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).unsqueeze(1)
 
-    def __call__(
-        self, ids_NT: torch.Tensor, positions_NT: torch.Tensor, mask_N1TL: torch.Tensor, wanted: bool
-    ) -> torch.Tensor | None:
-        places = positions_NT.reshape(-1)
+    def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
+        places = self._cache.aim.positions
         cos, sin = self._cos[places], self._sin[places]
-        hidden = F.embedding(ids_NT.reshape(-1), self._embedding.weight)
+        hidden = F.embedding(ids_T, self._embedding.weight)
         for layer in self._layers:
-            hidden = layer(hidden, cos, sin, mask_N1TL)
-        if not wanted:
-            return None
-        last = hidden.view(*ids_NT.shape, -1)[:, -1]
-        return F.linear(_normed(last, self._norm), self._head.weight)
+            hidden = layer(hidden, cos, sin)
+        return F.linear(_normed(hidden[wanted_N], self._norm), self._head.weight)
 
 
 class _Layer:
-    def __init__(self, layer: Any, place: int, cache: SlotCache, config: Any) -> None:
+    def __init__(self, layer: Any, place: int, cache: PagedCache, attend: PagedAttention, config: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+        self._attend_to_pages = attend
         _, self._kv_heads, self._width = cache_shape(config)
         self._heads = config.num_attention_heads
         self._place, self._cache, self._scaling = place, cache, self._width**-0.5
@@ -97,19 +99,14 @@ class _Layer:
         self._gate_up = _joined((mlp.gate_proj, mlp.up_proj))
         self._output, self._down = attention.o_proj, mlp.down_proj
 
-    def __call__(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask_N1TL: torch.Tensor
-    ) -> torch.Tensor:
-        mixed = self._attend(_normed(hidden, self._first), cos, sin, mask_N1TL)
+    def __call__(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        mixed = self._attend(_normed(hidden, self._first), cos, sin)
         hidden = hidden + F.linear(mixed, self._output.weight, self._output.bias)
         gate, up = F.linear(_normed(hidden, self._second), *self._gate_up).chunk(2, -1)
         return hidden + F.linear(F.silu(gate).mul_(up), self._down.weight, self._down.bias)
 
-    def _attend(
-        self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask_N1TL: torch.Tensor
-    ) -> torch.Tensor:
-        rows, steps = mask_N1TL.shape[0], mask_N1TL.shape[2]
-        projected = F.linear(normed, *self._projections).view(rows * steps, -1, self._width)
+    def _attend(self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        projected = F.linear(normed, *self._projections).view(len(normed), -1, self._width)
         turned = projected[:, : self._heads + self._kv_heads]
         if self._head_norms:
             for norm, part in zip(self._head_norms, turned.tensor_split((self._heads,), 1), strict=True):
@@ -117,9 +114,7 @@ class _Layer:
         torch.addcmul(turned * cos, turned.roll(self._width // 2, -1), sin, out=turned)
         keys, values = projected[:, self._heads :].chunk(2, 1)
         self._cache.write(self._place, keys, values)
-        query = projected[:, : self._heads].view(rows, steps, self._heads, self._width).transpose(1, 2)
-        mixed, _ = attend(None, query, *self._cache.read(self._place), mask_N1TL, self._scaling)
-        return mixed.view(rows * steps, -1)
+        return self._attend_to_pages(self._place, projected[:, : self._heads], self._scaling).flatten(1)
 
 
 def _normed(hidden: torch.Tensor, norm: Any) -> torch.Tensor:

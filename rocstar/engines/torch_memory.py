@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_rows
+from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_tokens
 from rocstar.engines.torch_cache import cache_shape
 
 
-def kv_bytes(config: Any, rows: int, positions: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of `rows` sequences of at most `positions` tokens, for a transformers config."""
-    return cache_bytes(cache_shape(config), rows, positions, dtype.itemsize)
+def kv_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of `tokens` tokens, for a transformers config."""
+    return cache_bytes(cache_shape(config), tokens, dtype.itemsize)
 
 
 def available_bytes(device: torch.device) -> int:
@@ -20,7 +20,6 @@ def available_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_bytes()
 
 
-def refuse_what_does_not_fit(model: Any, rows: int, positions: int) -> None:
+def refuse_what_does_not_fit(model: Any, tokens: int) -> None:
     """Raises ConfigError when the cache would take more than there is."""
-    needed = kv_bytes(model.config, rows, positions, model.dtype)
-    refuse_too_many_rows(needed, available_bytes(model.device), rows, positions)
+    refuse_too_many_tokens(kv_bytes(model.config, tokens, model.dtype), available_bytes(model.device), tokens)

@@ -1,14 +1,19 @@
-"""What the decode loop keeps of each request and of each cache row. Data only; the loop is in torch_decoder.py."""
+"""What the decode loop keeps of each request and of each sequence. Data only; who decides is torch_table.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from rocstar.engines.pages import PAGE, Page
 from rocstar.types import Sampling
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -21,60 +26,98 @@ class Work:
     sampling: Sampling
     owner: Any = None
     """Whatever the caller wants back with the completion."""
+    written: tuple[int, ...] = ()
+    """Tokens sampled so far, as long as it does not decode."""
+    logprobs: tuple[float, ...] = ()
+    """Of these."""
+    versions: tuple[int, ...] = ()
+    """Of the policy that wrote each."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Row:
-    """Who sits in a cache row."""
+class Sequence:
+    """The tokens of one session, and what is cached of them."""
 
     session_id: str
+    age: int
+    """Sessions are numbered in the order in which they were opened."""
     work: Work | None = None
-    behind: list[Work] = field(default_factory=list)
-    """Requests of the same session that came while `work` decodes, in order."""
-    last_used: int = 0
-    opening: tuple[int, ...] = ()
-    """Tokens it was first started with, all but the last: what siblings may copy."""
+    """None while its tool runs."""
+    behind: deque[Work] = field(default_factory=deque)
+    """Requests that came while `work` had not ended, in order."""
+    row: int | None = None
+    """Of `Columns`, as long as anything of it is cached or it decodes."""
+    pages: list[Page] = field(default_factory=list)
+    opening: int = 0
+    """Positions that may be other sequences' to fill: its pages show the same tokens to them."""
+    lost: int = 0
+    """Positions that were cached when its pages were last given up under pressure."""
 
 
-@dataclass(slots=True)
 class Columns:
-    """Per-row numbers as arrays, so that a step touches Python objects only for rows that finish."""
+    """Numbers of each sequence as arrays, so that a step touches Python objects only for the few that need more than
+    one more token. Grows with the sequences whose cache is kept while their tools run."""
 
-    rows: int
-    positions: int
-    ids: np.ndarray = field(init=False)
-    logprobs: np.ndarray = field(init=False)
-    versions: np.ndarray = field(init=False)
-    cached: np.ndarray = field(init=False)
-    known: np.ndarray = field(init=False)
-    start: np.ndarray = field(init=False)
-    limit: np.ndarray = field(init=False)
-    seeds: np.ndarray = field(init=False)
-    temperatures: np.ndarray = field(init=False)
-    top_ps: np.ndarray = field(init=False)
-    top_ks: np.ndarray = field(init=False)
-    stops: np.ndarray = field(init=False)
+    def __init__(self, rows: int, positions: int) -> None:
+        self.positions = positions
+        self.ids = np.zeros((rows, positions), dtype=np.int32)
+        self.logprobs = np.zeros((rows, positions), dtype=np.float32)
+        self.versions = np.zeros((rows, positions), dtype=np.int32)
+        self.tables = np.zeros((rows, -(-positions // PAGE)), dtype=np.int32)
+        """Numbers of its pages."""
+        self.cached = np.zeros(rows, dtype=np.int64)
+        """Tokens with keys and values."""
+        self.known = np.zeros(rows, dtype=np.int64)
+        """Tokens that are there."""
+        self.room = np.zeros(rows, dtype=np.int64)
+        """Positions up to which it may write without asking for a page."""
+        self.ready = np.zeros(rows, dtype=np.int64)
+        """Tokens that the next pass feeds."""
+        self.lost = np.zeros(rows, dtype=np.int64)
+        self.start = np.zeros(rows, dtype=np.int64)
+        self.limit = np.zeros(rows, dtype=np.int64)
+        self.seeds = np.zeros(rows, dtype=np.int64)
+        self.top_ks = np.zeros(rows, dtype=np.int64)
+        self.temperatures, self.top_ps = np.ones(rows), np.ones(rows)
+        self.stops = np.full((rows, 1), -1, dtype=np.int64)
+        self._free = list(range(rows - 1, -1, -1))
 
-    def __post_init__(self) -> None:
-        n = self.rows
-        self.ids = np.zeros((n, self.positions + 1), dtype=np.int64)
-        self.logprobs = np.zeros((n, self.positions + 1), dtype=np.float32)
-        self.versions = np.zeros((n, self.positions + 1), dtype=np.int64)
-        self.cached, self.known, self.start, self.limit, self.seeds, self.top_ks = (
-            np.zeros(n, dtype=np.int64) for _ in range(6)
-        )
-        self.temperatures, self.top_ps = np.ones(n), np.ones(n)
-        self.stops = np.full((n, 1), -1, dtype=np.int64)
+    def take(self) -> int:
+        if not self._free:
+            self._grow()
+        return self._free.pop()
 
-    def set_stops(self, row: int, stop_token_ids: Sequence[int]) -> None:
+    def free(self, row: int) -> None:
+        self._free.append(row)
+
+    def set_work(self, row: int, work: Work) -> None:
+        """What a request asks for."""
+        sampling, count, known = work.sampling, len(work.token_ids), len(work.token_ids) + len(work.written)
+        self.ids[row, :count], self.ids[row, count:known] = work.token_ids, work.written
+        self.logprobs[row, count:known], self.versions[row, count:known] = work.logprobs, work.versions
+        self.start[row], self.known[row] = count, known
+        self.limit[row] = min(count + sampling.max_new_tokens, self.positions)
+        self.seeds[row], self.top_ks[row] = sampling.seed, sampling.top_k
+        self.temperatures[row], self.top_ps[row] = sampling.temperature, sampling.top_p
+        self._set_stops(row, sampling.stop_token_ids)
+
+    def save_work(self, row: int, work: Work) -> None:
+        """What it has written so far."""
+        begin, end = int(self.start[row]), int(self.known[row])
+        work.written = tuple(self.ids[row, begin:end].tolist())
+        work.logprobs = tuple(self.logprobs[row, begin:end].tolist())
+        work.versions = tuple(self.versions[row, begin:end].tolist())
+
+    def _set_stops(self, row: int, stop_token_ids: Many[int]) -> None:
         lacking = len(stop_token_ids) - self.stops.shape[1]
         if lacking > 0:
             self.stops = np.pad(self.stops, ((0, 0), (0, lacking)), constant_values=-1)
         self.stops[row] = -1
         self.stops[row, : len(stop_token_ids)] = stop_token_ids
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        for name in ("ids", "logprobs", "versions", "cached", "known", "start", "limit", "seeds", "temperatures",
-                     "top_ps", "top_ks", "stops"):  # fmt: skip
-            column = getattr(self, name)
-            column[list(targets)] = column[list(sources)]
+    def _grow(self) -> None:
+        rows = len(self.ids)
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+        self._free = list(range(2 * rows - 1, rows - 1, -1))

@@ -1,165 +1,273 @@
-"""The rows of the decoder: who decodes, who is paused between two requests, and whose prompt siblings may copy.
+"""The sequences of the decoder: which decode, which wait, whose cache is kept, and who gives way when there is no room.
 
-Decoding rows stand together at the front (see the picture in torch_cache.py); whoever starts or ends is swapped there
-or away. A paused row keeps its cache for its session's next request, until the session is closed or `evict` gives the
-row up. Not here: tokens being fed and sampled (torch_decoder.py).
+One order settles all of it, the order in which sessions were opened. Older ones begin first; a session keeps its pages
+while its tool runs; when one that decodes needs a page and none is free, the newest gives its pages up, be it itself.
+So a newcomer never throws out who waits for a tool, and the oldest always gets on. Not here: the arithmetic
+(torch_decoder.py).
 """
 
 from __future__ import annotations
 
-from rocstar.engines.torch_cache import SlotCache
-from rocstar.engines.torch_rows import Columns, Row, Work
+from bisect import insort
+from operator import attrgetter
+
+import numpy as np
+
+from rocstar.engines.pages import PAGE, Page, Pages, names_of
+from rocstar.engines.torch_cache import PagedCache
+from rocstar.engines.torch_rows import Columns, Ints, Sequence, Work
+
+AGE = attrgetter("age")
 
 
-class RowTable:
-    """Rows, their numbers (`columns`) and their cached keys and values, moved together."""
+class SequenceTable:
+    """At most `rows` sequences decode at once, each at most `positions` tokens long, over the pages of `cache`."""
 
-    def __init__(self, cache: SlotCache, rows: int, positions: int) -> None:
-        self.columns = Columns(cache.keys.shape[1], positions)
-        self.rows: list[Row | None] = [None] * rows
-        self.active = 0
-        self.openings: dict[tuple[int, ...], Row] = {}
-        self._cache = cache
-        self._positions = positions
-        self._sessions: dict[str, Row] = {}
+    def __init__(self, cache: PagedCache, pages: Pages, *, rows: int, positions: int) -> None:
+        self.columns = Columns(min(rows, pages.count), positions)
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.evictions = 0
+        self._cache, self._pages, self._most = cache, pages, rows
+        self._sessions: dict[str, Sequence] = {}
+        self._opened = 0
+        self._rows: Ints = np.zeros(0, dtype=np.int64)
 
-    @property
-    def used_tokens(self) -> int:
-        """Positions held by rows, decoding or paused."""
-        return int(self.columns.cached.sum())
+    # -- requests ---------------------------------------------------------------------------------------------------
 
-    @property
-    def works(self) -> list[Work]:
-        """Every request that decodes or stands behind one that does."""
-        return [work for row in self.rows if row and row.work for work in (row.work, *row.behind)]
+    def submit(self, work: Work) -> None:
+        """Let a request wait for its turn, or for the end of its session's request before it."""
+        sequence = self._sessions.get(work.session_id)
+        if sequence is None:
+            sequence = self._sessions[work.session_id] = Sequence(session_id=work.session_id, age=self._opened)
+            self._opened += 1
+        if sequence.work is None:
+            self._ask(sequence, work)
+        else:
+            sequence.behind.append(work)
 
-    def at_work(self, index: int) -> tuple[Row, Work]:
-        """A decoding row and its request."""
-        row = self.rows[index]
-        assert row is not None and row.work is not None
-        return row, row.work
+    def admit(self) -> None:
+        """Begin what there is room for, oldest first."""
+        while self.waiting and len(self.running) < self._most and self._fits(self.waiting[0]):
+            self._start(self.waiting.pop(0))
 
-    def running(self, request_id: str) -> int | None:
-        """The row of a request; None when it does not run."""
-        for index in range(self.active):
-            row = self.rows[index]
-            if row is not None and row.work is not None and row.work.request_id == request_id:
-                return index
-        return None
-
-    def knows(self, session_id: str) -> bool:
-        """Whether a session has a row, decoding or paused."""
-        return session_id in self._sessions
-
-    def place(self, work: Work, *, clock: int) -> bool:
-        """Give a request its session's row, or a free one; False when none is free. Where another request of its
-        session decodes, it stands behind that."""
-        row = self._sessions.get(work.session_id)
-        if row is not None and row.work is not None:
-            row.behind.append(work)
-            return True
-        if row is None:
-            index = self._vacant()
-            if index is None:
-                return False
-            row = Row(session_id=work.session_id)
-            self.rows[index] = row
-            self._sessions[work.session_id] = row
-            self.columns.known[index] = 0
-        index = self.rows.index(row)
-        if not self._fill(index, work):
-            self._forget_opening(row)
-        row.work, row.last_used = work, clock
-        self._swap(index, self.active)
-        self.active += 1
-        return True
-
-    def pause(self, index: int, *, clock: int) -> Work:
-        """End a row's request; the row stays where it is until `pause_finished`."""
-        row, work = self.at_work(index)
-        row.work, row.last_used = None, clock
+    def end(self, sequence: Sequence) -> Work:
+        """End its request, with what is written so far; its pages stay."""
+        work = self._stopped(sequence)
+        sequence.work = None
+        if sequence.row is not None and self.columns.cached[sequence.row] < sequence.opening:
+            self.columns.room[sequence.row] = 0
+            for page in sequence.pages:  # others need not wait for it
+                self._pages.resign(page, sequence, int(self.columns.cached[sequence.row]))
+        if sequence.behind:
+            self._ask(sequence, sequence.behind.popleft())
         return work
 
-    def pause_finished(self) -> None:
-        """Move rows without work out of the active region."""
-        for index in range(self.active - 1, -1, -1):
-            row = self.rows[index]
-            if row is None or row.work is None:
-                self.active -= 1
-                self._swap(index, self.active)
+    def abort(self, request_id: str) -> Work | None:
+        """End a request, wherever it stands; None when there is none of that name."""
+        for sequence in self._sessions.values():
+            if sequence.work is not None and sequence.work.request_id == request_id:
+                return self.end(sequence)
+            for work in sequence.behind:
+                if work.request_id == request_id:
+                    sequence.behind.remove(work)
+                    return work
+        return None
 
     def close(self, session_id: str) -> list[Work]:
-        """Free a session's row; returns its requests that had not ended."""
-        row = self._sessions.pop(session_id, None)
-        if row is None:
+        """Free a session's pages; returns its requests that had not ended."""
+        sequence = self._sessions.pop(session_id, None)
+        if sequence is None:
             return []
-        works = [row.work, *row.behind] if row.work else []
-        row.work, row.behind = None, []
-        self.pause_finished()
-        self._free(row)
+        works = [self._stopped(sequence), *sequence.behind] if sequence.work else []
+        self._release(sequence)
         return works
-
-    def evict(self) -> None:
-        """Free the row paused longest, if there is one."""
-        paused = [row for row in self.rows[self.active :] if row is not None]
-        if paused:
-            self.close(min(paused, key=lambda row: row.last_used).session_id)
 
     def clear(self) -> list[Work]:
-        """Free all rows; returns the requests that had not ended."""
-        works = self.works
-        self.rows = [None] * len(self.rows)
-        self.active = 0
-        self.columns.cached[:] = 0
-        self._sessions.clear()
-        self.openings.clear()
-        return works
+        """Close every session; returns the requests that had not ended."""
+        return [work for session_id in list(self._sessions) for work in self.close(session_id)]
+
+    def _ask(self, sequence: Sequence, work: Work) -> None:
+        sequence.work = work
+        insort(self.waiting, sequence, key=AGE)
+
+    def _stopped(self, sequence: Sequence) -> Work:
+        """Its request, which neither decodes nor waits any more."""
+        assert sequence.work is not None
+        if sequence in self.running:
+            assert sequence.row is not None
+            self.columns.save_work(sequence.row, sequence.work)
+            self.running.remove(sequence)
+            self._list_rows()
+        else:
+            self.waiting.remove(sequence)
+        return sequence.work
+
+    def _list_rows(self) -> None:
+        self._rows = np.array([sequence.row for sequence in self.running], dtype=np.int64)
+
+    # -- giving pages and giving them up ----------------------------------------------------------------------------
+
+    def evict(self) -> None:
+        """Give up the pages of the newest session that does not decode, if there is one."""
+        idle = [sequence for sequence in self._live() if sequence not in self.running]
+        if idle:
+            self._give_up(max(idle, key=AGE))
 
     def forget_all(self) -> None:
-        """Nothing is cached any more; decoding rows feed their tokens again."""
-        self.columns.cached[:] = 0
-        for row in self.openings.values():
-            row.opening = ()
-        self.openings.clear()
+        """Nothing is cached any more; who decodes begins again with what is written."""
+        for sequence in self._sessions.values():
+            if sequence in self.running:
+                self._ask(sequence, self._stopped(sequence))
+            self._release(sequence)
+            sequence.lost = 0
 
-    def _vacant(self) -> int | None:
-        return next((i for i in range(self.active, len(self.rows)) if self.rows[i] is None), None)
+    def _live(self) -> list[Sequence]:
+        return [sequence for sequence in self._sessions.values() if sequence.row is not None]
 
-    def _fill(self, index: int, work: Work) -> bool:
-        """Fill in the row's numbers; whether the request extends what the row already holds."""
-        columns, sampling, count = self.columns, work.sampling, len(work.token_ids)
-        known = int(columns.known[index])
-        extends = known <= count and tuple(columns.ids[index, :known]) == work.token_ids[:known]
-        if not extends:
-            columns.cached[index] = 0
-        columns.ids[index, :count] = work.token_ids
-        columns.cached[index] = min(columns.cached[index], count - 1)
-        columns.known[index] = columns.start[index] = count
-        columns.limit[index] = min(count + sampling.max_new_tokens, self._positions)
-        columns.seeds[index] = sampling.seed
-        columns.temperatures[index], columns.top_ps[index] = sampling.temperature, sampling.top_p
-        columns.top_ks[index] = sampling.top_k
-        columns.set_stops(index, sampling.stop_token_ids)
-        return extends
+    def _give_up(self, sequence: Sequence) -> None:
+        if sequence in self.running:
+            self._ask(sequence, self._stopped(sequence))
+        sequence.lost = max(sequence.lost, int(self.columns.cached[sequence.row]))
+        self.evictions += 1
+        self._release(sequence)
 
-    def _free(self, row: Row) -> None:
-        index = self.rows.index(row)
-        self.rows[index] = None
-        self.columns.cached[index] = 0
-        self._forget_opening(row)
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.row is not None:
+            self._leave_pages(sequence, 0)
+            self.columns.free(sequence.row)
+            sequence.row = None
 
-    def _forget_opening(self, row: Row) -> None:
-        if row.opening:
-            del self.openings[row.opening]
-            row.opening = ()
+    def _leave_pages(self, sequence: Sequence, kept: int) -> None:
+        """All but the first `kept`."""
+        reach = int(self.columns.cached[sequence.row])
+        for page in sequence.pages[kept:]:
+            self._pages.leave(page, sequence, reach)
+        del sequence.pages[kept:]
+        sequence.opening = min(sequence.opening, kept * PAGE)
 
-    def _swap(self, a: int, b: int) -> None:
-        if a == b:
-            return
-        self.rows[a], self.rows[b] = self.rows[b], self.rows[a]
-        targets = [i for i in (a, b) if self.rows[i] is not None]
-        sources = [b if i == a else a for i in targets]
-        length = int(max((self.columns.cached[i] for i in sources), default=0))
-        self._cache.move(sources, targets, length)
-        self.columns.move(sources, targets)
-        self.columns.cached[[i for i in (a, b) if self.rows[i] is None]] = 0
+    def _free_page(self, sequence: Sequence) -> Page | None:
+        """A page for it, which the newest sequences make room for; None when it was itself the newest."""
+        while not self._pages.free:
+            newest = max(self._live(), key=AGE)
+            self._give_up(newest)
+            if newest is sequence:
+                return None
+        return self._pages.take(sequence)
+
+    def _put(self, sequence: Sequence, index: int, page: Page) -> None:
+        sequence.pages[index : index + 1] = [page]
+        self.columns.tables[sequence.row, index] = page.number
+
+    # -- beginning --------------------------------------------------------------------------------------------------
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether there are pages for all its tokens, and one more for each sequence that decodes and may need it."""
+        if sequence.row is not None:
+            return True
+        names = names_of(_tokens(sequence)[:-1])
+        needed = len(names) - len(self._pages.known(names)) + 1
+        growing = self.columns.limit[self._rows] > self.columns.room[self._rows]
+        return self._pages.free >= needed + int(growing.sum())
+
+    def _start(self, sequence: Sequence) -> None:
+        tokens, work = _tokens(sequence), sequence.work
+        assert work is not None
+        if sequence.row is None:
+            self._open(sequence, tokens)
+        else:
+            self._keep_common(sequence, sequence.row, tokens)
+        assert sequence.row is not None
+        self.columns.set_work(sequence.row, work)
+        insort(self.running, sequence, key=AGE)
+        self._list_rows()
+
+    def _open(self, sequence: Sequence, tokens: Ints) -> None:
+        """Pages for all but the last token: those that others hold, then new ones."""
+        row = sequence.row = self.columns.take()
+        self.columns.cached[row] = self.columns.room[row] = 0
+        self.columns.lost[row] = sequence.lost
+        sequence.opening = len(tokens) - 1
+        names = names_of(tokens[:-1])
+        shared = self._pages.known(names)
+        for index, page in enumerate(shared):
+            page.holders += 1
+            self._put(sequence, index, page)
+        for index in range(len(shared), len(names)):
+            self._put(sequence, index, self._pages.take(sequence, names[index]))
+
+    def _keep_common(self, sequence: Sequence, row: int, tokens: Ints) -> None:
+        """Keep what is cached as far as the request extends it; in whole pages where it does not, and where its prompt
+        had not been fed to the end, whose other pages show tokens that it may not have."""
+        cached = int(self.columns.cached[row])
+        common = min(cached, len(tokens) - 1)
+        differs = np.flatnonzero(self.columns.ids[row, :common] != tokens[:common])
+        kept = int(differs[0]) if len(differs) else common
+        if kept < max(cached, sequence.opening):
+            self._leave_pages(sequence, kept // PAGE)
+            self.columns.cached[row] = self.columns.room[row] = kept // PAGE * PAGE
+            self.columns.lost[row] = 0
+
+    # -- the next pass ----------------------------------------------------------------------------------------------
+
+    def plan(self, prefill: int) -> tuple[Ints, Ints]:
+        """Which rows the next pass feeds, and how many tokens of each: one of each sequence that has no more, and
+        about `prefill` of those that have. Every page that they need is there."""
+        columns, rows = self.columns, self._rows
+        columns.ready[rows] = 1
+        more = (columns.known[rows] - columns.cached[rows] > 1) | (columns.cached[rows] >= columns.room[rows])
+        for sequence in [self.running[place] for place in np.flatnonzero(more).tolist()]:
+            row = sequence.row
+            if row is not None:  # else it has just given way
+                ready = columns.ready[row] = self._prepare(sequence, row, prefill + 1)
+                prefill -= max(0, ready - 1)
+        counts = columns.ready[self._rows]
+        return self._rows[counts > 0], counts[counts > 0]
+
+    def _prepare(self, sequence: Sequence, row: int, most: int) -> int:
+        """How many of its tokens, at most `most`, can be fed now; none when it had to give its own pages up."""
+        self._adopt(sequence, row)
+        begin = place = int(self.columns.cached[row])
+        end = min(int(self.columns.known[row]), begin + most)
+        while place < end and self._may_write(sequence, place):
+            place = min(end, (place // PAGE + 1) * PAGE)
+        if sequence.row is None or place == begin:
+            return 0
+        self.columns.room[row] = -(-place // PAGE) * PAGE
+        return place - begin
+
+    def _adopt(self, sequence: Sequence, row: int) -> None:
+        """Take over what others have filled of its opening."""
+        cached = self.columns.cached
+        while cached[row] < sequence.opening:
+            index = int(cached[row]) // PAGE
+            page = sequence.pages[index]
+            reach = page.reach if page.writer is None else int(cached[page.writer.row])
+            reach = min(reach, (index + 1) * PAGE, sequence.opening)
+            if page.writer is sequence or reach <= cached[row]:
+                return
+            cached[row] = reach
+
+    def _may_write(self, sequence: Sequence, place: int) -> bool:
+        """Whether the page of a position is there for it to write, after what can be done about it."""
+        index = place // PAGE
+        page = sequence.pages[index] if index < len(sequence.pages) else None
+        if page is not None and page.writer is None and (page.holders == 1 or place < sequence.opening):
+            page.writer = sequence
+        if page is not None and page.writer is sequence:
+            return True
+        if page is not None and place < sequence.opening:
+            return False  # another fills it with the same tokens
+        own = self._free_page(sequence)
+        if own is None:
+            return False
+        if page is not None:
+            self._cache.copy_page(page.number, own.number)
+            self._pages.leave(page, sequence, place)
+        self._put(sequence, index, own)
+        return True
+
+
+def _tokens(sequence: Sequence) -> Ints:
+    assert sequence.work is not None
+    return np.array((*sequence.work.token_ids, *sequence.work.written), dtype=np.int32)

@@ -117,9 +117,9 @@ async def _evaluate(
     screen: Screen,
 ) -> Evaluation:
     use_threads(recipe.run.threads)
-    device, rows = device_of(recipe.model), recipe.rollout.engine_rows
+    device, rows, tokens = device_of(recipe.model), recipe.rollout.engine_rows, recipe.rollout.kv_tokens
     model = None if recipe.engine else loaded(subject, recipe)
-    async with opened(model, subject, recipe, sandbox, positions=positions, rows=rows) as roller:
+    async with opened(model, subject, recipe, sandbox, positions=positions, rows=rows, kv_tokens=tokens) as roller:
         engine = {"device": device.type, "dtype": name_of_dtype(compute_dtype(recipe.model, device))}
         setup = _setup(subject, recipe, problems, protocol, roller, source, engine)
         budget, watch = recipe.run.fault_budget, Watch()

@@ -117,11 +117,19 @@ def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) 
 
 @asynccontextmanager
 async def opened(
-    model: Any | None, subject: Subject, recipe: Recipe, sandbox: SandboxClient, *, positions: int, rows: int
+    model: Any | None,
+    subject: Subject,
+    recipe: Recipe,
+    sandbox: SandboxClient,
+    *,
+    positions: int,
+    rows: int,
+    kv_tokens: int | None = None,
 ) -> AsyncIterator[Roller]:
     """An engine over `model`, the subject's weights, or where that is None the engines that `[[engine]]` names, which
-    load them themselves; ready for attempts of `positions` tokens (`positions_of`) under `recipe`, `rows` at once.
-    Closed with the context. Raises ConfigError where there is no memory for so many, EngineUnavailable."""
+    load them themselves; ready for attempts of `positions` tokens (`positions_of`) under `recipe`, `rows` at once
+    over `kv_tokens` tokens of cache (None: what `rows` of them take). Closed with the context. Raises ConfigError where
+    there is no memory for so many, EngineUnavailable."""
     codec, template = Codec.load(subject.model), template_of(recipe, subject.model)
     vocabulary = codec.vocab_size
     engines: Mapping[str, OwnedEngine]
@@ -135,10 +143,13 @@ async def opened(
             dtype=name_of_dtype(compute_dtype(recipe.model, device)),
             rows=rows,
             positions=positions,
+            kv_tokens=kv_tokens,
             vocab_size=vocabulary,
         )
     else:
-        engines = {"embedded": TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)}
+        engines = {
+            "embedded": TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)
+        }
     grader = Grader()
     try:
         async with opened_fleet(recipe, engines, vocab_size=vocabulary) as fleet:

@@ -18,7 +18,8 @@ from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import ChatMl, Template
 from rocstar.dialogue.templates import template_named
-from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, refuse_too_many_rows
+from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages, refuse_too_many_tokens
+from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 from rocstar.exits import need
 from rocstar.lengths import positions_needed
@@ -97,7 +98,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     if pretrained:
         pretrained.codec.stop_ids(material.template)
         positions = positions_of(material, pretrained.codec, pretrained.facts.positions)
-        _refuse_too_many_rows(recipe, pretrained.facts.cache, positions)
+        _refuse_too_large_cache(recipe, pretrained.facts.cache, positions)
         for name, layouts in material.layouts.items():
             rows_of_layouts(name, layouts or (), pretrained.codec, template, pretrained.facts.positions)
     else:
@@ -108,7 +109,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
         longest = _longest_response(recipe) if heldout or material.problems else 1
-        _refuse_too_many_rows(recipe, cache, longest)  # prompts come on top, once there are tokens
+        _refuse_too_large_cache(recipe, cache, longest)  # prompts come on top, once there are tokens
     return material
 
 
@@ -200,14 +201,15 @@ def _longest_response(recipe: Recipe) -> int:
     return max(rollout.max_response_tokens for rollout in rollouts_of(recipe))
 
 
-def _refuse_too_many_rows(recipe: Recipe, cache: CacheShape | None, positions: int) -> None:
+def _refuse_too_large_cache(recipe: Recipe, cache: CacheShape | None, positions: int) -> None:
     """On the CPU: the engine asks a GPU for its memory itself."""
-    device = recipe.model.device
-    rows = recipe.rollout.engine_rows * max(1, sum(entry.count for entry in recipe.engine))
+    device, rollout = recipe.model.device, recipe.rollout
+    engines = max(1, sum(entry.count for entry in recipe.engine))
+    tokens = engines * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
     if cache is None or device == "cuda" or (device == "auto" and any(Path(file).exists() for file in ACCELERATORS)):
         return
     itemsize = 2 if recipe.model.dtype == "bfloat16" else 4
-    refuse_too_many_rows(cache_bytes(cache, rows, positions, itemsize), host_bytes(), rows, positions)
+    refuse_too_many_tokens(cache_bytes(cache, tokens, itemsize), host_bytes(), tokens)
 
 
 def _refuse_absent_modules(names: Sequence[str]) -> None:

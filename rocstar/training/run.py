@@ -346,8 +346,8 @@ def _embedded(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> 
     """Over a copy of the model: the learner's own is sharded and changes under way."""
     device = device_of(recipe.model, local_rank)
     model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(recipe.model, device))
-    rows, vocabulary = recipe.rollout.engine_rows, made.codec.vocab_size
-    return TorchEngine(model, rows=rows, positions=positions, vocab_size=vocabulary)
+    rows, tokens = recipe.rollout.engine_rows, recipe.rollout.kv_tokens
+    return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=made.codec.vocab_size)
 
 
 def _teller(tracker: RunTracker, screen: Screen) -> Tell:
@@ -375,5 +375,6 @@ def _processes(recipe: Recipe, policy: Policy, published: PublishedWeights, posi
         dtype=name_of_dtype(policy.dtype),
         rows=recipe.rollout.engine_rows,
         positions=positions,
+        kv_tokens=recipe.rollout.kv_tokens,
         vocab_size=policy.codec.vocab_size,
     )

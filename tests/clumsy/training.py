@@ -160,12 +160,17 @@ LIMITS = [
     train(
         "a cache larger than memory",
         [*TINY, "model.device=cpu", "rollout.engine_rows=1000000000"],
-        ["GB", "lower rollout.engine_rows"],
+        ["GB", "lower rollout.kv_tokens"],
+    ),
+    train(
+        "a cache that holds no attempt",
+        [*TINY, "rollout.kv_tokens=8"],
+        ["rollout.kv_tokens 8 is less than", "longest attempt", "raise it"],
     ),
     train(
         "a cache of a pretrained model larger than memory",
         [*PRETRAINED, "model.device=cpu", "rollout.engine_rows=1000000000"],
-        ["GB", "lower rollout.engine_rows"],
+        ["GB", "lower rollout.kv_tokens"],
     ),
     train("an engine that is none", [*TINY, "engine.e.count=2"], ["the recipe has no engine 'e'", "there are none"]),
     train("a vocabulary without letters", [*TINY, "model.vocab_size=3"], ["model.vocab_size 3", "set it to at least"]),

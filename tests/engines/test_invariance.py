@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
+from rocstar.engines import torch_attention
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.types import Completion, Sampling, seed_for
 from tests.engines.models import MODELS, VOCAB
@@ -51,16 +55,21 @@ async def session(engine: TorchEngine, number: int, pauses: Sequence[int] = (0, 
     return tuple(turns)
 
 
+def made(name: str) -> Any:
+    architecture, _, dtype = name.partition(" ")
+    return MODELS[architecture](0).to(getattr(torch, dtype or "float32"))
+
+
 async def one_by_one(name: str) -> list[Turns]:
-    engine = TorchEngine(MODELS[name](0), rows=4, positions=512)
+    engine = TorchEngine(made(name), rows=4, positions=512)
     turns = [await session(engine, number) for number in range(REQUESTS)]
     await engine.close()
     return turns
 
 
-async def together(name: str, rows: int, seed: int | None = None) -> list[Turns]:
-    """All at once; with a seed in a shuffled order and with pauses between turns."""
-    engine = TorchEngine(MODELS[name](0), rows=rows, positions=512)
+async def together(name: str, rows: int, seed: int | None = None, kv_tokens: int | None = None) -> list[Turns]:
+    """All at once; with a seed in a shuffled order and with pauses between turns; with few tokens of cache evicted."""
+    engine = TorchEngine(made(name), rows=rows, positions=512, kv_tokens=kv_tokens)
     order = list(range(REQUESTS))
     pauses = [[0, 0, 0]] * REQUESTS
     if seed is not None:
@@ -69,16 +78,24 @@ async def together(name: str, rows: int, seed: int | None = None) -> list[Turns]
         pauses = [[rng.randrange(120) for _ in range(3)] for _ in range(REQUESTS)]
     tasks = {n: asyncio.create_task(session(engine, n, pauses[n])) for n in order}
     turns = [await tasks[n] for n in range(REQUESTS)]
+    assert (engine.load().evictions > 0) == (kv_tokens is not None)
     await engine.close()
     return turns
 
 
-@pytest.mark.parametrize("name", MODELS)
-async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(name: str) -> None:
-    """With fewer rows than sessions, a session that comes back with a tool's reply may find its row taken."""
+@pytest.mark.parametrize("attention", ["compiled", "torch"])
+@pytest.mark.parametrize("name", [*MODELS, *(f"{name} bfloat16" for name in MODELS)])
+async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
+    name: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With less room than the sequences take, some lose their cache while they decode or wait, and are fed again."""
+    if attention == "torch":
+        monkeypatch.setattr("rocstar.engines.torch_attention._compiled", lambda: None)
+    elif torch_attention._compiled() is None:
+        pytest.skip("the attention was not compiled")
     alone = await one_by_one(name)
     assert sum(len(turn.token_ids) for turns in alone for turn in turns) > 200
     assert await together(name, rows=32) == alone
     assert await together(name, rows=32, seed=1) == alone
     assert await together(name, rows=4) == alone
-    assert await together(name, rows=7, seed=2) == alone
+    assert await together(name, rows=7, seed=2, kv_tokens=1024) == alone

@@ -11,13 +11,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.engines.torch_decoder import PREFILL_FROM
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Finish, Sampling, Weights
 from tests.engines.models import MODELS, VOCAB, naive_logprobs, qwen, saved, until
 
-SHORT = tuple(range(1, PREFILL_FROM - 4))
+SHORT = tuple(range(1, 12))
 LONG = tuple(n * 7 % VOCAB for n in range(90))
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -32,7 +32,7 @@ def test_the_memory_of_all_engines_together_is_asked_for(monkeypatch: pytest.Mon
     monkeypatch.setattr("rocstar.training.material.host_bytes", lambda: 20_000_000)
     base = {"model": {"device": "cpu"}, "rollout": {"max_response_tokens": 64, "engine_rows": 200}}
     material(COLD, RL, **base)
-    with pytest.raises(ConfigError, match=r"of 600 sequences .* lower rollout.engine_rows"):
+    with pytest.raises(ConfigError, match=r"of 38400 tokens .* lower rollout.kv_tokens"):
         material(COLD, RL, **base, engine=[{"name": "e", "kind": "torch", "count": 3}])
 
 
