@@ -1,6 +1,6 @@
 """Is what the engine records exact, whatever happens to it? Ids and logprobs of many trajectories against transformers.
 
-    python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--faults 4] [--rows 8] [--at-once 64]
+    python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--faults 4] [--kv-tokens 768] [--at-once 64]
 
 Groups of siblings with a prompt in common go on for up to three turns, with a tool's reply and its wait between them,
 on a fleet of two torch engines whose caches hold a fraction of the sessions that are open, so that caches are given up
@@ -119,9 +119,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--trajectories", type=int, default=2000)
     parser.add_argument("--swaps", type=int, default=8, help="of weights, spread over the rollout")
     parser.add_argument("--faults", type=int, default=4, help="of each engine, spread over the rollout")
-    parser.add_argument(
-        "--rows", type=int, default=8, help="sequences that an engine decodes at once, and has room for"
-    )
+    parser.add_argument("--rows", type=int, default=16, help="sequences that an engine decodes at once")
+    parser.add_argument("--kv-tokens", type=int, default=768, help="of cache that an engine has")
     parser.add_argument("--at-once", type=int, default=64, help="trajectories that are open at once")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -168,7 +167,8 @@ async def rolled(options: argparse.Namespace) -> tuple[list[Record], dict[str, i
 @asynccontextmanager
 async def opened(options: argparse.Namespace) -> AsyncIterator[Fleet]:
     """Two engines that fail by schedule, as one."""
-    engines = [TorchEngine(model(0), rows=options.rows, positions=POSITIONS, vocab_size=VOCABULARY) for _ in range(2)]
+    size = {"rows": options.rows, "positions": POSITIONS, "kv_tokens": options.kv_tokens}
+    engines = [TorchEngine(model(0), **size, vocab_size=VOCABULARY) for _ in range(2)]
     faulty = {str(n): FaultyEngine(engine, faults_of(options, n)) for n, engine in enumerate(engines)}
     fleet = Fleet(faulty, KvScheduler(), vocab_size=VOCABULARY)
     try:

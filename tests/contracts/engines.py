@@ -56,8 +56,8 @@ async def scripted() -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def torch_engine(name: str) -> AsyncIterator[Engine]:
-    made = TorchEngine(MODELS[name](0), rows=4, positions=POSITIONS)
+async def torch_engine(name: str, kv_tokens: int | None = None) -> AsyncIterator[Engine]:
+    made = TorchEngine(MODELS[name](0), rows=4, positions=POSITIONS, kv_tokens=kv_tokens)
     yield made
     await made.close()
 
@@ -88,9 +88,10 @@ async def fleet_of(open_inner: Callable[[], AbstractAsyncContextManager[Engine]]
 
 
 QWEN, LLAMA = partial(torch_engine, "qwen"), partial(torch_engine, "llama")
+TIGHT = partial(torch_engine, "qwen", kv_tokens=2 * POSITIONS)
 KINDS: dict[str, Kind] = {
     "scripted": Kind(open=scripted),
-    "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"]),
+    "torch_qwen": Kind(open=QWEN, model=MODELS["qwen"], tight=TIGHT),
     "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
     "process": Kind(open=process, places=("folder",)),
     "fleet": Kind(open=partial(fleet_of, QWEN), model=MODELS["qwen"]),
