@@ -108,8 +108,8 @@ KINDS: dict[str, Kind] = {
         places=("folder",),
         truncates=False,
         block=128,
-        positions=1024,
-        long=900,
+        positions=2048,
+        long=1900,
     ),
     "faulty": Kind(open=partial(without_faults, scripted)),
 }

@@ -21,7 +21,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "intermediate_size": 96,
     "head_dim": 32,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 2048,
     "bos_token_id": None,
     "eos_token_id": None,
 }

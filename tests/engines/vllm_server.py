@@ -16,7 +16,7 @@ from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import VllmServer, VllmSettings
 from tests.engines.models import MODELS, VOCAB, saved
 
-POSITIONS, ROWS, CAPACITY = 1024, 4, 8192
+POSITIONS, ROWS, CAPACITY = 2048, 4, 8192
 SKIPPED = "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
 
 
