@@ -1,6 +1,7 @@
 """Is what the engine records exact, whatever happens to it? Ids and logprobs of many trajectories against transformers.
 
-    python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--faults 4] [--kv-tokens 768] [--at-once 64]
+    python benchmarks/rollout_exactness.py [--trajectories 2000] [--swaps 8] [--faults 4] [--kv-tokens 768]
+        [--at-once 64]
 
 Groups of siblings with a prompt in common go on for up to three turns, with a tool's reply and its wait between them,
 on a fleet of two torch engines whose caches hold a fraction of the sessions that are open, so that caches are given up

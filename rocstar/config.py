@@ -230,9 +230,9 @@ class RolloutSection(StageRolloutSection):
     feedback_errors: Literal["short", "full"] = "full"
     """short: the last line of a traceback; full: all of it."""
     engine_rows: Count = 64
-    """Sequences the torch engine decodes at once."""
+    """Sequences an engine decodes at once."""
     kv_tokens: Count | None = None
-    """Tokens whose keys and values the torch engine keeps in memory, of attempts that decode or wait for their tools;
+    """Tokens whose keys and values an engine keeps in memory, of attempts that decode or wait for their tools;
     None: as many as engine_rows attempts of the greatest length take. With less, attempts that outgrow it are fed
     again later."""
     engine_patience_seconds: Seconds = 120.0
@@ -329,6 +329,34 @@ class TorchEngines(Section):
         return [f"{self.name}-{number}" for number in range(self.count)]
 
 
+class VllmEngines(Section):
+    """vLLM servers: `count` of them started on this machine, or one that runs at `url` already."""
+
+    name: Word
+    kind: Literal["vllm"]
+    count: int = Field(default=1, ge=1, le=1024)
+    """Servers to start; each decodes `rollout.engine_rows` sequences at once and has room for that many whole ones."""
+    url: str | None = None
+    """Of a server that was started as docs/vllm.md says, and can read the folders that weights go through."""
+    python: Place | None = None
+    """Interpreter of the environment that has vLLM; none: the one that ROCSTAR_VLLM_PYTHON names."""
+    threads: Count = 1
+    """That compute in each server, on CPUs."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of each of them, as events and messages call it."""
+        return [f"{self.name}-{number}" for number in range(self.count)]
+
+    @model_validator(mode="after")
+    def one_url_is_one_server(self) -> VllmEngines:
+        if self.url is not None and (self.count > 1 or self.python is not None or self.threads > 1):
+            raise ValueError("url names one server that runs already; leave count, python and threads out")
+        return self
+
+
+Engines = Annotated[TorchEngines | VllmEngines, Field(discriminator="kind")]
+
 VERIFIERS = ("boxed", "boxed_strict", "tool_output")
 """Those that come with rocstar."""
 
@@ -399,7 +427,7 @@ class Recipe(Section):
     learning: LearningSection = LearningSection()
     cluster: ClusterSection = ClusterSection()
     evaluate: EvaluateSection = EvaluateSection()
-    engine: list[TorchEngines] = []
+    engine: list[Engines] = []
     """What continues token ids in rollouts and evaluations; none: one torch engine inside the run's own process."""
     stage: list[Stage] = []
 
@@ -417,6 +445,14 @@ class Recipe(Section):
                 f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
                 f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
             )
+        return self
+
+    @model_validator(mode="after")
+    def vllm_draws_from_all(self) -> Recipe:
+        rollouts = [self.rollout, *(stage.rollout for stage in self.stage if isinstance(stage, RlStage))]
+        cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in rollouts)
+        if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
+            raise ValueError("top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs")
         return self
 
     def resolved(self) -> dict[str, Any]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import verifier_named
-from rocstar.config import Recipe, RlStage, RolloutSection, SandboxSection, StageRolloutSection
+from rocstar.config import (
+    Recipe,
+    RlStage,
+    RolloutSection,
+    SandboxSection,
+    StageRolloutSection,
+    TorchEngines,
+    VllmEngines,
+)
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
 from rocstar.engines.process import ProcessEngine, Settings
+from rocstar.engines.vllm import VllmEngine
+from rocstar.engines.vllm_server import VllmSettings
+from rocstar.errors import ConfigError
 from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
@@ -141,32 +154,76 @@ class OwnedEngine(Engine, Protocol):
     async def close(self) -> None: ...
 
 
-def process_engines(
-    recipe: Recipe,
-    *,
-    folder: str,
-    version: int,
-    device: str,
-    dtype: str,
-    rows: int,
-    positions: int,
-    kv_tokens: int | None,
-    vocab_size: int,
-) -> dict[str, ProcessEngine]:
-    """Those that `[[engine]]` names, by name, over the Hugging Face model in `folder`; none of them runs yet."""
-    settings = partial(
-        Settings,
-        folder=folder,
-        version=version,
-        device=device,
-        dtype=dtype,
-        rows=rows,
-        positions=positions,
-        kv_tokens=kv_tokens,
-        vocab_size=vocab_size,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What the engines that a recipe names are made with."""
+
+    folder: str
+    """Hugging Face model that they begin with."""
+    version: int
+    """Policy version of it."""
+    device: str
+    """cpu or cuda."""
+    dtype: str
+    """Of the forward pass."""
+    rows: int
+    """Sequences that each decodes at once."""
+    positions: int
+    """Longest of them, tokens."""
+    kv_tokens: int | None
+    """Whose keys and values each keeps; None: as many as `rows` of the longest take."""
+    vocab_size: int
+    logs: Path
+    """Folder for what servers print."""
+
+
+def named_engines(recipe: Recipe, placed: Placed) -> dict[str, ProcessEngine | VllmEngine]:
+    """Those that `[[engine]]` names, by name; none of them runs yet. Raises ConfigError where there is no vLLM."""
+    kinds = [(name, entry) for entry in recipe.engine for name in entry.names]
+    return {name: _engine(entry, placed, name, place) for place, (name, entry) in enumerate(kinds)}
+
+
+def _engine(entry: TorchEngines | VllmEngines, placed: Placed, name: str, place: int) -> ProcessEngine | VllmEngine:
+    if isinstance(entry, TorchEngines):
+        settings = Settings(
+            folder=placed.folder,
+            version=placed.version,
+            device=placed.device,
+            dtype=placed.dtype,
+            rows=placed.rows,
+            positions=placed.positions,
+            kv_tokens=placed.kv_tokens,
+            vocab_size=placed.vocab_size,
+            place=place,
+        )
+        return ProcessEngine(settings)
+    return VllmEngine(entry.url or _vllm_server(entry, placed, name, place), vocab_size=placed.vocab_size)
+
+
+def _vllm_server(entry: VllmEngines, placed: Placed, name: str, place: int) -> VllmSettings:
+    return VllmSettings(
+        model=Path(placed.folder),
+        python=vllm_python(entry),
+        log=placed.logs / f"{name}.log",
+        max_tokens=placed.positions,
+        rows=placed.rows,
+        capacity_tokens=placed.kv_tokens or placed.rows * placed.positions,
+        dtype=placed.dtype,
+        device=placed.device,
+        threads=entry.threads,
+        environment={"CUDA_VISIBLE_DEVICES": str(place)} if placed.device == "cuda" else None,
     )
-    names = [name for entry in recipe.engine for name in entry.names]
-    return {name: ProcessEngine(settings(place=place)) for place, name in enumerate(names)}
+
+
+def vllm_python(entry: VllmEngines) -> Path:
+    """Raises ConfigError where there is none."""
+    python = entry.python or os.environ.get("ROCSTAR_VLLM_PYTHON")
+    if python is None or not os.access(python, os.X_OK):
+        raise ConfigError(
+            f"engine.{entry.name} needs a Python that has vLLM and was given {python or 'none'}; make one with "
+            f"scripts/vllm_env, and set ROCSTAR_VLLM_PYTHON or engine.{entry.name}.python to what it prints"
+        )
+    return Path(python)
 
 
 def scheduler_of(recipe: Recipe) -> Scheduler:

@@ -249,7 +249,8 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
          ["unknown key stage.w.rollout; rollout belongs to a stage of another kind ('rl')"]),
         ("[[stage]]\nname='w'\nsteps=1\n", 1, ["stage.w.kind is missing; set it to one of 'sft', 'rl'"]),
         ("[[stage]]\nname='w'\nkind='rll'\n", 1, ["stage.w.kind is unknown; set it to one of 'sft', 'rl'"]),
-        ("[[engine]]\nname='e'\nkind='torhc'\n", 3, ["engine.e.kind = 'torhc' should be 'torch'"]),
+        ("[[engine]]\nname='e'\nkind='torhc'\n", 1, ["engine.e.kind is unknown; set it to one of 'torch', 'vllm'"]),
+        ("[[engine]]\nname='e'\nkind='vllm'\nurl='http://a'\ncount=2\n", 1, ["url names one server that runs already"]),
         ("[[engine]]\nname='e'\nkind='torch'\ncount=0\n", 4, ["engine.e.count = 0", "greater than or equal to 1"]),
         ("[[engine]]\nname='e'\nkind='torch'\nconut=2\n", 4, ["unknown key engine.e.conut", "did you mean count?"]),
         ("extends = 3\n", 1, ["extends takes one file name"]),
@@ -266,6 +267,11 @@ def test_a_mistake_in_a_file_names_file_line_and_key(folder: Path, body: str, li
 def test_a_mistake_of_a_parent_names_the_parent(folder: Path) -> None:
     (folder / "parent.toml").write_text(PARENT.replace("temperature", "temprature"))
     assert complaint("child.toml").startswith("parent.toml line 6: unknown key rollout.temprature")
+
+
+def test_truncation_is_refused_where_vllm_would_draw(folder: Path) -> None:
+    (folder / "bad.toml").write_text("[[engine]]\nname='e'\nkind='vllm'\n[rollout]\ntop_p=0.9\n")
+    assert "top_p must be 1 and top_k 0 for engines of kind 'vllm'" in complaint("bad.toml")
 
 
 def test_engines_are_entries_with_names_and_each_process_has_one_of_its_own(folder: Path) -> None:

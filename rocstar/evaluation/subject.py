@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grader
-from rocstar.config import Recipe
+from rocstar.config import Recipe, VllmEngines
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
@@ -18,11 +19,12 @@ from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
 from rocstar.parts import (
     OwnedEngine,
+    Placed,
     environment_of,
     make_conversation,
     make_roller,
+    named_engines,
     opened_fleet,
-    process_engines,
     rollouts_of,
     template_of,
 )
@@ -135,8 +137,7 @@ async def opened(
     engines: Mapping[str, OwnedEngine]
     if model is None:
         device = device_of(recipe.model)
-        engines = process_engines(
-            recipe,
+        placed = Placed(
             folder=str(subject.model.resolve()),
             version=0,
             device=device.type,
@@ -145,7 +146,10 @@ async def opened(
             positions=positions,
             kv_tokens=kv_tokens,
             vocab_size=vocabulary,
+            logs=subject.run.path / "logs" if subject.run else Path(tempfile.gettempdir()),
         )
+        _refuse_strangers(recipe)
+        engines = named_engines(recipe, placed)
     else:
         engines = {
             "embedded": TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)
@@ -158,3 +162,12 @@ async def opened(
             )
     finally:
         await grader.close()
+
+
+def _refuse_strangers(recipe: Recipe) -> None:
+    """A server that runs already has weights of its own, and nothing here tells which."""
+    for entry in recipe.engine:
+        if isinstance(entry, VllmEngines) and entry.url is not None:
+            raise ConfigError(
+                f"engine.{entry.name}.url is for training only; leave it out, so that a server is started"
+            )

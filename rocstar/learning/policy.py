@@ -18,13 +18,14 @@ from rocstar.config import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import RunHalted
+from rocstar.learning.canary import canary_rows
 from rocstar.learning.forward import prepare
 from rocstar.learning.head import Head
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.ranks import ALONE, Ranks, together
-from rocstar.learning.sharding import full, reduced, shard
+from rocstar.learning.sharding import full, reduced, reshard, shard
 from rocstar.learning.state import load_state
-from rocstar.types import Weights
+from rocstar.types import Canary, Weights
 
 
 class Policy:
@@ -51,6 +52,7 @@ class Policy:
         self.dtype = compute_dtype(section, self.device)
         self._template = template
         if model is not None:
+            model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
             model.to(self.device if ranks.mesh is None else "cpu")
             prepare(model, self.device, self.dtype)
         with ranks.guarded("sharding the model"):
@@ -119,7 +121,16 @@ class Policy:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.config.save_pretrained(folder)
             _write_weights(folder / "model.safetensors", tensors)
-        return Weights(version=self.version, folder=str(folder))
+        return Weights(version=self.version, folder=str(folder), canary=self.canary())
+
+    @together
+    @torch.no_grad()
+    def canary(self) -> tuple[Canary, ...]:
+        """What engines in other processes must give with the current weights."""
+        with self.head(1.0) as head, self.autocast():
+            rows = canary_rows(self.model, head, self._known, self.device)
+        reshard(self.model)
+        return rows
 
     @together
     def restore(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
-from rocstar.config import Recipe, RlStage, SftStage
+from rocstar.config import Recipe, RlStage, SftStage, VllmEngines
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary
 from rocstar.dialogue.codec import Codec
@@ -24,7 +24,7 @@ from rocstar.errors import ConfigError
 from rocstar.exits import need
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of
+from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
 from rocstar.protocols import Task
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
@@ -74,6 +74,9 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     _refuse_idle_learners(recipe)
     _refuse_lone_ray(recipe)
     _refuse_other_ranks(recipe)
+    for entry in recipe.engine:
+        if isinstance(entry, VllmEngines) and entry.url is None:
+            vllm_python(entry)
     if recipe.cluster.launcher == "ray":
         need("cluster")
     pretrained = _pretrained(recipe)
@@ -204,7 +207,8 @@ def _longest_response(recipe: Recipe) -> int:
 def _refuse_too_large_cache(recipe: Recipe, cache: CacheShape | None, positions: int) -> None:
     """On the CPU: the engine asks a GPU for its memory itself."""
     device, rollout = recipe.model.device, recipe.rollout
-    engines = max(1, sum(entry.count for entry in recipe.engine))
+    here = [entry.count for entry in recipe.engine if not (isinstance(entry, VllmEngines) and entry.url)]
+    engines = sum(here) if recipe.engine else 1
     tokens = engines * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
     if cache is None or device == "cuda" or (device == "auto" and any(Path(file).exists() for file in ACCELERATORS)):
         return

@@ -19,6 +19,7 @@ from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
 from rocstar.engines.process import ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError, RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.evaluation.setup import setup_of
@@ -27,7 +28,7 @@ from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
-from rocstar.parts import OwnedEngine, make_roller, opened_fleet, process_engines
+from rocstar.parts import OwnedEngine, Placed, make_roller, named_engines, opened_fleet
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet, Tell
 from rocstar.runs.atomic import write_atomic, write_json
@@ -286,7 +287,7 @@ async def opened_run(
         if embedded is None:
             published = PublishedWeights(folder.path / "weights")
             closing.callback(published.close)
-            engines = processes = _processes(recipe, policy, published, positions)
+            engines = processes = _processes(recipe, policy, published, positions, folder.path / "logs")
             meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in processes.values()))
         telling = _teller(tracker, screen)
         fleet = await closing.enter_async_context(
@@ -363,12 +364,13 @@ def _teller(tracker: RunTracker, screen: Screen) -> Tell:
     return tell
 
 
-def _processes(recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int) -> dict[str, ProcessEngine]:
+def _processes(
+    recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int, logs: Path
+) -> dict[str, ProcessEngine | VllmEngine]:
     """Over weights that they read from a folder."""
     weights = published.publish(policy)
     assert weights.folder is not None
-    return process_engines(
-        recipe,
+    placed = Placed(
         folder=weights.folder,
         version=weights.version,
         device=policy.device.type,
@@ -377,4 +379,6 @@ def _processes(recipe: Recipe, policy: Policy, published: PublishedWeights, posi
         positions=positions,
         kv_tokens=recipe.rollout.kv_tokens,
         vocab_size=policy.codec.vocab_size,
+        logs=logs,
     )
+    return named_engines(recipe, placed)

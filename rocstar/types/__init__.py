@@ -9,7 +9,7 @@ N sequences in a batch, T tokens, V vocabulary.
 """
 
 from rocstar.types.batches import Batch, BatchRow, Update
-from rocstar.types.completions import Completion, EngineLoad, Finish, Sampling, VersionSpan, Weights, spans_of
+from rocstar.types.completions import Canary, Completion, EngineLoad, Finish, Sampling, VersionSpan, Weights, spans_of
 from rocstar.types.demonstrations import Demonstration, DemoTurn, SftRow
 from rocstar.types.groups import Choice, Group, Penalty, Reason, Resampled
 from rocstar.types.problems import Problem, problem_id, seed_for
@@ -19,6 +19,7 @@ from rocstar.types.trajectories import FormatFacts, Outcome, Stop, Trajectory, T
 __all__ = [
     "Batch",
     "BatchRow",
+    "Canary",
     "Choice",
     "Completion",
     "DemoTurn",

@@ -64,6 +64,16 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """What certain weights must give, for an engine that could hold others without noticing."""
+
+    token_ids: tuple[int, ...]
+    """[n]"""
+    logprobs: tuple[float, ...]
+    """[n-1] of each token but the first, from a plain forward of the weights at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """Published weights: tensors of this process, or a folder that another process can read."""
 
@@ -73,6 +83,8 @@ class Weights:
     """Hugging Face model folder that holds them; in /dev/shm they never touch a disk."""
     tensors: Mapping[str, Any] | None = None
     """State dict of the live policy, detached: read before its next update. Used where both are given."""
+    canary: tuple[Canary, ...] = ()
+    """Rows to check them by once an engine in another process has taken them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

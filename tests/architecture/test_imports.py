@@ -29,6 +29,7 @@ SANDBOX_PACKAGES = {
     "rocstar.sandbox.service.mcp": ("mcp", "pydantic"),
 }
 DEEPEST_SANDBOX_CHAIN = 7
+INSIDE_VLLM = "rocstar.engines.inside_vllm"
 CLI_TOP = ("typer", "rocstar", "rocstar.errors", "rocstar.exits")
 VERBS = "rocstar.verbs"
 
@@ -56,6 +57,12 @@ def broken_rules(module: str, room: str, target: str) -> Iterator[str]:
         yield "imports are absolute"
     if within(target, "examples") or within(target, "word_problems"):
         yield "nothing of examples/ is imported by rocstar"
+    if within(module, INSIDE_VLLM):
+        if not (is_standard(target) or any(within(target, package) for package in ("torch", "safetensors", "vllm"))):
+            yield "engines/inside_vllm runs where rocstar is not installed: torch, safetensors and vllm only"
+        return
+    if within(target, "vllm"):
+        yield "vllm is imported only in engines/inside_vllm: it has an environment of its own"
     if within(target, "torch") and not (room == "learning" or module.startswith("rocstar.engines.torch")):
         yield "torch is imported only in learning/ and engines/torch*"
     if within(target, "ray") and room != "cluster":
@@ -177,6 +184,9 @@ def test_imports_inside_the_sandbox_make_short_chains_and_no_cycle() -> None:
         ("rocstar.answers.extract", "def f():\n    import torch.nn", "torch is imported only"),
         ("rocstar.train", "import torch", "torch is imported only"),
         ("rocstar.engines.scripted", "import torch", "torch is imported only"),
+        ("rocstar.engines.vllm", "import torch", "torch is imported only"),
+        ("rocstar.engines.vllm", "from vllm import LLM", "an environment of its own"),
+        ("rocstar.engines.inside_vllm.rocstar_vllm_worker", "from rocstar.errors import DataError", "not installed"),
         ("rocstar.train", "import ray", "ray is imported only"),
         ("rocstar.training.tasks", "from word_problems import WordProblemTask", "nothing of examples/"),
         ("rocstar.runs.show", "from rocstar.learning.loss import f", "never another room"),

@@ -15,6 +15,7 @@ from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from tests.engines.models import MODELS, VOCAB
+from tests.engines.vllm_server import vllm_engine
 
 POSITIONS = 512
 
@@ -34,7 +35,7 @@ class Kind:
     """How an engine is had, and what it promises beyond the protocol."""
 
     open: Callable[[], AbstractAsyncContextManager[Engine]]
-    """An engine that holds version 0 and no session; sequences are at most POSITIONS long."""
+    """An engine that holds version 0 and no session; sequences are at most `positions` long."""
     model: Callable[[int], Any] | None = None
     """Seed -> the transformers model it runs: seed 0 at first, others come as new weights. None: it runs none, and
     nothing that needs time, weights or real logprobs is asked of it."""
@@ -45,9 +46,15 @@ class Kind:
     places: tuple[str, ...] = ("folder", "memory")
     """Where it takes new weights from."""
     truncates: bool = True
-    """It takes `top_p` and `top_k`."""
+    """It obeys `top_p` and `top_k`; otherwise it refuses them."""
     tight: Callable[[], AbstractAsyncContextManager[Engine]] | None = None
     """The same with room for at most half of `rows` sequences of POSITIONS tokens, so that caches are given up."""
+    block: int = 1
+    """Tokens of cache that are given out at once."""
+    positions: int = POSITIONS
+    """Tokens of the longest sequence."""
+    long: int = 250
+    """Tokens of a completion that lasts long enough to be interrupted, by a caller who sees `load` as late as it is."""
 
 
 @asynccontextmanager
@@ -95,5 +102,15 @@ KINDS: dict[str, Kind] = {
     "torch_llama": Kind(open=LLAMA, model=MODELS["llama"]),
     "process": Kind(open=process, places=("folder",)),
     "fleet": Kind(open=partial(fleet_of, QWEN), model=MODELS["qwen"]),
+    "vllm": Kind(
+        open=vllm_engine,
+        model=MODELS["qwen"],
+        seeded=False,
+        places=("folder",),
+        truncates=False,
+        block=128,
+        positions=2048,
+        long=1900,
+    ),
     "faulty": Kind(open=partial(without_faults, scripted)),
 }

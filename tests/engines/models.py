@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rocstar.types import Sampling, Weights
+from rocstar.types import Canary, Sampling, Weights
 
 VOCAB = 61
 # Widths are multiples of 32, as in all published models: torch's CPU kernels work on 32 numbers at once and take a
@@ -21,7 +21,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "intermediate_size": 96,
     "head_dim": 32,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 2048,
     "bos_token_id": None,
     "eos_token_id": None,
 }
@@ -69,4 +69,11 @@ async def until(condition: Callable[[], bool]) -> None:
 def saved(model: nn.Module, folder: Any, version: int) -> Weights:
     """The model's weights as a learner publishes them."""
     model.save_pretrained(folder)  # type: ignore[operator]
-    return Weights(version=version, folder=str(folder))
+    return Weights(version=version, folder=str(folder), canary=(canary(model),))
+
+
+def canary(model: nn.Module) -> Canary:
+    row = [token * 7 % VOCAB for token in range(24)]
+    return Canary(
+        token_ids=tuple(row), logprobs=tuple(naive_logprobs(model, row[:1], row[1:], Sampling(max_new_tokens=1)))
+    )

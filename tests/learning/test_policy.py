@@ -62,12 +62,28 @@ def test_a_saved_policy_loads_with_the_same_logits(tmp_path: Path) -> None:
     assert loaded.codec.encode("print(1)") == mine.codec.encode("print(1)")
 
 
+def test_a_saved_folder_names_the_architecture_that_vllm_knows_it_by(tmp_path: Path) -> None:
+    policy().save(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+
+
 def test_published_weights_hold_tied_tensors_once() -> None:
     mine = policy()
     mine.version = 7
     weights = mine.publish()
     assert weights.version == 7 and weights.tensors
     assert "lm_head.weight" not in weights.tensors
+
+
+def test_canary_rows_say_what_a_plain_forward_gives() -> None:
+    mine = policy()
+    rows = mine.canary()
+    assert rows == mine.canary() and len(rows) > 1
+    for row in rows:
+        ids = torch.tensor([row.token_ids])
+        known = logits(mine.model, ids)[0, :-1, : mine.codec.vocab_size].double()
+        laws = known.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+        assert row.logprobs == pytest.approx(laws.tolist(), abs=1e-5)
 
 
 def test_untied_heads_are_published_too() -> None:

@@ -67,6 +67,8 @@ def test_two_ranks_learn_what_one_learns_and_a_dead_one_ends_the_other(tmp_path:
         published: Any = both._policy.publish()
         for name, tensor in alone._policy.publish().tensors.items():  # type: ignore[union-attr]
             torch.testing.assert_close(published.tensors[name], tensor, atol=1e-4, rtol=0)
+        for mine, theirs in zip(both._policy.canary(), alone._policy.canary(), strict=True):
+            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         imitate(ranks, both._policy)
         ranks.children[0].send_signal(signal.SIGSTOP)  # so that it dies inside the exchange
         threading.Timer(0.5, ranks.children[0].kill).start()

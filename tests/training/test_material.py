@@ -36,6 +36,13 @@ def test_the_memory_of_all_engines_together_is_asked_for(monkeypatch: pytest.Mon
         material(COLD, RL, **base, engine=[{"name": "e", "kind": "torch", "count": 3}])
 
 
+def test_a_missing_vllm_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCSTAR_VLLM_PYTHON", raising=False)
+    with pytest.raises(ConfigError, match=r"engine\.v needs a Python that has vLLM and was given none; make one with"):
+        material(COLD, RL, engine=[{"name": "v", "kind": "vllm"}])
+    material(COLD, RL, engine=[{"name": "v", "kind": "vllm", "url": "http://127.0.0.1:8000"}])
+
+
 def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
     rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
     data = {

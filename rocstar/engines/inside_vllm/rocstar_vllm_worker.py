@@ -1,0 +1,81 @@
+"""What rocstar adds to each vLLM worker process: new weights from a folder, and a vocabulary that ends with the
+tokenizer's.
+
+vLLM loads it with `--worker-extension-cls rocstar_vllm_worker.RocstarWorker`; its methods are called through POST
+/collective_rpc. What went wrong is part of what they return, because an exception in a worker breaks the connection of
+whoever asked. Not here: pausing and caches, which vLLM's own endpoints do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+
+class RocstarWorker:
+    """Mixed into vLLM's own worker class; every name of ours begins with rocstar_ so that none of theirs is hidden."""
+
+    model_runner: Any
+    model_config: Any
+    device: torch.device
+    rocstar_known: int | None = None
+
+    def rocstar_open(self, known: int) -> dict[str, Any]:
+        """From now on no id from `known` on is drawn or takes probability. Returns what a client must know."""
+        if self.rocstar_known is None:
+            self._rocstar_mask()
+        self.rocstar_known = known
+        config = self.model_config
+        return {
+            "vocab_size": config.get_vocab_size(),
+            "max_tokens": config.max_model_len,
+            "logprobs_mode": config.logprobs_mode,
+            "dtype": str(config.dtype).removeprefix("torch."),
+        }
+
+    def rocstar_load(self, folder: str) -> dict[str, str]:
+        """Take the weights of a Hugging Face folder. Returns {"refused": why} where nothing was changed, and
+        {"failed": why} where a part of them may have been."""
+        try:
+            files = [safe_open(path, "pt") for path in sorted(Path(folder).glob("*.safetensors"))]
+        except (OSError, SafetensorError) as error:
+            return {"refused": f"its files could not be read: {error}"}
+        if not files:
+            return {"refused": "it holds no *.safetensors file that this machine can see"}
+        try:
+            self.model_runner.reload_weights(weights_iterator=_tensors(files))
+            self._rocstar_pack_again()
+        except Exception as error:  # told to the client, which takes this engine out of service
+            return {"failed": repr(error)}
+        return {}
+
+    def _rocstar_pack_again(self) -> None:
+        """On CPUs vLLM computes linear layers from a packed copy of their weights, and its reload packs only the layers
+        that it loads itself: a tied LM head, whose weights are the embeddings', would keep its old copy."""
+        if self.device.type != "cpu":
+            return
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+        for layer in self.model_runner.get_model().modules():
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():
+                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+
+    def _rocstar_mask(self) -> None:
+        """Wrap the model's logits. vLLM computes them outside of what it compiles or captures as a graph."""
+        model = self.model_runner.get_model()
+        compute = model.compute_logits
+
+        def masked(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+            logits: torch.Tensor | None = compute(*args, **kwargs)
+            if logits is not None:  # None on ranks that do not sample
+                logits[..., self.rocstar_known :] = -torch.inf
+            return logits
+
+        model.compute_logits = masked
+
+
+def _tensors(files: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, file.get_tensor(name)) for file in files for name in file.keys())  # noqa: SIM118

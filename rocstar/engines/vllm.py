@@ -1,0 +1,377 @@
+"""An engine over HTTP: one vLLM server, in an environment or on a machine of its own.
+
+Here is who waits for what, and how weights are exchanged; what is said to the server is in vllm_client.py, what we add
+to its workers in inside_vllm/, how one is started in vllm_server.py (by hand: docs/vllm.md).
+
+It differs from the torch engine in three ways. The seed of a request is not obeyed (`deterministic`): vLLM 0.32 on CPUs
+dies of a request that brings one. top_p and top_k are refused, because vLLM reports log-probabilities either before the
+temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rocstar.engines.vllm_client import Metrics, VllmClient, Written
+from rocstar.engines.vllm_server import LOGPROBS_MODE, VllmServer, VllmSettings
+from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
+from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
+
+LOOK_SECONDS = 0.1  # between two looks at /metrics while something is asked; one costs the server about 5 ms
+IDLE_SECONDS = 1.0  # while nothing is
+ABORT_SECONDS = 0.2  # between two attempts to abort a request that the server may not know yet
+# In nats, for one token of a canary row. Measured against a forward in fp32: 2e-6 for a server in fp32, 0.013 to 0.027
+# for one in bf16; an LM head that kept its old weights gave 0.65 and more.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
+
+
+class Facts(msgspec.Struct):
+    """What a worker process says of itself."""
+
+    vocab_size: int
+    """Rows of the embedding."""
+    max_tokens: int
+    """Longest sequence, prompt included."""
+    logprobs_mode: str
+    dtype: str
+    """Of the weights."""
+
+
+@dataclass(slots=True)
+class Session:
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one request that decodes."""
+    tokens: int = 0
+    """Keys and values it left in the cache."""
+    version: int = 0
+    """Of the weights that made them."""
+
+
+@dataclass(slots=True)
+class Request:
+    session_id: str
+    sent_as: str | None = None
+    """Its id on the server, once it is there."""
+    aborted: bool = False
+    task: asyncio.Task[Completion] = field(init=False)
+
+
+class VllmEngine:
+    """Engine over the vLLM server at a URL, or one that it starts itself; ids from `vocab_size` on are never drawn.
+
+    Nothing runs before the first `restart`. One engine has a server to itself: weights, pauses and the vocabulary are
+    the server's, whoever asks."""
+
+    deterministic = False
+    """Whether the same request gets the same completion."""
+
+    def __init__(
+        self, server: str | VllmSettings, *, vocab_size: int, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """tell: gets a line of progress now and then while a server starts."""
+        self._place, self._known, self._tell = server, vocab_size, tell
+        self.url = server if isinstance(server, str) else ""
+        self._server: VllmServer | None = None
+        self._client: VllmClient | None = None
+        self._facts: Facts | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._broken: str | None = "the engine has not been started"
+        self._settled = asyncio.Event()  # unset while weights are exchanged
+        self._settled.set()
+        self._asked = asyncio.Event()  # set when a request is sent
+        self._exchange = asyncio.Lock()
+        self._requests: dict[str, Request] = {}
+        self._sessions: dict[str, Session] = {}
+        self._numbers = count()
+        self._version = 0
+        self._metrics = self._first = Metrics()
+        self._before = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
+        self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
+        self._cpu_seconds = self._cpu_before = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server that this engine started."""
+        return self._server.pid if self._server else None
+
+    async def restart(self, weights: Weights | None) -> None:
+        """End what there is and begin again: a server of its own is started on its model, one at a URL is opened; then
+        it is given the weights, if any. Raises ConfigError where the server has other options than docs/vllm.md says,
+        EngineUnavailable where it can't be started or reached."""
+        await self.close()
+        self._broken = "the engine could not be started"
+        if isinstance(self._place, VllmSettings):
+            newest = weights.folder if weights and weights.folder else self._place.model  # the first may be gone
+            self._server = await VllmServer.start(replace(self._place, model=Path(newest)), self._tell)
+            self.url = self._server.url
+        await self._open(VllmClient(self.url))
+        if weights is not None:
+            await self.load_weights(weights)
+
+    async def close(self) -> None:
+        """End a server of its own, leave one at a URL as it is; waiters get EngineUnavailable."""
+        self._cpu_before, self._cpu_seconds = self.cpu_seconds(), 0.0
+        self._before, self._broken = self.load(), f"the engine {self.url} was closed"
+        self._first, self._metrics = Metrics(), replace(Metrics(), capacity_tokens=self._metrics.capacity_tokens)
+        self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
+        if self._watch:
+            self._watch.cancel()
+        await asyncio.gather(*self._fail_all(), return_exceptions=True)
+        self._sessions.clear()
+        if self._client:
+            await self._client.close()
+        if self._server:
+            await self._server.close()
+        self._watch = self._client = self._server = self._facts = None
+
+    async def _open(self, client: VllmClient) -> None:
+        self._client = client
+        try:
+            told = await client.call("rocstar_open", self._known)
+        except EngineUnavailable as error:
+            raise EngineUnavailable(f"{error}; docs/vllm.md says which options it must be started with") from error
+        self._facts = _suitable(told, self._known, self.url)
+        await client.resume()  # whoever used it before may have died while it was paused
+        self._version = await client.version()
+        await client.set_version(self._version)
+        self._metrics = self._first = await client.metrics()
+        self._broken = None
+        self._watch = asyncio.create_task(self._look(client))
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
+    ) -> Completion:
+        """Raises ConfigError for a request that makes no sense or that this engine can't obey, EngineUnavailable when
+        the server fails."""
+        room = self._opened()[1].max_tokens - len(token_ids)
+        _refuse(token_ids, sampling, self._known)
+        if room < 1:
+            return _nothing(Finish.LENGTH)
+        sampling = replace(sampling, max_new_tokens=min(room, sampling.max_new_tokens))
+        request = Request(session_id)
+        request.task = asyncio.create_task(self._complete(request, tuple(token_ids), sampling))
+        self._requests[request_id] = request
+        try:
+            return await request.task
+        except asyncio.CancelledError:
+            if (asking := asyncio.current_task()) and asking.cancelling():
+                raise
+            self._opened()
+            return _nothing(Finish.ABORTED)
+        finally:
+            if self._requests.get(request_id) is request:
+                del self._requests[request_id]
+
+    def load(self) -> EngineLoad:
+        """As of the last look, a fraction of a second old; what the server was not seen to decode waits. Tokens are
+        held by requests that decode, in whole blocks: vLLM keeps the prefixes of sessions that pause only as long as
+        nobody needs their room, and does not count them."""
+        metrics, first, before, asked = self._metrics, self._first, self._before, len(self._requests)
+        running = min(metrics.running, asked)
+        produced = metrics.produced_tokens - first.produced_tokens - self._checked
+        preempted = metrics.preemptions - first.preemptions - self._preempted_for_weights
+        return EngineLoad(
+            capacity_tokens=metrics.capacity_tokens,
+            used_tokens=round(metrics.used_share * metrics.capacity_tokens) if asked else 0,
+            running=running,
+            waiting=asked - running,
+            policy_version=self._version,
+            produced_tokens=before.produced_tokens + max(0, produced),
+            recomputed_tokens=before.recomputed_tokens + self._recomputed,
+            evictions=before.evictions + self._evictions + max(0, preempted),
+        )
+
+    def cpu_seconds(self) -> float:
+        """Of the server that this engine started, and of those before it; 0 for one at a URL."""
+        if self._server:
+            self._cpu_seconds = max(self._cpu_seconds, self._server.cpu_seconds())
+        return self._cpu_before + self._cpu_seconds
+
+    async def load_weights(self, weights: Weights) -> None:
+        """Pause, exchange, resume, and check the canary rows. Requests in flight go on under the new weights, which
+        read all of their tokens anew. Weights that could not be read change nothing; where anything else fails,
+        nothing is served before a later call succeeds."""
+        if weights.folder is None or not weights.canary:
+            raise ContractBroken(f"weights {weights.version} need a folder and canary rows to go to a vLLM server")
+        client, facts = self._started()
+        async with self._exchange:
+            self._settled.clear()
+            try:
+                preempted = await self._take(client, weights, weights.folder)
+                await self._check(client, weights, TOLERANCES[facts.dtype])
+                self._preempted_for_weights += (await client.metrics()).preemptions - preempted
+                self._version, self._broken = weights.version, None
+            except EngineUnavailable as error:
+                self._broken = self._broken and str(error)
+                raise
+            finally:
+                if self._broken:
+                    self._fail_all()
+                self._settled.set()
+
+    async def abort(self, request_id: str) -> None:
+        """Returns when it has ended."""
+        if request := self._requests.get(request_id):
+            await self._end(request)
+
+    async def close_session(self, session_id: str) -> None:
+        """What the session still asks for is aborted."""
+        asked = [request for request in self._requests.values() if request.session_id == session_id]
+        await asyncio.gather(*(self._end(request) for request in asked))
+        self._sessions.pop(session_id, None)
+
+    # -- one request ------------------------------------------------------------------------------------------------
+
+    async def _complete(self, request: Request, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
+        session = self._sessions.setdefault(request.session_id, Session())
+        async with session.turn:
+            await self._settled.wait()
+            client, _ = self._opened()
+            request.sent_as = str(next(self._numbers))
+            self._asked.set()
+            written = await client.generate(token_ids, sampling, request_id=request.sent_as, known=self._known)
+            await self._settled.wait()  # what weights wrote that turn out wrong is not handed out
+            self._opened()
+            self._count(session, len(token_ids), written)
+        if written.finish is Finish.ABORTED and not request.aborted:
+            raise EngineUnavailable(f"vLLM at {self.url} aborted a request, and nobody here asked it to")
+        return Completion(
+            token_ids=written.token_ids,
+            logprobs=written.logprobs,
+            finish=written.finish,
+            version_spans=written.version_spans,
+        )
+
+    async def _end(self, request: Request) -> None:
+        """Until its answer is here: the server may not know the request yet when it is told to abort it."""
+        request.aborted = True
+        while request.sent_as and self._client and not request.task.done():
+            try:
+                await self._client.abort(request.sent_as)
+            except EngineUnavailable:
+                break
+            await asyncio.wait({request.task}, timeout=ABORT_SECONDS)
+        request.task.cancel()
+
+    def _count(self, session: Session, prompt: int, written: Written) -> None:
+        """Notice that the session's cache was given up since its last request. Only whole blocks stay cached."""
+        block = self._metrics.block_tokens
+        if written.version_spans and written.cached_tokens is not None:
+            expected = min(session.tokens, prompt - 1) // block * block
+            if session.version == written.version_spans[0].version and written.cached_tokens < expected:
+                self._recomputed += expected - written.cached_tokens
+                self._evictions += 1
+            session.tokens, session.version = prompt + len(written.token_ids) - 1, written.version_spans[-1].version
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    async def _take(self, client: VllmClient, weights: Weights, folder: str) -> int:
+        """Returns how many requests had lost their cache before."""
+        before, self._broken = self._broken, f"an exchange of weights was interrupted at {self.url}"
+        await client.pause()
+        preempted = (await client.metrics()).preemptions
+        told = await client.call("rocstar_load", folder)
+        if all("refused" in worker for worker in told):
+            await client.resume()
+            self._broken = before
+            raise EngineUnavailable(f"weights {weights.version} in {folder} were refused: {told[0]['refused']}")
+        if wrong := [worker for worker in told if worker]:
+            raise EngineUnavailable(f"weights {weights.version} in {folder} were taken in part: {wrong[0]}")
+        await client.forget()
+        await client.set_version(weights.version)
+        await client.resume()
+        return preempted
+
+    async def _check(self, client: VllmClient, weights: Weights, tolerance: float) -> None:
+        """Raises EngineUnavailable where the server's log-probabilities are not those of the weights."""
+        self._checked += len(weights.canary)  # vLLM must write a token to score a row
+        scored = await asyncio.gather(
+            *(client.score(row.token_ids, request_id=str(next(self._numbers))) for row in weights.canary)
+        )
+        gap = max(_gap(ours, row.logprobs) for ours, row in zip(scored, weights.canary, strict=True))
+        if not gap <= tolerance:
+            raise EngineUnavailable(
+                f"vLLM at {self.url} does not compute with weights {weights.version}: log-probabilities of the canary "
+                f"rows differ by up to {gap:.3g} nats, and {tolerance:g} is allowed"
+            )
+
+    # -- facts ------------------------------------------------------------------------------------------------------
+
+    async def _look(self, client: VllmClient) -> None:
+        """Produces `_metrics` while the server answers; waits for a request to be sent, or IDLE_SECONDS; ends when the
+        engine is closed."""
+        while True:
+            if not self._requests:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._asked.wait(), IDLE_SECONDS)
+            self._asked.clear()
+            await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun what was asked
+            with suppress(EngineUnavailable):  # whoever asks it to generate hears of it
+                self._metrics = await client.metrics()
+            await asyncio.sleep(LOOK_SECONDS / 2)
+
+    def _started(self) -> tuple[VllmClient, Facts]:
+        if self._client is None or self._facts is None:
+            raise EngineUnavailable(self._broken or "the engine has not been started")
+        return self._client, self._facts
+
+    def _opened(self) -> tuple[VllmClient, Facts]:
+        """Raises EngineUnavailable where nothing may be served."""
+        if self._broken:
+            raise EngineUnavailable(self._broken)
+        return self._started()
+
+    def _fail_all(self) -> list[asyncio.Task[Completion]]:
+        """Waiters get EngineUnavailable with what `_broken` says."""
+        tasks = [request.task for request in self._requests.values()]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+
+def _nothing(finish: Finish) -> Completion:
+    return Completion(token_ids=(), logprobs=(), finish=finish)
+
+
+def _refuse(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:
+    if not token_ids:
+        raise ConfigError("a request must have at least one token to continue, got none")
+    if max(token_ids) >= known or min(token_ids) < 0:
+        raise ConfigError(f"token ids must lie below {known}, got {min(token_ids)} to {max(token_ids)}")
+    if sampling.max_new_tokens < 1:
+        raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        raise ConfigError(
+            f"vLLM can't report log-probabilities from before truncation, so top_p {sampling.top_p} and top_k "
+            f"{sampling.top_k} are refused; set top_p to 1 and top_k to 0, or use the torch engine"
+        )
+
+
+def _suitable(told: list[dict[str, Any]], known: int, url: str) -> Facts:
+    """Raises ConfigError for a server that can't keep an engine's promises."""
+    try:
+        facts = msgspec.convert(told[0], Facts)
+    except (IndexError, msgspec.ValidationError) as error:
+        raise EngineUnavailable(f"vLLM at {url} does not say what it serves: {error}") from error
+    if facts.logprobs_mode != LOGPROBS_MODE:
+        raise ConfigError(f"vLLM at {url} has --logprobs-mode {facts.logprobs_mode}; start it with {LOGPROBS_MODE}")
+    if facts.vocab_size < known:
+        raise ConfigError(f"the tokenizer has {known} ids and the model at {url} embeds {facts.vocab_size}")
+    if facts.dtype not in TOLERANCES:
+        raise ConfigError(f"vLLM at {url} must be started with --dtype {' or '.join(TOLERANCES)}, not {facts.dtype}")
+    return facts
+
+
+def _gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Largest difference, nats; infinite where one of them is missing or not a number."""
+    if len(ours) != len(theirs) or not all(map(isfinite, (*ours, *theirs))):
+        return inf
+    return max((abs(a - b) for a, b in zip(ours, theirs, strict=True)), default=inf)

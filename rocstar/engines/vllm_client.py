@@ -1,0 +1,266 @@
+"""What is said to a vLLM server over HTTP, and what may come back. Every field of an answer is checked here.
+
+Not here: sessions, weights and aborts, which `vllm.py` decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from rocstar.errors import EngineUnavailable
+from rocstar.types import Finish, Sampling, VersionSpan
+
+CONNECT_SECONDS = 10.0
+CONTROL_SECONDS = 600.0  # the longest control request loads the weights of a large model
+KEEP_SECONDS = 1.0  # an idle connection is used again; the server closes it after 5, and a request then sent is lost
+NAN = -9999.0  # what vLLM writes in place of a log-probability that is not a number
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORTED}
+METRIC = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+CACHE = re.compile(r'^vllm:cache_config_info\{(?=.*\bblock_size="(\d+)").*\bkv_cache_size_tokens="(\d+)"', re.MULTILINE)
+
+T = TypeVar("T")
+
+
+class _Token(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token]
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str
+    token_ids: list[int]
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Prompted(msgspec.Struct):
+    logprob: float
+
+
+class Answer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage
+    prompt_logprobs: list[dict[int, _Prompted] | None] | None = None
+
+
+class _Result(msgspec.Struct):
+    results: list[dict[str, Any]]
+
+
+class _Done(msgspec.Struct):
+    success: bool = True
+
+
+class _Label(msgspec.Struct):
+    weight_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a server wrote for one request."""
+
+    token_ids: tuple[int, ...]
+    """[n]"""
+    logprobs: tuple[float, ...]
+    """[n] natural logarithms."""
+    version_spans: tuple[VersionSpan, ...]
+    finish: Finish
+    cached_tokens: int | None
+    """Of the prompt, that were not fed again; None where the server does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What GET /metrics says."""
+
+    capacity_tokens: int = 0
+    """Of KV cache."""
+    block_tokens: int = 1
+    """What of it is given out at once."""
+    used_share: float = 0.0
+    """Of the KV cache, by requests that decode; 0 to 1."""
+    running: int = 0
+    """Requests that decode."""
+    produced_tokens: int = 0
+    """Since the server started."""
+    preemptions: int = 0
+    """How often a request that decoded lost its cache, since the server started."""
+
+
+class VllmClient:
+    """One server. Everything raises EngineUnavailable where it can't be reached or answers what it should not."""
+
+    def __init__(self, url: str) -> None:
+        timeout = httpx.Timeout(CONTROL_SECONDS, connect=CONNECT_SECONDS, pool=None)
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_SECONDS)
+        self._url = url
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, known: int) -> Written:
+        """Waits for as long as the server takes; cancelling this ends the request there. known: ids that may come."""
+        body = {
+            "request_id": request_id,
+            "token_ids": token_ids,
+            "sampling_params": {
+                "max_tokens": sampling.max_new_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "stop_token_ids": sampling.stop_token_ids,
+                "ignore_eos": True,  # the stop tokens are those asked for, not those of the model's folder
+                "logprobs": 0,  # of the sampled token only
+                "detokenize": False,
+            },
+        }
+        return read_answer(await self._post("/inference/v1/generate", body, Answer, timeout=None), known)
+
+    async def score(self, token_ids: Sequence[int], *, request_id: str) -> list[float]:
+        """[n-1] log-probabilities of each token but the first, computed anew."""
+        sampling = {"max_tokens": 1, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
+        body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
+        scored = (await self._post("/inference/v1/generate", body, Answer)).prompt_logprobs or []
+        places = list(zip(token_ids[1:], scored[1:], strict=False))
+        if len(scored) != len(token_ids) or any(not place or token not in place for token, place in places):
+            raise EngineUnavailable(f"vLLM at {self._url} did not score the {len(token_ids)} tokens that it was given")
+        return [place[token].logprob for token, place in places if place]
+
+    async def abort(self, request_id: str) -> None:
+        await self._post("/abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]}, _Done)
+
+    async def pause(self) -> None:
+        """Nothing decodes from the return of this to `resume`; requests wait."""
+        await self._post("/pause?mode=keep", {}, _Done)
+
+    async def resume(self) -> None:
+        await self._post("/resume", {}, _Done)
+
+    async def forget(self) -> None:
+        """Drop all keys and values, those of requests that decode too; these are fed again."""
+        done = await self._post("/reset_prefix_cache?reset_running_requests=true", {}, _Done)
+        if not done.success:
+            raise EngineUnavailable(f"vLLM at {self._url} could not drop its cache, so it may mix two policies")
+
+    async def version(self) -> int:
+        """Policy version last set, 0 where none was."""
+        label = (await self._ask("GET", "/weight_info", _Label)).weight_version
+        return int(label) if label.isdecimal() else 0
+
+    async def set_version(self, version: int) -> None:
+        """Stamped on every token written from now on."""
+        await self._post("/update_weight_version", {"new_version": str(version)}, _Done)
+
+    async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Call a method of every worker process; their results."""
+        return (await self._post("/collective_rpc", {"method": method, "args": arguments}, _Result)).results
+
+    async def metrics(self) -> Metrics:
+        return read_metrics((await self._send("GET", "/metrics")).text, self._url)
+
+    async def _post(self, path: str, body: Mapping[str, Any], answer: type[T], **options: Any) -> T:
+        return await self._ask("POST", path, answer, content=msgspec.json.encode(body), **options)
+
+    async def _ask(self, method: str, path: str, answer: type[T], **options: Any) -> T:
+        response = await self._send(method, path, **options)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.DecodeError as error:
+            raise EngineUnavailable(f"vLLM at {self._url} answered {path} with something else: {error}") from error
+
+    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            response = await self._http.request(method, path, headers={"Content-Type": "application/json"}, **options)
+        except httpx.HTTPError as error:
+            raise EngineUnavailable(f"vLLM at {self._url} could not be reached: {error!r}") from error
+        if response.status_code != 200:
+            raise EngineUnavailable(
+                f"vLLM at {self._url} answered {path} with {response.status_code}: {response.text[:300]}"
+            )
+        return response
+
+
+def read_answer(answer: Answer, known: int) -> Written:
+    """Raises EngineUnavailable for an answer that contradicts itself, or that has ids from `known` on."""
+    if len(answer.choices) != 1:
+        raise EngineUnavailable(f"vLLM gave {len(answer.choices)} completions where one was asked for")
+    (choice,) = answer.choices
+    tokens = choice.logprobs.content if choice.logprobs else []
+    if choice.token_ids != [token.token_id for token in tokens]:
+        raise EngineUnavailable(f"vLLM gave {len(choice.token_ids)} tokens, and log-probabilities of others")
+    if wrong := [t for t in tokens if not (0 <= t.token_id < known and NAN < t.logprob < 1e-3)]:
+        raise EngineUnavailable(
+            f"vLLM gave token {wrong[0].token_id} the log-probability {wrong[0].logprob}; ids lie below {known}, and "
+            f"{NAN} stands for one that is not a number"
+        )
+    if choice.finish_reason not in FINISHES:
+        raise EngineUnavailable(f"vLLM ended a completion with {choice.finish_reason!r}, which is none of its reasons")
+    details = answer.usage.prompt_tokens_details
+    return Written(
+        token_ids=tuple(choice.token_ids),
+        logprobs=tuple(min(0.0, token.logprob) for token in tokens),
+        version_spans=_spans(choice),
+        finish=FINISHES[choice.finish_reason],
+        cached_tokens=details.cached_tokens if details else None,
+    )
+
+
+def _spans(choice: _Choice) -> tuple[VersionSpan, ...]:
+    place, spans = 0, []
+    for span in choice.weight_versions or []:
+        if span.start != place or span.end <= place or not span.version.isdecimal():
+            raise EngineUnavailable(f"vLLM says that version {span.version!r} wrote tokens {span.start} to {span.end}")
+        spans.append(VersionSpan(int(span.version), span.end - span.start))
+        place = span.end
+    if place != len(choice.token_ids):
+        raise EngineUnavailable(
+            f"vLLM says which weights wrote {place} of {len(choice.token_ids)} tokens; it must be 0.32 or newer"
+        )
+    return tuple(spans)
+
+
+def read_metrics(text: str, url: str) -> Metrics:
+    found: dict[str, float] = {}
+    for name, _, value in METRIC.findall(text):
+        try:
+            found[name] = found.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
+    cache = CACHE.search(text)
+    if cache is None:
+        raise EngineUnavailable(f"vLLM at {url} does not say how large its KV cache is; it must be 0.32 or newer")
+    try:
+        return Metrics(
+            capacity_tokens=int(cache[2]) - int(cache[1]),  # vLLM keeps one block for itself
+            block_tokens=max(1, int(cache[1])),
+            used_share=found["kv_cache_usage_perc"],
+            running=int(found["num_requests_running"]),
+            produced_tokens=int(found["generation_tokens_total"]),
+            preemptions=int(found["num_preemptions_total"]),
+        )
+    except (KeyError, ValueError, OverflowError) as error:
+        raise EngineUnavailable(f"vLLM at {url} has no such figure in its /metrics: {error}") from error

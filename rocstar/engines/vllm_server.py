@@ -1,0 +1,221 @@
+"""A vLLM server as a child of this process: on a free loopback port, with the options that `vllm.py` relies on, and
+gone when this process is. Anyone on this machine who reaches the port can drive it; nothing outside can."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rocstar.errors import ConfigError, EngineUnavailable
+
+INSIDE = Path(__file__).parent / "inside_vllm"
+START_SECONDS = 600.0  # until it answers; 20 to 60 are usual on two quiet cores
+TELL_SECONDS = 10.0
+END_SECONDS = 20.0  # until a server that was told to end is killed; it kills itself after 10
+GROUP_SECONDS = 10.0  # for what outlives a server that was killed to give its shared memory back
+BLOCK_TOKENS = {"cpu": 128, "cuda": 16}  # what vLLM gives out at once where it is not told otherwise
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LOGPROBS_MODE = "processed_logprobs"  # those after temperature
+LOG_LINES = 15  # of the log, in the error that tells why a server did not start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """How a server is started."""
+
+    model: Path
+    """Hugging Face folder; its tokenizer is not read."""
+    python: Path
+    """Interpreter of an environment that has vLLM: scripts/vllm_env makes one."""
+    log: Path
+    """File that gets what the server prints."""
+    max_tokens: int
+    """Longest sequence, prompt included."""
+    rows: int | None = None
+    """Requests that decode at once at most; None for vLLM's own limit."""
+    capacity_tokens: int | None = None
+    """Of KV cache; None for what vLLM finds free, on GPUs only."""
+    dtype: str = "bfloat16"
+    """Of weights, keys and values."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    threads: int = 1
+    """That compute, on CPUs."""
+    environment: Mapping[str, str] | None = None
+    """Variables beyond those of this process, as CUDA_VISIBLE_DEVICES."""
+
+
+class VllmServer:
+    """A running server, from `start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self._process, self.url = process, url
+
+    @classmethod
+    async def start(cls, settings: VllmSettings, tell: Callable[[str], None] = lambda line: None) -> VllmServer:
+        """Returns when it answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable where it
+        ends instead, with the last lines of its log. `tell` gets a line of progress now and then."""
+        port = _free_port()
+        command = [str(settings.python), str(INSIDE / "rocstar_vllm_serve.py"), *_options(settings, port)]
+        process = _begin(command, settings)
+        server = cls(process, f"http://127.0.0.1:{port}")
+        try:
+            await server._until_it_answers(settings, tell)
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """Of its processes, those that have ended left out."""
+        ticks = 0
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended meanwhile
+                fields = file.read_text().rpartition(")")[2].split()
+                if int(fields[2]) == self._process.pid:  # its process group
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    async def close(self) -> None:
+        """End the server and all that it started. Harmless when they are gone."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, END_SECONDS)
+        await _end_group(self._process.pid)
+        await asyncio.to_thread(self._process.wait)
+
+    async def _until_it_answers(self, settings: VllmSettings, tell: Callable[[str], None]) -> None:
+        begun, told = time.monotonic(), 0.0
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while not await _answers(http, f"{self.url}/health"):
+                waited = time.monotonic() - begun
+                if (code := self._process.poll()) is not None:
+                    raise EngineUnavailable(f"vLLM ended with exit code {code} as it started: {_end_of(settings.log)}")
+                if waited > START_SECONDS:
+                    raise EngineUnavailable(f"vLLM did not answer within {START_SECONDS:.0f} s; see {settings.log}")
+                if waited - told >= TELL_SECONDS:
+                    told = waited
+                    tell(f"vLLM is starting on {settings.model.name}, {waited:.0f} s so far")
+                await asyncio.sleep(0.2)
+
+
+def kv_bytes(config: Mapping[str, Any], tokens: int, dtype: str) -> int:
+    """Bytes of keys and values for so many tokens. config: of a Qwen2, Qwen3 or Llama folder."""
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    return (
+        int(2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width * tokens)
+        * (ITEM_BYTES[dtype])
+    )
+
+
+def _options(settings: VllmSettings, port: int) -> list[str]:
+    options = {
+        "model": settings.model,
+        "host": "127.0.0.1",
+        "port": port,
+        "runner": "generate",
+        "dtype": settings.dtype,
+        "max-model-len": settings.max_tokens,
+        "logprobs-mode": LOGPROBS_MODE,
+        "worker-extension-cls": "rocstar_vllm_worker.RocstarWorker",
+        **({} if settings.rows is None else {"max-num-seqs": settings.rows}),
+        **_cache(settings),
+    }
+    flags = ["skip-tokenizer-init", "enable-scale-out", "enable-prompt-tokens-details"]
+    if settings.device == "cpu":
+        flags.append("enforce-eager")
+    return [*(f"--{name}={value}" for name, value in options.items()), *(f"--{name}" for name in flags)]
+
+
+def _cache(settings: VllmSettings) -> dict[str, int]:
+    if settings.dtype not in ITEM_BYTES:
+        raise ConfigError(f"dtype must be one of {', '.join(ITEM_BYTES)}, got {settings.dtype}")
+    if settings.capacity_tokens is None:
+        if settings.device == "cpu":
+            raise ConfigError("a vLLM server on CPUs needs capacity_tokens; it would take nearly all memory otherwise")
+        return {}
+    block = BLOCK_TOKENS[settings.device]
+    blocks = settings.capacity_tokens // block
+    if blocks * block < settings.max_tokens:
+        raise ConfigError(
+            f"capacity_tokens {settings.capacity_tokens} must hold max_tokens {settings.max_tokens}, in blocks of "
+            f"{block}"
+        )
+    config = json.loads((settings.model / "config.json").read_text())
+    return {"block-size": block, "kv-cache-memory-bytes": kv_bytes(config, (blocks + 1) * block, settings.dtype)}
+
+
+def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes]:
+    """Raises ConfigError where there is no such interpreter."""
+    on_cpu = {
+        "OMP_NUM_THREADS": str(settings.threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every server binds itself to the same first cores
+        "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles a counting kernel, for half a minute
+    }
+    variables = {
+        "PYTHONPATH": str(INSIDE),
+        "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that exchange weights
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **(on_cpu if settings.device == "cpu" else {}),
+        **(settings.environment or {}),
+    }
+    settings.log.parent.mkdir(parents=True, exist_ok=True)
+    with settings.log.open("wb") as log:
+        try:
+            return subprocess.Popen(
+                command,
+                env={**os.environ, **variables},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"{settings.python} can't be started: {error}; scripts/vllm_env makes one") from error
+
+
+async def _end_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+        deadline = time.monotonic() + GROUP_SECONDS
+        while time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+            os.killpg(group, 0)
+        os.killpg(group, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _answers(http: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await http.get(url)).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
+    return "\n".join((f"the end of {log} says", *lines))

@@ -1,0 +1,149 @@
+"""What only the vLLM engine has, over a real server: weights that prove they arrived, a vocabulary that is cut. What it
+shares with every engine is in tests/contracts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from rocstar.engines.vllm import VllmEngine
+from rocstar.engines.vllm_client import VllmClient
+from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
+from rocstar.types import Completion, Sampling, Weights
+from tests.engines.models import VOCAB, canary, naive_logprobs, qwen, saved
+from tests.engines.vllm_server import vllm_engine
+
+PROMPT = tuple(range(3, 13))
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[VllmEngine]:
+    async with vllm_engine() as engine:
+        yield engine
+
+
+async def ask(engine: VllmEngine, session: str = "s", tokens: int = 12, **sampling: Any) -> Completion:
+    asked = Sampling(max_new_tokens=tokens, **sampling)
+    return await engine.generate(PROMPT, asked, request_id=f"{session}/0", session_id=session)
+
+
+def body_only(folder: Path) -> Weights:
+    """The layers of the model of seed 1 under the embeddings, and so the LM head, of seed 0; claimed to be seed 1."""
+    new, old = qwen(1), qwen(0)
+    claimed = canary(new)
+    with torch.no_grad():
+        new.get_input_embeddings().weight.copy_(old.get_input_embeddings().weight)
+    new.save_pretrained(folder)
+    return Weights(version=3, folder=str(folder), canary=(claimed,))
+
+
+async def test_weights_of_which_only_the_body_arrives_are_found_by_the_canary(
+    engine: VllmEngine, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineUnavailable, match=r"does not compute with weights 3: .* differ by up to \d.* allowed"):
+        await engine.load_weights(body_only(tmp_path))
+
+
+async def test_nothing_is_served_after_that_until_right_weights_come(engine: VllmEngine, tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable):
+        await engine.load_weights(body_only(tmp_path / "wrong"))
+    with pytest.raises(EngineUnavailable, match="does not compute with weights 3"):
+        await ask(engine)
+    await engine.load_weights(saved(qwen(1), tmp_path / "right", 4))
+    completion = await ask(engine)
+    assert [span.version for span in completion.version_spans] == [4]
+
+
+async def test_what_was_in_flight_then_is_not_handed_out(engine: VllmEngine, tmp_path: Path) -> None:
+    asked = [asyncio.create_task(ask(engine, f"r{n}", tokens=1900)) for n in range(3)]
+    while not engine.load().running:  # noqa: ASYNC110 - an engine's load tells nobody when it changes
+        await asyncio.sleep(0.01)
+    with pytest.raises(EngineUnavailable):
+        await engine.load_weights(body_only(tmp_path))
+    for ended in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(ended, EngineUnavailable)
+
+
+async def test_the_reload_that_vllm_brings_keeps_a_tied_head_which_ours_packs_again(
+    engine: VllmEngine, tmp_path: Path
+) -> None:
+    weights = saved(qwen(1), tmp_path, 3)
+    call = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
+    async with httpx.AsyncClient(base_url=engine.url, timeout=60, trust_env=False) as http:
+        (await http.post("/collective_rpc", json=call)).raise_for_status()
+    client, (row,) = VllmClient(engine.url), weights.canary
+    stale = await client.score(row.token_ids, request_id="stale")
+    await engine.load_weights(weights)
+    fresh = await client.score(row.token_ids, request_id="fresh")
+    await client.close()
+    assert max(abs(a - b) for a, b in zip(stale, row.logprobs, strict=True)) > 0.5
+    assert fresh == pytest.approx(row.logprobs, abs=1e-4)
+
+
+async def test_weights_that_cannot_be_read_change_nothing(engine: VllmEngine, tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match=r"weights 3 in .* were refused"):
+        await engine.load_weights(Weights(version=3, folder=str(tmp_path), canary=(canary(qwen(0)),)))
+    assert (await ask(engine)).version_spans == ((0, 12),)
+
+
+@pytest.mark.parametrize("weights", [Weights(version=3, folder="/dev/shm"), Weights(version=3, tensors={})], ids=str)
+async def test_weights_without_folder_or_canary_are_a_bug_of_the_caller(engine: VllmEngine, weights: Weights) -> None:
+    with pytest.raises(ContractBroken, match="need a folder and canary rows"):
+        await engine.load_weights(weights)
+
+
+async def test_ids_beyond_the_tokenizer_are_never_drawn_and_take_no_probability() -> None:
+    async with vllm_engine(vocab_size=20) as engine:
+        completion = await ask(engine, tokens=60)
+    assert max(completion.token_ids) < 20
+    model = qwen(0)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*PROMPT, *completion.token_ids]])).logits[0, len(PROMPT) - 1 : -1, :20]
+    laws = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None]).squeeze(1)
+    assert completion.logprobs == pytest.approx(laws.tolist(), abs=1e-4)
+
+
+async def test_a_model_that_embeds_fewer_ids_than_the_tokenizer_has_is_refused(engine: VllmEngine) -> None:
+    with pytest.raises(ConfigError, match=f"the tokenizer has {VOCAB + 1} ids"):
+        await VllmEngine(engine.url, vocab_size=VOCAB + 1).restart(None)
+
+
+async def test_a_session_whose_prefix_is_gone_counts_as_evicted(engine: VllmEngine) -> None:
+    ids = tuple(n % VOCAB for n in range(300))
+    asked = Sampling(max_new_tokens=1)
+    await engine.generate(ids, asked, request_id="s/0", session_id="s")
+    await engine.generate((*ids, 1), asked, request_id="s/1", session_id="s")
+    assert (engine.load().recomputed_tokens, engine.load().evictions) == (0, 0)
+    async with httpx.AsyncClient(base_url=engine.url, timeout=60, trust_env=False) as http:
+        (await http.post("/reset_prefix_cache")).raise_for_status()
+    await engine.generate((*ids, 1, 2), asked, request_id="s/2", session_id="s")
+    assert (engine.load().recomputed_tokens, engine.load().evictions) == (256, 1)
+
+
+async def test_a_restarted_engine_goes_on_with_the_weights_it_is_given(engine: VllmEngine, tmp_path: Path) -> None:
+    await ask(engine)
+    weights = saved(qwen(1), tmp_path, 3)
+    await engine.restart(weights)
+    completion = await ask(engine)
+    asked = Sampling(max_new_tokens=12)
+    assert completion.version_spans == ((3, 12),)
+    assert completion.logprobs == pytest.approx(naive_logprobs(qwen(1), PROMPT, completion.token_ids, asked), abs=1e-4)
+
+
+async def test_a_closed_engine_says_so(engine: VllmEngine) -> None:
+    waiting = asyncio.create_task(ask(engine, tokens=1900))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineUnavailable, match="was closed"):
+        await waiting
+    with pytest.raises(EngineUnavailable, match="was closed"):
+        await ask(engine)
