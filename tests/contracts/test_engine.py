@@ -37,14 +37,18 @@ class Case:
         assert self.kind.model is not None
         return self.kind.model(seed)
 
-    async def give(self, version: int, place: str, folder: Path) -> Any:
-        """New weights, those of the model of seed 1; returns that model. A kind without a model takes a version."""
+    def made(self, version: int, place: str, folder: Path) -> tuple[Any, Weights]:
+        """The model of seed 1, and its weights as new ones. A kind without a model takes a version."""
         if self.kind.model is None:
-            return await self.engine.load_weights(Weights(version=version, folder=str(folder)))
+            return None, Weights(version=version, folder=str(folder))
         model = self.model(1)
         published = saved(model, folder, version)
-        in_memory = Weights(version=version, tensors=model.state_dict())
-        await self.engine.load_weights(in_memory if place == "memory" else published)
+        return model, Weights(version=version, tensors=model.state_dict()) if place == "memory" else published
+
+    async def give(self, version: int, place: str, folder: Path) -> Any:
+        """Make them and load them; returns the model."""
+        model, weights = self.made(version, place, folder)
+        await self.engine.load_weights(weights)
         return model
 
 
@@ -313,18 +317,20 @@ async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(
     placed: tuple[Case, str], tmp_path: Path
 ) -> None:
     real, place = placed
+    new, weights = real.made(3, place, tmp_path)  # before the request, which may be over while they are written
     request = asking(real.engine, ids=LONG_PROMPT, tokens=real.kind.long)
     await until(lambda: real.engine.load().produced_tokens > 5)
-    new = await real.give(3, place, tmp_path)
+    await real.engine.load_weights(weights)
     completion = await request
     assert versions_of(completion) == [0, 3] and len(completion.token_ids) == real.kind.long
     assert_exact({0: real.model(0), 3: new}, LONG_PROMPT, completion)
 
 
 async def test_weights_reach_whoever_waits_for_its_turn(real: Case, tmp_path: Path) -> None:
+    new, weights = real.made(3, real.kind.places[0], tmp_path)
     asked = [asking(real.engine, session=f"r{n}", tokens=real.kind.long) for n in range(real.kind.rows + 2)]
     await running(real.engine, real.kind.rows)
-    new = await real.give(3, real.kind.places[0], tmp_path)
+    await real.engine.load_weights(weights)
     models = {0: real.model(0), 3: new}
     for n, request in enumerate(asked):
         completion = await request
@@ -431,6 +437,7 @@ async def test_used_tokens_grow_with_what_is_written_and_never_past_the_capacity
     while not request.done():
         seen.append(engine.load().used_tokens)
         await asyncio.sleep(0.001)
+    await request
     if real.kind.block <= PAGE:
         assert seen == sorted(seen) and len(set(seen)) > 5
     most = len(PROMPT) + real.kind.long + max(real.kind.block, PAGE)

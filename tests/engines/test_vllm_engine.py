@@ -64,11 +64,12 @@ async def test_nothing_is_served_after_that_until_right_weights_come(engine: Vll
 
 
 async def test_what_was_in_flight_then_is_not_handed_out(engine: VllmEngine, tmp_path: Path) -> None:
+    wrong = body_only(tmp_path)
     asked = [asyncio.create_task(ask(engine, f"r{n}", tokens=1900)) for n in range(3)]
     while not engine.load().running:  # noqa: ASYNC110 - an engine's load tells nobody when it changes
         await asyncio.sleep(0.01)
     with pytest.raises(EngineUnavailable):
-        await engine.load_weights(body_only(tmp_path))
+        await engine.load_weights(wrong)
     for ended in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(ended, EngineUnavailable)
 
