@@ -6,10 +6,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace as with_fields
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import verifier_named
@@ -154,64 +155,34 @@ class OwnedEngine(Engine, Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """What the engines that a recipe names are made with."""
-
-    folder: str
-    """Hugging Face model that they begin with."""
-    version: int
-    """Policy version of it."""
-    device: str
-    """cpu or cuda."""
-    dtype: str
-    """Of the forward pass."""
-    rows: int
-    """Sequences that each decodes at once."""
-    positions: int
-    """Longest of them, tokens."""
-    kv_tokens: int | None
-    """Whose keys and values each keeps; None: as many as `rows` of the longest take."""
-    vocab_size: int
-    logs: Path
-    """Folder for what servers print."""
-
-
-def named_engines(recipe: Recipe, placed: Placed) -> dict[str, ProcessEngine | VllmEngine]:
-    """Those that `[[engine]]` names, by name; none of them runs yet. Raises ConfigError where there is no vLLM."""
+def named_engines(recipe: Recipe, settings: Settings, logs: Path) -> dict[str, ProcessEngine | VllmEngine]:
+    """Those that `[[engine]]` names, by name, each with these settings in a place of its own; none of them runs yet.
+    logs: folder for what servers print. Raises ConfigError where there is no vLLM."""
     kinds = [(name, entry) for entry in recipe.engine for name in entry.names]
-    return {name: _engine(entry, placed, name, place) for place, (name, entry) in enumerate(kinds)}
+    return {
+        name: _engine(entry, with_fields(settings, place=place), logs / f"{name}.log")
+        for place, (name, entry) in enumerate(kinds)
+    }
 
 
-def _engine(entry: TorchEngines | VllmEngines, placed: Placed, name: str, place: int) -> ProcessEngine | VllmEngine:
+def _engine(entry: TorchEngines | VllmEngines, settings: Settings, log: Path) -> ProcessEngine | VllmEngine:
     if isinstance(entry, TorchEngines):
-        settings = Settings(
-            folder=placed.folder,
-            version=placed.version,
-            device=placed.device,
-            dtype=placed.dtype,
-            rows=placed.rows,
-            positions=placed.positions,
-            kv_tokens=placed.kv_tokens,
-            vocab_size=placed.vocab_size,
-            place=place,
-        )
         return ProcessEngine(settings)
-    return VllmEngine(entry.url or _vllm_server(entry, placed, name, place), vocab_size=placed.vocab_size)
+    return VllmEngine(entry.url or _vllm_server(entry, settings, log), vocab_size=settings.vocab_size)
 
 
-def _vllm_server(entry: VllmEngines, placed: Placed, name: str, place: int) -> VllmSettings:
+def _vllm_server(entry: VllmEngines, settings: Settings, log: Path) -> VllmSettings:
     return VllmSettings(
-        model=Path(placed.folder),
+        model=Path(settings.folder),
         python=vllm_python(entry),
-        log=placed.logs / f"{name}.log",
-        max_tokens=placed.positions,
-        rows=placed.rows,
-        capacity_tokens=placed.kv_tokens or placed.rows * placed.positions,
-        dtype=placed.dtype,
-        device=placed.device,
+        log=log,
+        max_tokens=settings.positions,
+        rows=settings.rows,
+        capacity_tokens=settings.kv_tokens or settings.rows * settings.positions,
+        dtype=settings.dtype,
+        device=settings.device,
         threads=entry.threads,
-        environment={"CUDA_VISIBLE_DEVICES": str(place)} if placed.device == "cuda" else None,
+        environment={"CUDA_VISIBLE_DEVICES": str(settings.place)} if settings.device == "cuda" else None,
     )
 
 

@@ -49,7 +49,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     rows: int
     positions: int
     kv_tokens: int | None = None
-    vocab_size: int | None = None
+    vocab_size: int
 
 
 class Open(Struct, frozen=True, tag=True):

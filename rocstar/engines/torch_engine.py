@@ -21,7 +21,7 @@ from rocstar.engines.torch_decoder import PagedDecoder
 from rocstar.engines.torch_memory import refuse_what_does_not_fit
 from rocstar.engines.torch_rows import Work
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
+from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
 PATIENCE_SECONDS = 1.0  # with nothing to decode, before the cache of a session goes to a waiting request
 
@@ -63,7 +63,7 @@ class TorchEngine:
         """Raises ConfigError for a request that makes no sense, EngineUnavailable when the arithmetic fails."""
         self._refuse_impossible(token_ids, sampling)
         if len(token_ids) >= self._decoder.positions:
-            return Completion(token_ids=(), logprobs=(), finish=Finish.LENGTH)
+            return without_tokens(Finish.LENGTH)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         work = Work(
             request_id=request_id,

@@ -23,7 +23,7 @@ import msgspec
 from rocstar.engines.vllm_client import Metrics, VllmClient, Written
 from rocstar.engines.vllm_server import LOGPROBS_MODE, VllmServer, VllmSettings
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
-from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
+from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
 LOOK_SECONDS = 0.1  # between two looks at /metrics while something is asked; one costs the server about 5 ms
 IDLE_SECONDS = 1.0  # while nothing is
@@ -154,7 +154,7 @@ class VllmEngine:
         room = self._opened()[1].max_tokens - len(token_ids)
         _refuse(token_ids, sampling, self._known)
         if room < 1:
-            return _nothing(Finish.LENGTH)
+            return without_tokens(Finish.LENGTH)
         sampling = replace(sampling, max_new_tokens=min(room, sampling.max_new_tokens))
         request = Request(session_id)
         request.task = asyncio.create_task(self._complete(request, tuple(token_ids), sampling))
@@ -165,7 +165,7 @@ class VllmEngine:
             if (asking := asyncio.current_task()) and asking.cancelling():
                 raise
             self._opened()
-            return _nothing(Finish.ABORTED)
+            return without_tokens(Finish.ABORTED)
         finally:
             if self._requests.get(request_id) is request:
                 del self._requests[request_id]
@@ -335,10 +335,6 @@ class VllmEngine:
         for task in tasks:
             task.cancel()
         return tasks
-
-
-def _nothing(finish: Finish) -> Completion:
-    return Completion(token_ids=(), logprobs=(), finish=finish)
 
 
 def _refuse(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:

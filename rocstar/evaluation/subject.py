@@ -12,6 +12,7 @@ from typing import Any
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, VllmEngines
 from rocstar.dialogue.codec import Codec
+from rocstar.engines.process import Settings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
@@ -19,7 +20,6 @@ from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
 from rocstar.parts import (
     OwnedEngine,
-    Placed,
     environment_of,
     make_conversation,
     make_roller,
@@ -137,19 +137,18 @@ async def opened(
     engines: Mapping[str, OwnedEngine]
     if model is None:
         device = device_of(recipe.model)
-        placed = Placed(
+        settings = Settings(
             folder=str(subject.model.resolve()),
-            version=0,
             device=device.type,
             dtype=name_of_dtype(compute_dtype(recipe.model, device)),
             rows=rows,
             positions=positions,
             kv_tokens=kv_tokens,
             vocab_size=vocabulary,
-            logs=subject.run.path / "logs" if subject.run else Path(tempfile.gettempdir()),
         )
+        logs = subject.run.path / "logs" if subject.run else Path(tempfile.gettempdir())
         _refuse_strangers(recipe)
-        engines = named_engines(recipe, placed)
+        engines = named_engines(recipe, settings, logs)
     else:
         engines = {
             "embedded": TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)

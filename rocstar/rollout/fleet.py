@@ -22,10 +22,10 @@ from typing import Any, Protocol
 
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.protocols import Engine, RestartableEngine
-from rocstar.rollout.garbage import aborted, complaint
+from rocstar.rollout.garbage import complaint
 from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.rollout.turns import Member, Session, Turn
-from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights
+from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
 FAILURES = 3  # in a row, before an engine is taken out: one may be the request's own, three hardly are
 TRIES = 10  # of one turn; so many engines do not die under a turn by chance, so the turn itself must break them
@@ -135,7 +135,7 @@ class Fleet:
             return
         turn.ending = True
         if turn.member is None:
-            self._settle(turn, aborted())
+            self._settle(turn, without_tokens(Finish.ABORTED))
         else:
             await turn.member.engine.abort(turn.request_id)
 
@@ -145,7 +145,7 @@ class Fleet:
             return
         turns, session.turns = list(session.turns), deque()
         for turn in turns:
-            self._settle(turn, aborted())
+            self._settle(turn, without_tokens(Finish.ABORTED))
         self._scheduler.close(session_id, time.monotonic())
         for name in session.engines:
             self._start(_close_session(self._members[name].engine, session_id))
@@ -271,7 +271,7 @@ class Fleet:
         turn.member.turns.discard(turn)
         turn.previous, turn.member, turn.task = turn.member.name, None, None
         if turn.ending:
-            self._settle(turn, aborted())
+            self._settle(turn, without_tokens(Finish.ABORTED))
         elif turn.tries >= TRIES:
             self._settle(turn, EngineUnavailable(f"{TRIES} tries failed; the last on {turn.previous}: {reason}"))
         return not turn.answer.done()

@@ -40,8 +40,3 @@ def _complaints(
     if wrote != sorted(wrote) or any(not versions[0] <= version <= versions[1] for version in wrote):
         asked = " to ".join(map(str, dict.fromkeys(versions)))
         yield f"tokens of policy version {', '.join(map(str, wrote))} where {asked} was asked"
-
-
-def aborted() -> Completion:
-    """Of a turn that was ended before it began."""
-    return Completion(token_ids=(), logprobs=(), finish=Finish.ABORTED)

@@ -17,7 +17,7 @@ from typing import Any
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
-from rocstar.engines.process import ProcessEngine
+from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError, RunHalted
@@ -28,7 +28,7 @@ from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
-from rocstar.parts import OwnedEngine, Placed, make_roller, named_engines, opened_fleet
+from rocstar.parts import OwnedEngine, make_roller, named_engines, opened_fleet
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet, Tell
 from rocstar.runs.atomic import write_atomic, write_json
@@ -370,7 +370,7 @@ def _processes(
     """Over weights that they read from a folder."""
     weights = published.publish(policy)
     assert weights.folder is not None
-    placed = Placed(
+    settings = Settings(
         folder=weights.folder,
         version=weights.version,
         device=policy.device.type,
@@ -379,6 +379,5 @@ def _processes(
         positions=positions,
         kv_tokens=recipe.rollout.kv_tokens,
         vocab_size=policy.codec.vocab_size,
-        logs=logs,
     )
-    return named_engines(recipe, placed)
+    return named_engines(recipe, settings, logs)

@@ -9,7 +9,17 @@ N sequences in a batch, T tokens, V vocabulary.
 """
 
 from rocstar.types.batches import Batch, BatchRow, Update
-from rocstar.types.completions import Canary, Completion, EngineLoad, Finish, Sampling, VersionSpan, Weights, spans_of
+from rocstar.types.completions import (
+    Canary,
+    Completion,
+    EngineLoad,
+    Finish,
+    Sampling,
+    VersionSpan,
+    Weights,
+    spans_of,
+    without_tokens,
+)
 from rocstar.types.demonstrations import Demonstration, DemoTurn, SftRow
 from rocstar.types.groups import Choice, Group, Penalty, Reason, Resampled
 from rocstar.types.problems import Problem, problem_id, seed_for
@@ -48,4 +58,5 @@ __all__ = [
     "problem_id",
     "seed_for",
     "spans_of",
+    "without_tokens",
 ]

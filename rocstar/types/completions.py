@@ -63,6 +63,11 @@ class Completion:
     forward pass of its version over everything before it. Empty where no token is, or no policy wrote them."""
 
 
+def without_tokens(finish: Finish) -> Completion:
+    """A completion that ended before its first token."""
+    return Completion(token_ids=(), logprobs=(), finish=finish)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
     """What certain weights must give, for an engine that could hold others without noticing."""

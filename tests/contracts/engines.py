@@ -78,7 +78,9 @@ async def without_faults(open_inner: Callable[[], AbstractAsyncContextManager[En
 @asynccontextmanager
 async def process() -> AsyncIterator[Engine]:
     """In a process of its own; one without a model, since the torch engine takes seconds to start in each test."""
-    made = ProcessEngine(Settings(folder="none", rows=4, positions=POSITIONS), module="tests.engines.plain_child")
+    made = ProcessEngine(
+        Settings(folder="none", rows=4, positions=POSITIONS, vocab_size=VOCAB), module="tests.engines.plain_child"
+    )
     await made.restart(None)
     try:
         yield made

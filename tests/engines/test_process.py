@@ -26,7 +26,7 @@ PROMPT = (3, 4, 5)
 
 
 def plain(rows: int = 4) -> ProcessEngine:
-    return ProcessEngine(Settings(folder="none", rows=rows, positions=64), module=PLAIN)
+    return ProcessEngine(Settings(folder="none", rows=rows, positions=64, vocab_size=64), module=PLAIN)
 
 
 @pytest.fixture
@@ -122,7 +122,9 @@ async def test_an_engine_that_cannot_be_made_says_why() -> None:
 
 
 async def test_a_child_that_sends_what_is_no_message_is_ended() -> None:
-    made = ProcessEngine(Settings(folder="none", rows=1, positions=1), module="tests.engines.garbled_child")
+    made = ProcessEngine(
+        Settings(folder="none", rows=1, positions=1, vocab_size=1), module="tests.engines.garbled_child"
+    )
     with pytest.raises(EngineUnavailable, match="sent what is no message"):
         await made.restart(None)
     await made.close()
