@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -61,6 +62,10 @@ RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML
 Resume = Annotated[
     str | None,
     typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; where it computes may change."),
+]
+Branch = Annotated[
+    str | None,
+    typer.Option(metavar="RUN[@STEP]", help="A new run that goes on from a checkpoint of another; stages may change."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a run's name or `last`.")]
@@ -126,6 +131,7 @@ def train(
     recipe: RecipeFile = None,
     settings: Settings = None,
     resume: Resume = None,
+    branch: Branch = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     runs: RunsOrNone = None,
@@ -135,9 +141,13 @@ def train(
     Example: rocstar train recipes/quickstart.toml run.seed=1"""
     if _served():
         return
+    given = [recipe, *(settings or [])] if recipe else []
+    if resume is not None and branch is not None:
+        raise ConfigError("--resume goes on with a run itself and --branch with a copy; give one of them")
     if resume is not None:
-        given = [recipe, *(settings or [])] if recipe else []
         _resume(resume, given, runs or Path("runs"), dry_run=dry_run, as_json=as_json)
+    elif branch is not None:
+        _branch(branch, given, runs or Path("runs"), dry_run=dry_run, as_json=as_json)
     else:
         _start(recipe, settings or [], kinds=("sft", "rl"), runs=runs, dry_run=dry_run, as_json=as_json)
 
@@ -250,6 +260,19 @@ def show(
     _print_run(RunFolder.find(name, runs), as_json=as_json)
 
 
+@runs_app.command()
+def end_stage(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or the start of it, a path, or `last`.")],
+    runs: Runs = Path("runs"),
+) -> None:
+    """End a run's stage after its step under way, and go on with the next."""
+    from rocstar.runs.folder import RunFolder
+    from rocstar.screen import Screen
+
+    folder = RunFolder.find(name, runs)
+    Screen().note(f"stage {folder.request_end()} of {folder.name} ends after its step under way")
+
+
 def _quiet() -> None:
     """Before anything loads torch; how many threads it computes with is the recipe's to say, later."""
     from rocstar.launch import quiet_torch
@@ -317,6 +340,37 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     if dry_run:
         print_json(recipe.resolved())
         return
+    _carry_out(material, folder, resume=True, as_json=as_json)
+
+
+def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
+    """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
+    from rocstar.recipe import changed, resolved_from_json
+    from rocstar.runs.branch import fill_branch, find_checkpoint
+    from rocstar.runs.folder import RunFolder
+    from rocstar.training.material import read_material
+
+    source, step = find_checkpoint(name, runs)
+    ended = source.stages_ended(step)
+    for given in settings:
+        stage = given.split(".")[1] if given.startswith("stage.") else None
+        if stage in ended:
+            raise ConfigError(f"stage {stage} was over at step {step}, so {given!r} would change nothing; leave it out")
+        if stage is None and not given.startswith(("cluster.", "engine.", "run.stall_", "run.name=")):
+            raise ConfigError(
+                f"--branch goes on with the settings of {source.name} and takes no {given!r}; leave that out (only "
+                "stage.NAME.KEY=VALUE of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY and run.name "
+                "may change)"
+            )
+    recipe = changed(resolved_from_json(source.resolved), settings, {})
+    with _stoppable(NOTHING_YET):
+        material = read_material(recipe, rows=False)
+    if dry_run:
+        print_json(recipe.resolved())
+        return
+    need("train")
+    fill = partial(fill_branch, source=source, step=step)
+    folder = RunFolder.create(recipe, source.path.parent, sys.argv, fill=fill)
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 

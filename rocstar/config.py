@@ -164,6 +164,8 @@ class StageDataSection(TaskSection):
     drop_solved_attempts: Count | None = None
     """Attempts by the current policy; problems it solves every time are left out (8 in stage 3, §4.3). None: all
     stay."""
+    drop_solved_age: int = Field(default=0, ge=0)
+    """Attempts of this run's steps count among them, where their weights are at most so many updates older."""
 
 
 class DataSection(StageDataSection):
@@ -305,6 +307,32 @@ class LearningSection(Section):
     """Start the stage with fresh optimizer state (stage 3, §4.3)."""
 
 
+class EndSection(Section):
+    """When an RL stage ends before its `steps`, judged by its own metrics: as soon as one of these rules holds. Those
+    that are None never do."""
+
+    window: Count = 20
+    """Steps whose mean a rule looks at. No rule holds before so many, none that compares two means before twice so
+    many."""
+    reward_gain: float | None = Field(default=None, ge=-1, le=1)
+    """Flat: the mean reward of the last window is less than this above that of the window before ..."""
+    truncated_share: Share | None = None
+    """... and, where this is set, the share of attempts cut by the token limit stands near it in both windows (near
+    0.10 at the end of stage 1, §4.3)."""
+    truncated_band: Share = 0.03
+    """How near, either way."""
+    solved_share: Share | None = None
+    """Saturated: in at least this share of the groups every attempt is right (0.7 at the end of stage 2, §4.3)."""
+    reward_loss: float | None = Field(default=None, gt=0, le=1)
+    """Declined: the mean reward of the last window is at least so far below that of the best window of the stage."""
+
+    @model_validator(mode="after")
+    def truncation_qualifies_flatness(self) -> EndSection:
+        if self.truncated_share is not None and self.reward_gain is None:
+            raise ValueError("end.truncated_share is only looked at where the reward is flat; set end.reward_gain too")
+        return self
+
+
 class ClusterSection(Section):
     learners: Count = 1
     """Processes that share the weights and the work of learning (FSDP2); on GPUs one each. Under torchrun 1 means as
@@ -364,6 +392,8 @@ VERIFIERS = ("boxed", "boxed_strict", "tool_output")
 class EvaluateSection(Section):
     problems: int = Field(default=400, ge=0)
     """Held-out problems; 0 skips evaluation."""
+    every_steps: int = Field(default=0, ge=0)
+    """Also evaluate after every so many steps of an RL stage, under that stage's limits; 0: only before and after."""
     attempts: Count = 1
     """k: attempts per problem at `temperature`."""
     temperature: float = Field(default=1.0, ge=0)
@@ -394,10 +424,12 @@ class RlStage(Section):
     name: Word
     kind: Literal["rl"]
     steps: int = Field(ge=0)
+    """At most; `end` may end it earlier."""
     data: StageDataSection
     rollout: StageRolloutSection
     resample: ResampleSection
     learning: LearningSection
+    end: EndSection
 
     @model_validator(mode="after")
     def attempts_cover_group(self) -> RlStage:
@@ -425,6 +457,7 @@ class Recipe(Section):
     sandbox: SandboxSection = SandboxSection()
     resample: ResampleSection = ResampleSection()
     learning: LearningSection = LearningSection()
+    end: EndSection = EndSection()
     cluster: ClusterSection = ClusterSection()
     evaluate: EvaluateSection = EvaluateSection()
     engine: list[Engines] = []

@@ -75,8 +75,15 @@ async def reinforce(run: Run, stage: RlStage) -> None:
     _carry_optimizer(run, stage, learner)
     await run.publish()
     with run.meter.phase("pool"):
-        problems = run.material.problems[stage.name]
-        pool = await stage_pool(stage, problems, roller, seed=run.recipe.run.seed, run=run.folder.path)
+        pool = await stage_pool(
+            stage,
+            run.material.problems[stage.name],
+            roller,
+            seed=run.recipe.run.seed,
+            run=run.folder,
+            version=run.policy.version,
+            fault_budget=run.recipe.run.fault_budget,
+        )
     if not pool:
         run.skip(stage, learner, f"every problem is solved by all {stage.data.drop_solved_attempts} attempts")
         return
@@ -87,6 +94,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         f"{len(pool)} problems, at most {rollout.max_response_tokens} tokens",
     )
     for step in run.steps(stage):
+        await run.evaluate_when_due(stage)
         problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(run.recipe.run.seed, stage.name))
         run.done(stage, learner, await rl_step(run, stage, roller, learner, problems))
     for remark in remarks(stage.name, [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]):

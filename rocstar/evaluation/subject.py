@@ -30,6 +30,7 @@ from rocstar.parts import (
 )
 from rocstar.recipe import changed, resolved_from_json
 from rocstar.rollout.collect import Roller
+from rocstar.runs.branch import find_checkpoint
 from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
@@ -64,14 +65,7 @@ def find_subject(name: str, runs: Path) -> Subject:
     """Raises ConfigError when nothing of that name is there."""
     if (Path(name) / "config.json").is_file():
         return Subject(model=Path(name), recipe=Recipe(), run=None, step=0)
-    run_name, _, wanted = name.partition("@")
-    run = RunFolder.find(run_name, runs)
-    steps = run.checkpoint_steps()
-    if not steps:
-        raise ConfigError(f"run {run.name} has no checkpoint yet")
-    step = int(wanted) if wanted.isdigit() else steps[-1]
-    if step not in steps:
-        raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")
+    run, step = find_checkpoint(name, runs)
     recipe = _as_evaluated(resolved_from_json(run.resolved))
     return Subject(model=run.checkpoint(step) / "model", recipe=recipe, run=run, step=step)
 

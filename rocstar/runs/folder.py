@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from itertools import count
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rocstar.errors import ConfigError, ContractBroken, DataError
 from rocstar.runs.atomic import sweep, write_atomic, write_json
 from rocstar.runs.identity import git_state, hardware, versions
-from rocstar.runs.journal import Journal
+from rocstar.runs.journal import Journal, read_journal
 from rocstar.runs.lock import locked
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 NAME_BYTES = 240  # what file systems take, less what is put after a name
+HELD_OUT = "held out"
+"""Beside the names of stages in problems.json."""
 RUNS = Path("runs")
 """Where runs lie unless a recipe's `run.folder` says otherwise."""
 
@@ -38,28 +40,42 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, recipe: Recipe, base: Path | str, argv: Sequence[str], *, recipe_text: str | None = None
+        cls,
+        recipe: Recipe,
+        base: Path | str,
+        argv: Sequence[str],
+        *,
+        recipe_text: str | None = None,
+        fill: Callable[[RunFolder], Mapping[str, Any]] = lambda folder: {},
     ) -> RunFolder:
         """Claim `base/<run.name>` (or `-2`, `-3` ...) and write config.toml, config.resolved.json and run.json.
 
-        `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. Raises ConfigError where
-        no folder can be made there, and OSError."""
+        `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. `fill` puts into the
+        folder what the run begins with and returns more entries of run.json. Raises ConfigError where no folder can be
+        made there, and OSError."""
         folder = cls(_claim_run(Path(base), recipe.run.name))
         try:
-            folder._begin(recipe, argv, recipe_text)
+            folder._begin(recipe, argv, recipe_text, fill)
         except OSError:
             shutil.rmtree(folder.path, ignore_errors=True)  # a run that cannot start leaves no folder
             raise
         return folder
 
-    def _begin(self, recipe: Recipe, argv: Sequence[str], recipe_text: str | None) -> None:
+    def _begin(
+        self,
+        recipe: Recipe,
+        argv: Sequence[str],
+        recipe_text: str | None,
+        fill: Callable[[RunFolder], Mapping[str, Any]],
+    ) -> None:
         for part in (self.rollouts, self.evals, self.checkpoints):
             part.mkdir()
         if recipe_text is not None:
             write_atomic(self.path / "config.toml", recipe_text.encode())
         write_json(self.resolved, recipe.resolved())
+        more = fill(self)
         # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
-        write_json(self.path / "run.json", _identity(self.name, argv))
+        write_json(self.path / "run.json", {**_identity(self.name, argv), **more})
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -109,6 +125,23 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def end_request(self) -> Path:
+        """Holds the name of a stage that a person wants to end after its step under way."""
+        return self.path / "end_stage"
+
+    def asks_to_end(self, stage: str) -> bool:
+        """Whether a person wants this stage to end."""
+        return self.end_request.is_file() and self.end_request.read_text() == stage
+
+    def request_end(self) -> str:
+        """Ask the run to end its stage under way; the stage's name. Raises ConfigError when none is."""
+        begun = [event["name"] for event in read_journal(self.events) if event["event"] == "stage"]
+        if not begun or self.summary.exists():
+            raise ConfigError(f"run {self.name} has no stage under way that could end")
+        write_atomic(self.end_request, str(begun[-1]).encode())
+        return str(begun[-1])
+
+    @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
@@ -123,6 +156,15 @@ class RunFolder:
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"{step_name(step)}.parquet"
 
+    @property
+    def problems(self) -> Path:
+        """A hash of the problems of each stage, and of those held out."""
+        return self.path / "problems.json"
+
+    def pool(self, stage: str) -> Path:
+        """What is known of the problems that a stage chose from."""
+        return self.path / "pools" / f"{stage}.json"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / step_name(step)
 
@@ -135,6 +177,12 @@ class RunFolder:
         folder = self.path / "logs"
         folder.mkdir(exist_ok=True)
         return next(file for n in count(1) if not (file := folder / f"{name}-{n}.txt").exists())
+
+    def stages_ended(self, step: int) -> set[str]:
+        """Names of the stages that were over after `step`."""
+        rows = [row["stage"] for row in read_journal(self.metrics) if row["step"] <= step]
+        state = read_json(self.checkpoint(step) / "state.json")
+        return set(rows) - (set() if state["stage_complete"] else {rows[-1]} if rows else set())
 
     def checkpoint_steps(self) -> list[int]:
         """Steps that have a checkpoint folder, ascending."""

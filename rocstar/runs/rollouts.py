@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocstar.errors import DataError
 from rocstar.runs.atomic import plain, write_atomic
@@ -127,6 +127,30 @@ def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, A
         raise DataError(f"{file} does not exist: step {step} has no rollouts, or run.save_rollouts was off")
     rows: list[dict[str, Any]] = parquet.read_table(file, partitioning=None).to_pylist()
     return [{**row, "turns": json.loads(row["turns"])} for row in rows]
+
+
+class Tally(NamedTuple):
+    """Attempts at one problem that have a verdict."""
+
+    attempts: int = 0
+    right: int = 0
+
+
+def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
+    """By problem id: the recorded attempts that weights of version `oldest` or newer wrote."""
+    from pyarrow import parquet
+
+    found: dict[str, Tally] = {}
+    for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
+        columns = ["problem_id", "verdict", "policy_version"]
+        rows = parquet.read_table(file, columns=columns, partitioning=None).to_pylist()
+        if rows and rows[0]["policy_version"] < oldest:
+            break
+        for row in rows:
+            if row["verdict"] in (Verdict.RIGHT, Verdict.WRONG):
+                before = found.get(row["problem_id"], Tally())
+                found[row["problem_id"]] = Tally(before.attempts + 1, before.right + (row["verdict"] == Verdict.RIGHT))
+    return found
 
 
 def _arrow_type(kind: str) -> Any:

@@ -87,8 +87,16 @@ def _same_problem(a: Any, b: Any) -> bool:
 
 def _stages(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     done = Counter(row.get("stage") for row in rows)
-    stages = read_json(folder.resolved).get("stage", [])
-    return [{key: stage[key] for key in ("name", "kind", "steps")} | {"done": done[stage["name"]]} for stage in stages]
+    ends = [event for event in read_journal(folder.events) if event["event"] == "stage_end"]
+    reasons = {(event["name"], event["steps"]): event["reason"] for event in ends}  # a kill may have undone some steps
+    return [
+        {
+            **{key: stage[key] for key in ("name", "kind", "steps")},
+            "done": done[stage["name"]],
+            "ended": reasons.get((stage["name"], done[stage["name"]])),
+        }
+        for stage in read_json(folder.resolved).get("stage", [])
+    ]
 
 
 def _without_transcripts(result: Mapping[str, Any]) -> Row:

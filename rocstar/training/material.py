@@ -26,6 +26,7 @@ from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
 from rocstar.protocols import Task
+from rocstar.runs.folder import HELD_OUT
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
 from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
@@ -118,7 +119,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
 
 def fingerprint(material: Material) -> dict[str, str]:
     """A hash of the problems of each stage, and of those held out: ids and answers, in order."""
-    parts = {**material.problems, "held out": material.heldout}
+    parts = {**material.problems, HELD_OUT: material.heldout}
     return {name: _sha256([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
 
 

@@ -9,6 +9,7 @@ from rocstar.evaluation.metrics import summarise
 from rocstar.learning.batches import identity, kept_advantages
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.runs.rollouts import AttemptRecord
+from rocstar.training.pools import is_solved
 from rocstar.types import BatchRow, Reason, Resampled, Stop
 
 NO_TOOL = 0.95  # share of attempts without a call from which on a person is told
@@ -42,6 +43,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[
         "roc/attempts": summary.attempts,
         "roc/kept": len(rows),
         "group/usable": sum(bool(r.kept) for r in groups),
+        "group/solved_share": _mean([float(is_solved(r.group)) for r in groups]),
         "policy/entropy": mean_entropy(rows) if rows else None,
         "policy/logprob_gap": gap_mean if rows else None,
         "policy/logprob_gap_max": gap_max if rows else None,

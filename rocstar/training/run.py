@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from rocstar.training.material import Material, fingerprint, positions_of
 from rocstar.training.meter import Meter
 from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
+from rocstar.training.stages import why_over
 from rocstar.training.stopper import Stopper
 from rocstar.types import BatchRow, Resampled
 from rocstar.watch import RUN, Patience, Stall, Watch, watching
@@ -78,6 +79,8 @@ class Run:
     """How long writing it took."""
     step_began: float = 0.0
     """Monotonic time at which the step under way began, seconds."""
+    stage_rows: list[Mapping[str, Any]] = field(default_factory=list)
+    """Metrics of the stage under way, one row a step."""
 
     @property
     def recipe(self) -> Recipe:
@@ -131,8 +134,9 @@ class Run:
         """Numbers of the steps of a stage that are not done, from 0. Raises KeyboardInterrupt after a step in which the
         run was asked to stop, and was saved by `done`."""
         self.saved_at = time.monotonic()
+        self.stage_rows = [row for row in read_journal(self.folder.metrics) if row["stage"] == stage.name]
         with self.stopper.stepping():
-            while self.progress.stage_step < stage.steps:
+            while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
                 self.policy.ranks.check()
                 self.step_began = time.monotonic()
                 yield self.progress.stage_step
@@ -149,10 +153,28 @@ class Run:
         self.progress.step += 1
         self.progress.policy_version = self.policy.version
         self.tracker.log(self.progress.step, row)
+        self.stage_rows.append(row)
         self.screen.step(stage.name, self.progress.stage_step, stage.steps, row)
-        complete = self.progress.stage_step == stage.steps
-        if complete or self._is_checkpoint_due() or self.stopper.asked:
-            self.save(learner, complete=complete)
+        over = self._why_over(stage)
+        if over:
+            self._tell_end(stage, over)
+        if over or self._is_checkpoint_due() or self.stopper.asked:
+            self.save(learner, complete=over is not None)
+        if over:
+            self.folder.end_request.unlink(missing_ok=True)  # only now: a kill before this must find it again
+
+    def _why_over(self, stage: SftStage | RlStage) -> str | None:
+        if self.progress.stage_step == stage.steps:
+            return f"its {stage.steps} steps are done"
+        if self.folder.asks_to_end(stage.name):
+            return "a person asked for it"
+        return why_over(stage.end, self.stage_rows) if isinstance(stage, RlStage) else None
+
+    def _tell_end(self, stage: SftStage | RlStage, reason: str) -> None:
+        steps = self.progress.stage_step
+        self.tracker.event("stage_end", name=stage.name, step=self.progress.step, steps=steps, reason=reason)
+        if steps < stage.steps:
+            self.screen.note(f"{stage.name} is over after {steps} of at most {stage.steps} steps: {reason}")
 
     def skip(self, stage: RlStage, learner: Learner, reason: str) -> None:
         """Leave a stage out that has nothing to learn from."""
@@ -239,6 +261,13 @@ class Run:
             )
             made.write(folder, self.progress.step)
 
+    async def evaluate_when_due(self, stage: RlStage) -> None:
+        """Evaluate after every `evaluate.every_steps` steps of a stage, before the next one; not part of its time."""
+        every, done = self.recipe.evaluate.every_steps, self.progress.stage_step
+        if every and done and done % every == 0:
+            await self.evaluate("during", stage.rollout)
+            self.step_began = time.monotonic()
+
     def finish(self) -> None:
         """Write the summary."""
         self.tracker.flush()
@@ -313,18 +342,17 @@ async def opened_run(
 
 
 def _same_problems(material: Material, folder: RunFolder) -> None:
-    """Note what a run learns from; refuse to go on with something else."""
-    record, found = folder.path / "problems.json", fingerprint(material)
-    if not record.exists():
-        write_json(record, found)
-        return
-    noted = read_json(record)
-    changed = [name for name in found if noted.get(name) != found[name]]
+    """Note what a run learns from; refuse to go on with something else. (A branch notes the stages
+    that had begun.)"""
+    found = fingerprint(material)
+    noted = read_json(folder.problems) if folder.problems.exists() else {}
+    changed = [name for name in found if noted.get(name, found[name]) != found[name]]
     if changed:
         raise ConfigError(
             f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
             "start a new run"
         )
+    write_json(folder.problems, {**noted, **found})
 
 
 def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: Stall, stacks: str) -> None:

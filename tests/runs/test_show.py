@@ -48,8 +48,8 @@ def test_a_killed_run_shows_what_its_files_say(tmp_path: Path) -> None:
     assert shown["step"] == 4
     assert shown["metrics"]["reward/mean"] == 0.4
     assert shown["stages"] == [
-        {"name": "cold", "kind": "sft", "steps": 2, "done": 2},
-        {"name": "stage1", "kind": "rl", "steps": 3, "done": 2},
+        {"name": "cold", "kind": "sft", "steps": 2, "done": 2, "ended": None},
+        {"name": "stage1", "kind": "rl", "steps": 3, "done": 2, "ended": None},
     ]
     summary = shown["summary"]
     assert summary["accuracy_before"] == figure(0.3)

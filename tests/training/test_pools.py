@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from rocstar.config import DataSection
+from rocstar.errors import RunHalted
+from rocstar.runs.folder import RunFolder
+from rocstar.runs.rollouts import AttemptRecord, write_rollouts
 from rocstar.training.pools import is_solved, problems_of_step, stage_pool
 from rocstar.types import Group, Problem, Verdict
-from tests.runs.examples import recipe, trajectory
+from tests.runs.examples import recipe, run, trajectory
 
 POOL = [Problem(id=str(n), question=f"q{n}", answer="1") for n in range(10)]
 
@@ -62,33 +66,103 @@ def test_only_a_problem_solved_in_every_attempt_is_solved() -> None:
 
 
 class Scripted:
-    """Solves even problems; counts how often it is asked."""
+    """Solves even problems; notes what it is asked. `faulty` ids end by a fault of ours."""
 
-    asked = 0
+    def __init__(self, *faulty: str) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.faulty = faulty
+        self.most = self.under_way = 0
 
     async def roll(self, problems: list[Problem], *, attempts: int, seed: int) -> list[Group]:
-        self.asked += 1
-        return [
-            group(*[Verdict.RIGHT] * (attempts - 1), Verdict.WRONG if int(p.id) % 2 else Verdict.RIGHT, problem=p)
-            for p in problems
-        ]
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self.asked += [(problem.id, attempts) for problem in problems]
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        return [group(*[Verdict.RIGHT] * (attempts - 1), self.last(p), problem=p) for p in problems]
+
+    def last(self, problem: Problem) -> Verdict | None:
+        if problem.id in self.faulty:
+            return None
+        return Verdict.WRONG if int(problem.id) % 2 else Verdict.RIGHT
 
 
-def stage(attempts: int | None) -> Any:
-    return recipe().stage[1].model_copy(update={"data": DataSection(drop_solved_attempts=attempts)})
+def stage(attempts: int | None, **data: int) -> Any:
+    rollout = recipe().stage[1].rollout.model_copy(update={"problems_per_step": 2, "attempts_per_problem": 16})  # type: ignore[union-attr]
+    section = DataSection(drop_solved_attempts=attempts, **data)
+    return recipe().stage[1].model_copy(update={"data": section, "rollout": rollout})
+
+
+async def pool_of(
+    folder: RunFolder, roller: Any, attempts: int | None = 8, *, version: int = 5, budget: float = 0.05, **data: int
+) -> list[str]:
+    made = stage(attempts, **data)
+    return ids(await stage_pool(made, POOL, roller, seed=1, run=folder, version=version, fault_budget=budget))
 
 
 async def test_a_stage_leaves_out_solved_problems_and_keeps_its_choice(tmp_path: Path) -> None:
-    roller: Any = Scripted()
-    for _ in range(2):  # the second time, as on resume, the file decides
-        pool = await stage_pool(stage(8), POOL, roller, seed=1, run=tmp_path)
-        assert ids(pool) == ["1", "3", "5", "7", "9"]
-    assert roller.asked == 1
-    record = json.loads((tmp_path / "pools" / "stage1.json").read_text())
-    assert record == {"attempts": 8, "asked": 10, "solved": ["0", "2", "4", "6", "8"]}
+    roller, folder = Scripted(), run(tmp_path)
+    for _ in range(2):  # the second time, as on resume, the record decides
+        assert await pool_of(folder, roller) == ["1", "3", "5", "7", "9"]
+    assert sorted(roller.asked) == [(problem.id, 8) for problem in POOL]
+    record = json.loads((folder.path / "pools" / "stage1.json").read_text())
+    assert (record["attempts"], record["asked"], record["solved"], record["policy_version"]) == (8, 10, 5, 5)
+    assert record["right_of_attempts"] == {"7/8": 5, "8/8": 5}
+
+
+async def test_no_more_attempts_are_under_way_than_in_a_step(tmp_path: Path) -> None:
+    roller = Scripted()
+    await pool_of(run(tmp_path), roller)
+    assert roller.most == 2 * 16 // 8
+
+
+async def test_a_killed_choice_asks_only_for_the_rest(tmp_path: Path) -> None:
+    folder, first, second = run(tmp_path), Scripted(), Scripted()
+    await pool_of(folder, first)
+    record = folder.pool("stage1")
+    record.unlink()
+    journal = record.with_suffix(".jsonl")
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:6]) + '{"id": "torn')
+    known = {json.loads(line)["id"] for line in journal.read_text().splitlines()[:6]}
+    assert await pool_of(folder, second) == ["1", "3", "5", "7", "9"]
+    assert {name for name, _ in second.asked} == {problem.id for problem in POOL} - known
+
+
+async def test_faults_of_ours_are_no_proof_of_anything_and_are_asked_again(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    with pytest.raises(RunHalted, match=r"3 of 10 problems ended by faults of ours"):
+        await pool_of(folder, Scripted("0", "1", "2"), budget=0.2)
+    again = Scripted()
+    assert await pool_of(folder, again) == ["1", "3", "5", "7", "9"]
+    assert sorted(again.asked) == [("0", 8), ("1", 8), ("2", 8)]
+    forgiven = run(tmp_path, "forgiven")
+    assert await pool_of(forgiven, Scripted("0"), budget=0.2) == ["0", "1", "3", "5", "7", "9"]
+
+
+async def test_recorded_attempts_of_young_enough_weights_count(tmp_path: Path) -> None:
+    """Two right ones at problem 0 by version 4, one wrong one at problem 2 by version 4, two right ones at problem 4 by
+    version 1."""
+    folder = run(tmp_path)
+    write_recorded(folder, 1, 1, {"4": [Verdict.RIGHT, Verdict.RIGHT]})
+    write_recorded(folder, 2, 4, {"0": [Verdict.RIGHT, Verdict.RIGHT], "2": [Verdict.RIGHT, Verdict.WRONG]})
+    roller = Scripted()
+    assert await pool_of(folder, roller, drop_solved_age=1) == ["1", "2", "3", "5", "7", "9"]
+    assert {name: n for name, n in roller.asked if n < 8} == {"0": 6}
+    assert "2" not in {name for name, _ in roller.asked}, "one failure decides"
+    record = json.loads(folder.pool("stage1").read_text())
+    assert record["reused_attempts"] == 4
+
+
+def write_recorded(folder: RunFolder, step: int, version: int, verdicts: dict[str, list[Verdict]]) -> None:
+    records = [
+        AttemptRecord(problem=POOL[int(name)], trajectory=trajectory(n, verdict=verdict), policy_version=version)
+        for name, found in verdicts.items()
+        for n, verdict in enumerate(found)
+    ]
+    write_rollouts(folder, step, records, None)
 
 
 async def test_other_stages_keep_all_problems_and_ask_nobody(tmp_path: Path) -> None:
-    roller: Any = Scripted()
-    assert await stage_pool(stage(None), POOL, roller, seed=1, run=tmp_path) == POOL
-    assert roller.asked == 0 and not (tmp_path / "pools").exists()
+    folder, roller = run(tmp_path), Scripted()
+    assert await pool_of(folder, roller, None) == ids(POOL)
+    assert not roller.asked and not folder.pool("stage1").parent.exists()

@@ -1,0 +1,67 @@
+"""A run that goes on from a checkpoint of another, which stays as it is: a way back to a stage without losing what
+came after it. Files that never change once they are written are shared by hard links where the file system has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import ConfigError
+from rocstar.runs.atomic import write_atomic, write_json
+from rocstar.runs.folder import HELD_OUT, RunFolder, read_json, step_of
+from rocstar.runs.journal import read_journal
+
+
+def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
+    """The run and the step that RUN or RUN@STEP means; without a step its newest checkpoint. Raises ConfigError."""
+    run_name, _, wanted = name.partition("@")
+    run = RunFolder.find(run_name, runs)
+    steps = run.checkpoint_steps()
+    if not steps:
+        raise ConfigError(f"run {run.name} has no checkpoint yet")
+    step = steps[-1] if not wanted else int(wanted) if wanted.isdigit() else -1
+    if step not in steps:
+        raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")
+    return run, step
+
+
+def fill_branch(fresh: RunFolder, source: RunFolder, step: int) -> dict[str, Any]:
+    """Give `fresh` what `source` had after `step`, and return what run.json says of it. Raises OSError."""
+    rows = [row for row in read_journal(source.metrics) if row["step"] <= step]
+    write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    for path in _kept(source, step):
+        _share(path, fresh.path / path.relative_to(source.path))
+    begun = {row["stage"] for row in rows}
+    for path in source.path.glob("pools/*"):
+        if path.stem in begun:
+            _share(path, fresh.path / path.relative_to(source.path))
+    problems = read_json(source.problems)
+    write_json(fresh.problems, {name: problems[name] for name in problems if name in {*begun, HELD_OUT}})
+    return {"branched_from": {"run": str(source.path.resolve()), "step": step}}
+
+
+def _kept(source: RunFolder, step: int) -> Iterator[Path]:
+    """Files and folders of `source` that a branch at `step` shares."""
+    yield from (file for file in source.rollouts.glob("step=*.parquet") if step_of(file) <= step)
+    yield from (folder for folder in source.evals.glob("*/step=*") if step_of(folder) <= step)
+    yield from (source.checkpoint(there) for there in source.checkpoint_steps() if there <= step)
+    yield from source.path.glob("sft_rows/*.parquet")
+
+
+def _share(path: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, place, copy_function=_link)
+    else:
+        _link(path, place)
+
+
+def _link(source: Path | str, place: Path | str) -> None:
+    try:
+        os.link(source, place)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, place)

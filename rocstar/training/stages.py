@@ -1,0 +1,73 @@
+"""When an RL stage is over before its steps are, judged by its own metrics: pure rules over rows of metrics.jsonl.
+
+The paper changed stages by hand (§4.3): from 1 to 2 when the share of truncated attempts was stable near 10% and the
+reward flat, from 2 to 3 when over 70% of the groups were solved by every attempt, and it stopped when the reward had
+saturated and began to fall. The rules here say the same in numbers. Their form is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from rocstar.config import EndSection
+
+Row = Mapping[str, float | None]
+"""Metrics of one step."""
+REWARD, TRUNCATED, SOLVED = "reward/mean", "len/truncated", "group/solved_share"
+
+
+def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    """Why a stage with these steps is over, in words; None while it goes on. rows: its metrics, one a step."""
+    return _saturated(rule, rows) or _declined(rule, rows) or _flat(rule, rows)
+
+
+def _saturated(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    share = _mean(rows, SOLVED, rule.window)
+    if rule.solved_share is None or share is None or share < rule.solved_share:
+        return None
+    return (
+        f"every attempt was right in {share:.0%} of the groups of its last {rule.window} steps (end.solved_share is "
+        f"{rule.solved_share:g})"
+    )
+
+
+def _declined(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    if rule.reward_loss is None:
+        return None
+    means = [_mean(rows, REWARD, rule.window, back) for back in range(len(rows))]
+    last, best = means[0] if means else None, max((mean for mean in means if mean is not None), default=None)
+    if last is None or best is None or best - last < rule.reward_loss:
+        return None
+    return (
+        f"the mean reward of its last {rule.window} steps, {last:.3f}, is {best - last:.3f} below the best so many "
+        f"steps (end.reward_loss is {rule.reward_loss:g})"
+    )
+
+
+def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    last, before = (_mean(rows, REWARD, rule.window, back) for back in (0, rule.window))
+    if rule.reward_gain is None or last is None or before is None or last - before >= rule.reward_gain:
+        return None
+    if rule.truncated_share is not None and not _is_truncation_stable(rule, rows):
+        return None
+    return (
+        f"the mean reward of its last {rule.window} steps, {last:.3f}, is {last - before:+.3f} against the steps "
+        f"before them (end.reward_gain is {rule.reward_gain:g})"
+    )
+
+
+def _is_truncation_stable(rule: EndSection, rows: Sequence[Row]) -> bool:
+    shares = [_mean(rows, TRUNCATED, rule.window, back) for back in (0, rule.window)]
+    wanted = rule.truncated_share
+    return wanted is not None and all(
+        share is not None and abs(share - wanted) <= rule.truncated_band for share in shares
+    )
+
+
+def _mean(rows: Sequence[Row], name: str, window: int, back: int = 0) -> float | None:
+    """Over the `window` steps up to `back` before the last; None where there are fewer, or one lacks the metric."""
+    end = len(rows) - back
+    values = [row.get(name) for row in rows[max(0, end - window) : max(0, end)]]
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == window else None

@@ -1,0 +1,101 @@
+"""Stages that end by rule or by hand, and branches: whole runs of a tiny recipe through the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.runs.journal import read_journal
+from tests.tiny_run import SFT_STEPS, Command, Ended, attempts, metrics, results, workplace
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+RULES = ("stage.stage1.end.window=1", "stage.stage1.end.reward_gain=1", "evaluate.every_steps=2")
+
+
+def run_of(folder: Path, name: str = "tiny") -> Path:
+    return folder / "runs" / name
+
+
+def ends(folder: Path, name: str = "tiny") -> list[tuple[str, int, str]]:
+    events = read_journal(run_of(folder, name) / "events.jsonl")
+    return [(e["name"], e["steps"], e["reason"]) for e in events if e["event"] == "stage_end"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """Its first RL stage ends after two of four steps, because no reward rises by 1."""
+    folder = workplace(tmp_path_factory.mktemp("whole") / "w")
+    return folder, Command.start(folder, "train", "tiny.toml", *RULES).wait()
+
+
+def test_a_stage_ends_by_its_rule_and_the_run_says_so(finished: tuple[Path, Ended]) -> None:
+    folder, ended = finished
+    assert ended.code == 0, ended.told
+    assert [(name, steps) for name, steps, _ in ends(folder)] == [("cold", SFT_STEPS), ("stage1", 2), ("stage3", 3)]
+    assert "stage1 is over after 2 of at most 4 steps: the mean reward of its last 1 steps" in ended.told
+    shown = json.loads(Command.start(folder, "runs", "show", "tiny", "--json").wait().out)
+    assert [(stage["done"], bool(stage["ended"])) for stage in shown["stages"]] == [(110, True), (2, True), (3, True)]
+    assert sorted(results(folder)) == [
+        "evals/after/step=000115/result.json",
+        "evals/before/step=000110/result.json",
+        "evals/during/step=000114/result.json",
+    ]
+
+
+def test_a_run_killed_around_the_end_of_a_stage_takes_the_same_decisions(
+    finished: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    folder = workplace(tmp_path / "w")
+    command = Command.start(folder, "train", "tiny.toml", *RULES)
+    for step in (SFT_STEPS + 1, SFT_STEPS + 2, SFT_STEPS + 4):
+        assert command.after_step(step, command.process.kill).code == -signal.SIGKILL
+        command = Command.start(folder, "train", "--resume", "tiny")
+    assert command.wait().code == 0
+    assert metrics(folder) == metrics(finished[0])
+    assert results(folder) == results(finished[0])
+    assert attempts(folder) == attempts(finished[0])
+    assert set(ends(folder)) == set(ends(finished[0]))
+
+
+def test_a_person_ends_a_stage(tmp_path: Path) -> None:
+    folder = workplace(tmp_path / "w")
+    command = Command.start(folder, "train", "tiny.toml", "stage.stage1.steps=500", "evaluate.problems=0")
+
+    def ask() -> None:
+        asked = Command.start(folder, "runs", "end-stage", "tiny").wait()
+        assert asked.code == 0, asked.told
+
+    ended = command.after_step(SFT_STEPS + 1, ask)
+    assert ended.code == 0, ended.told
+    (name, steps, reason) = ends(folder)[1]
+    assert (name, reason) == ("stage1", "a person asked for it") and steps < 500
+    refused = Command.start(folder, "runs", "end-stage", "tiny").wait()
+    assert refused.code == 2 and "no stage under way" in refused.told
+
+
+def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(finished: tuple[Path, Ended]) -> None:
+    folder = finished[0]
+    before = (metrics(folder), results(folder), attempts(folder))
+    branch = ("train", "--branch", f"tiny@{SFT_STEPS + 2}")
+    refused = Command.start(folder, *branch, "stage.stage1.steps=9").wait()
+    assert refused.code == 2 and "stage stage1 was over at step 112" in refused.told
+    refused = Command.start(folder, *branch, "run.seed=4").wait()
+    assert refused.code == 2 and "takes no 'run.seed=4'" in refused.told
+    ended = Command.start(folder, *branch, "stage.stage3.rollout.max_turns=2", "run.name=second").wait()
+    assert ended.code == 0, ended.told
+    assert (metrics(folder), results(folder), attempts(folder)) == before
+    rows = read_journal(run_of(folder, "second") / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, SFT_STEPS + 6))
+    identity: dict[str, Any] = json.loads((run_of(folder, "second") / "run.json").read_text())
+    assert identity["branched_from"] == {"run": str(run_of(folder).resolve()), "step": SFT_STEPS + 2}
+    same = Command.start(folder, *branch, "run.name=third").wait()
+    assert same.code == 0, same.told
+    third = [{k: v for k, v in r.items() if not k.startswith("cpu/") and "second" not in k} for r in
+             read_journal(run_of(folder, "third") / "metrics.jsonl")]  # fmt: skip
+    assert third == metrics(folder)
