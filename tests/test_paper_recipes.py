@@ -1,0 +1,133 @@
+"""The recipes of the paper and of its release say what their sources say, and where each value comes from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.config import Recipe
+from rocstar.recipe import load_recipe
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+FILES = [*sorted(RECIPES.glob("paper/*.toml")), RECIPES / "release.toml", RECIPES / "7b-8gpu.toml"]
+TRAINING = [path for path in FILES if path.name not in ("pool.toml", "sft_mix.toml", "base.toml")]
+
+# arXiv 2508.20722, section: what it says.
+PAPER = {
+    "model.path": "Qwen/Qwen3-14B-Base",  # §5.1
+    "rollout.problems_per_step": 512,  # §5.1
+    "rollout.attempts_per_problem": 32,  # §5.1: 2G
+    "resample.keep": 16,  # §5.1: G
+    "resample.method": "roc",  # §2.2.3
+    "rollout.temperature": 1.0,  # §5.1
+    "rollout.tool_name": "execute_python_code_with_standard_io",  # Fig. 3
+    "rollout.truncated": "wrong",  # §4.3.1
+    "learning.learning_rate": 1e-6,  # §5.1
+    "learning.warmup_steps": 20,  # §5.1
+    "learning.clip_low": 0.2,  # §2.2.1
+    "learning.clip_high": 0.28,  # §2.2.1
+    "learning.kl_coefficient": 0.0,  # §2.2.1
+    "learning.entropy_coefficient": 0.0,  # §2.2.1
+    "evaluate.attempts": 16,  # §5.1
+    "evaluate.temperature": 0.6,  # §5.1
+    "stage.sft.sft.batch_rows": 128,  # §5.1
+    "stage.sft.sft.adamw_learning_rate": 5e-6,  # §5.1
+    "stage.sft.sft.decay": "cosine",  # §5.1
+    "stage.stage1.rollout.max_response_tokens": 8192,  # §4.3
+    "stage.stage2.rollout.max_response_tokens": 12288,  # §4.3
+    "stage.stage3.rollout.max_response_tokens": 12288,  # §4.3
+    "stage.stage1.rollout.max_turns": 10,  # §5.1
+    "stage.stage2.rollout.max_turns": 10,  # §5.1
+    "stage.stage3.rollout.max_turns": 15,  # §5.1
+    "stage.stage1.data.drop_solved_attempts": None,  # §4.3: filtering in stage 3 only
+    "stage.stage2.data.drop_solved_attempts": None,
+    "stage.stage3.data.drop_solved_attempts": 8,  # §4.3
+    "stage.stage1.learning.reset_optimizer": False,
+    "stage.stage2.learning.reset_optimizer": False,
+    "stage.stage3.learning.reset_optimizer": True,  # §4.3
+}
+RELEASE = {
+    "rollout.problems_per_step": 128,
+    "rollout.attempts_per_problem": 32,
+    "rollout.max_response_tokens": 8192,
+    "rollout.max_turns": 5,
+    "rollout.max_parallel_calls": 1,
+    "rollout.tool_name": "python_code_with_standard_io",
+    "rollout.feedback_max_chars": 256,
+    "rollout.feedback_truncate": "middle",
+    "sandbox.timeout_seconds": 4.0,
+    "sandbox.output_bytes": 1000,
+    "resample.method": "roc_release",
+    "resample.keep": 16,
+    "resample.min_positive": 2,
+    "resample.min_negative": 2,
+    "learning.learning_rate": 1e-6,
+    "learning.warmup_steps": 20,
+    "learning.updates_per_step": 1,
+    "learning.tokens_per_microbatch": 20480,
+    "evaluate.verifier": "boxed",
+    "evaluate.temperature": 0.0,
+    "evaluate.every_steps": 5,
+    "stage.stage1.steps": 200,
+}
+
+
+def value(recipe: Recipe, key: str) -> Any:
+    names = key.split(".")
+    found: Any = recipe
+    if names[0] == "stage":
+        found = next(stage for stage in recipe.stage if stage.name == names[1])
+        names = names[2:]
+    for name in names:
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize("key", PAPER)
+def test_the_whole_recipe_has_the_values_of_the_paper(key: str) -> None:
+    assert value(load_recipe(RECIPES / "paper/stage3.toml"), key) == PAPER[key]
+
+
+def test_steps_add_up_to_those_of_the_paper() -> None:
+    """§4.3: 300, 385 and 510 RL steps; §5.1: three epochs of 165K, 30K and 27K rows and a warm-up over 4% of them."""
+    recipe = load_recipe(RECIPES / "paper/stage3.toml")
+    cold, *stages = (stage.steps for stage in recipe.stage)
+    assert [sum(stages[: n + 1]) for n in range(3)] == [300, 385, 510]
+    assert cold == round(3 * (165_000 + 30_000 + 27_000) / 128)
+    assert value(recipe, "stage.sft.sft.warmup_steps") == round(0.04 * cold)
+
+
+def test_the_32b_variant_has_no_sft_and_700_steps_in_two_stages() -> None:
+    recipe = load_recipe(RECIPES / "paper/qwen2.5-32b.toml")
+    assert recipe.model.path == "Qwen/Qwen2.5-32B-Instruct"
+    assert [stage.kind for stage in recipe.stage] == ["rl", "rl"]
+    assert sum(stage.steps for stage in recipe.stage) == 700
+
+
+@pytest.mark.parametrize("key", RELEASE)
+def test_the_release_has_its_own_values(key: str) -> None:
+    assert value(load_recipe(RECIPES / "release.toml"), key) == RELEASE[key]
+
+
+def test_the_reproduction_is_the_release_with_another_model() -> None:
+    release, other = (load_recipe(RECIPES / name).model_dump() for name in ("release.toml", "7b-8gpu.toml"))
+    assert other["model"]["path"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert other["stage"][0]["steps"] == 150
+    assert {name for name in release if release[name] != other[name]} == {"run", "model", "stage"}
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+def test_every_value_says_where_it_comes_from(path: Path) -> None:
+    plain = re.compile(r"^(name|kind|extends|source) = |^\[|^#|^$")
+    lines = path.read_text().splitlines()
+    sources = re.compile(r"# (§\d|Fig\. \d|release|ours|RLinf)")
+    assert [line for line in lines if not plain.match(line) and not sources.search(line)] == []
+
+
+def test_the_stages_that_end_by_rule_are_the_same_otherwise() -> None:
+    by_rule, whole = (load_recipe(RECIPES / f"paper/{name}.toml") for name in ("by_rule", "stage3"))
+    for ours, papers in zip(by_rule.stage, whole.stage, strict=True):
+        assert ours.model_dump(exclude={"end", "steps"}) == papers.model_dump(exclude={"end", "steps"})
