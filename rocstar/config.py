@@ -271,6 +271,12 @@ class ResampleSection(Section):
     """roc_release only."""
     min_negative: int = Field(default=2, ge=0)
     """roc_release only."""
+    repetition_weight: float = Field(default=0.0, ge=0)
+    """Weight, in the penalty, of the share of 5-grams that stand in an attempt more than 5 times; the paper tried it
+    and left it out (§4.3.1)."""
+    drop_truncated: bool = False
+    """Leave out attempts cut by the token limit instead of counting them wrong (overlong filtering); the paper tried it
+    and left it out (§4.3.1)."""
 
     @model_validator(mode="after")
     def minima_fit(self) -> ResampleSection:

@@ -55,6 +55,12 @@ RULES = (
         useless=lambda it: it != "roc_release",
     ),
     Rule(
+        section="resample",
+        keys=("repetition_weight",),
+        by=("resample", "method"),
+        useless=lambda it: it not in ("roc", "roc_release"),
+    ),
+    Rule(
         section="data",
         keys=tuple(TaskSection.model_fields),
         by=("sft", "rows_file"),

@@ -13,7 +13,6 @@ from rocstar.recipe import load_recipe
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = [*sorted(RECIPES.glob("paper/*.toml")), RECIPES / "release.toml", RECIPES / "7b-8gpu.toml"]
-TRAINING = [path for path in FILES if path.name not in ("pool.toml", "sft_mix.toml", "base.toml")]
 
 # arXiv 2508.20722, section: what it says.
 PAPER = {
@@ -119,7 +118,7 @@ def test_the_reproduction_is_the_release_with_another_model() -> None:
     assert {name for name in release if release[name] != other[name]} == {"run", "model", "stage"}
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_value_says_where_it_comes_from(path: Path) -> None:
     plain = re.compile(r"^(name|kind|extends|source) = |^\[|^#|^$")
     lines = path.read_text().splitlines()

@@ -378,7 +378,7 @@ def test_a_pretrained_model_starts_from_the_papers_values(tmp_path: Path) -> Non
 )
 def test_no_recipe_of_ours_says_what_is_not_read(path: Path) -> None:
     if "data" not in path.parts[len(ROOT.parts) :]:  # those are of other kinds
-        assert load_recipe(path).stage
+        assert load_recipe(path).stage or path.name == "base.toml"  # which others extend
 
 
 def test_what_a_parent_says_may_lose_its_use(folder: Path) -> None:

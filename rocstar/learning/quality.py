@@ -7,18 +7,43 @@ misses timeouts and calls that do not parse, and blames a program that prints th
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+
 from rocstar.types import Penalty, Trajectory
 
 NO_CALL_PENALTY = 0.5  # half of "every call failed": the paper uses it to encourage trying the tool at all
+GRAM, OFTEN = 5, 5  # Phi-4-Reasoning looks at 5-grams that stand more than 5 times
 
 
-def penalty(trajectory: Trajectory) -> Penalty:
-    """p_err and p_format of one trajectory, each 0 to 1. Source: paper §2.2.3, eq. 4-5.
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What counts against an attempt. The defaults are the paper's; the rest it tried without gain (§4.3.1, §5.3)."""
 
-    Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
-    answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
-    trains, the number is for the record."""
-    return Penalty(errors=_error_share(trajectory), format=_format_penalty(trajectory))
+    repetition_weight: float = 0.0
+    """Of the share of an attempt's 5-grams that stand in it more than 5 times, in its penalty."""
+    drop_truncated: bool = False
+    """Overlong filtering: attempts cut by the token limit are left out instead of being wrong."""
+
+    def penalty(self, trajectory: Trajectory) -> Penalty:
+        """p_err and p_format of one trajectory, each 0 to 1. Source: paper §2.2.3, eq. 4-5.
+
+        Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
+        answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
+        trains, the number is for the record."""
+        repetition = self.repetition_weight * repeated_share(trajectory) if self.repetition_weight else 0.0
+        return Penalty(errors=_error_share(trajectory), format=_format_penalty(trajectory), repetition=repetition)
+
+
+PAPER = Quality()
+
+
+def repeated_share(trajectory: Trajectory) -> float:
+    """Share of the 5-grams of what the policy wrote that stand there more than 5 times, 0 to 1. Source:
+    Phi-4-Reasoning's detector, as the paper names it; the share is ours."""
+    written = [turn.completion.token_ids for turn in trajectory.turns]
+    counts = Counter(tuple(ids[i : i + GRAM]) for ids in written for i in range(len(ids) - GRAM + 1))
+    return sum(count for count in counts.values() if count > OFTEN) / max(1, counts.total())
 
 
 def _error_share(trajectory: Trajectory) -> float:

@@ -7,7 +7,8 @@ Four Resamplers behind one seam, each a frozen value that is called with (group,
     Uniform      any G of the siblings
     KeepAll      plain GRPO
 
-All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED), then drop the whole
+All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones where
+`Quality.drop_truncated` says so), then drop the whole
 group when fewer than two are left, or when their rewards are equal and every advantage would be zero. The paper names
 only perfect groups here; the release drops both kinds, and so do we. Groups that are left with no more than G siblings
 are kept as they are (the release drops those under G). A dropped group is not replaced by another.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rocstar.config import ResampleSection
-from rocstar.learning.quality import penalty
+from rocstar.learning.quality import PAPER, Quality
 from rocstar.protocols import Resampler
 from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict
 
@@ -83,12 +84,13 @@ class RocPaper:
 
     keep: int
     """G, at least 2."""
+    quality: Quality = PAPER
 
     def __post_init__(self) -> None:
         _check_keep(self.keep)
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, self._choose)
+        return _resampled(group, rng, self._choose, self.quality)
 
     def negatives_kept(self, negatives: int, siblings: int) -> int:
         """How many failures stay, of `negatives` among `siblings` > G."""
@@ -125,6 +127,7 @@ class RocRelease:
     """Successes kept at least, as far as there are any."""
     min_negative: int = 2
     """Failures kept at least, as far as there are any."""
+    quality: Quality = PAPER
 
     def __post_init__(self) -> None:
         _check_keep(self.keep)
@@ -135,7 +138,7 @@ class RocRelease:
             )
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, self._choose)
+        return _resampled(group, rng, self._choose, self.quality)
 
     def quotas(self, positives: int, negatives: int) -> tuple[int, int]:
         """(successes, failures) kept of a group larger than G; they add up to G."""
@@ -174,12 +177,13 @@ class Uniform:
 
     keep: int
     """G, at least 2."""
+    quality: Quality = PAPER
 
     def __post_init__(self) -> None:
         _check_keep(self.keep)
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, self._choose)
+        return _resampled(group, rng, self._choose, self.quality)
 
     def _choose(self, rewards: Sequence[float], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
         if len(rewards) <= self.keep:
@@ -194,27 +198,30 @@ class Uniform:
 class KeepAll:
     """Plain GRPO: every comparable sibling of a group with unequal rewards."""
 
+    quality: Quality = PAPER
+
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, lambda rewards, penalties, rng: _all_kept(rewards))
+        return _resampled(group, rng, lambda rewards, penalties, rng: _all_kept(rewards), self.quality)
 
 
 def resampler_of(settings: ResampleSection) -> Resampler:
     """The resampler a recipe asks for. Raises ValueError for sizes that cannot be met."""
+    quality = Quality(repetition_weight=settings.repetition_weight, drop_truncated=settings.drop_truncated)
     match settings.method:
         case "roc":
-            return RocPaper(settings.keep)
+            return RocPaper(settings.keep, quality)
         case "roc_release":
-            return RocRelease(settings.keep, settings.min_positive, settings.min_negative)
+            return RocRelease(settings.keep, settings.min_positive, settings.min_negative, quality)
         case "uniform":
-            return Uniform(settings.keep)
+            return Uniform(settings.keep, quality)
         case "all":
-            return KeepAll()
+            return KeepAll(quality)
 
 
-def _resampled(group: Group, rng: random.Random, choose: Choose) -> Resampled:
+def _resampled(group: Group, rng: random.Random, choose: Choose, quality: Quality) -> Resampled:
     """Run `choose` on the comparable siblings and put its fates back among the others, in the group's order."""
-    penalties = [penalty(trajectory) for trajectory in group.trajectories]
-    fates = [_unusable(trajectory) for trajectory in group.trajectories]
+    penalties = [quality.penalty(trajectory) for trajectory in group.trajectories]
+    fates = [_unusable(trajectory, quality) for trajectory in group.trajectories]
     usable = [index for index, fate in enumerate(fates) if fate is None]
     rewards = [group.rewards_G[index] for index in usable]
     chosen = iter(_fates(rewards, [penalties[index].total for index in usable], rng, choose))
@@ -227,9 +234,9 @@ def _resampled(group: Group, rng: random.Random, choose: Choose) -> Resampled:
     )
 
 
-def _choice(index: int, fate: Fate, quality: Penalty) -> Choice:
+def _choice(index: int, fate: Fate, penalty: Penalty) -> Choice:
     reason, weight = fate
-    return Choice(index=index, kept=reason in KEPT, reason=reason, penalty=quality, weight=weight)
+    return Choice(index=index, kept=reason in KEPT, reason=reason, penalty=penalty, weight=weight)
 
 
 def _fates(rewards: Sequence[float], penalties: Sequence[float], rng: random.Random, choose: Choose) -> list[Fate]:
@@ -241,8 +248,10 @@ def _fates(rewards: Sequence[float], penalties: Sequence[float], rng: random.Ran
     return choose(rewards, penalties, rng)
 
 
-def _unusable(trajectory: Trajectory) -> Fate | None:
+def _unusable(trajectory: Trajectory, quality: Quality) -> Fate | None:
     """Why a sibling has no reward to compare; None when it has one."""
+    if quality.drop_truncated and trajectory.stop is Stop.MAX_TOKENS:
+        return Reason.DROPPED_TRUNCATED, 0.0
     if trajectory.stop is Stop.ENVIRONMENT_FAILED:
         return Reason.DROPPED_ENVIRONMENT, 0.0
     if trajectory.outcome is None or trajectory.outcome.verdict is Verdict.UNDECIDED:

@@ -34,11 +34,13 @@ class Penalty:
     """p_err: 0.5 without any tool call, else failed calls / calls."""
     format: float
     """p_format: 1 without an answer tag, else min(1, (tags - 1) / turns)."""
+    repetition: float = 0.0
+    """Weighted share of repeated 5-grams; 0 unless `resample.repetition_weight` is set, which the paper leaves out."""
 
     @property
     def total(self) -> float:
-        """p_total, 0 to 2."""
-        return self.errors + self.format
+        """p_total: 0 to 2, and repetition on top."""
+        return self.errors + self.format + self.repetition
 
 
 class Reason(StrEnum):
@@ -57,6 +59,7 @@ class Reason(StrEnum):
     DROPPED_TOO_FEW = "dropped.too_few_siblings"
     DROPPED_ENVIRONMENT = "dropped.environment_failed"
     DROPPED_UNDECIDED = "dropped.undecided"
+    DROPPED_TRUNCATED = "dropped.truncated"  # cut by the token limit, under overlong filtering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

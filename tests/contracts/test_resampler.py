@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.learning.resample import KeepAll, RocPaper, RocRelease, Uniform
+from rocstar.config import ResampleSection
+from rocstar.learning.quality import Quality
+from rocstar.learning.resample import KeepAll, RocPaper, RocRelease, Uniform, resampler_of
 from rocstar.protocols import Resampler
 from rocstar.types import (
     Completion,
@@ -27,7 +30,8 @@ from rocstar.types import (
 )
 
 KEEP = 4
-RESAMPLERS = [RocPaper(KEEP), RocRelease(KEEP), RocRelease(KEEP, 1, 1), Uniform(KEEP), KeepAll()]
+TRIED = Quality(repetition_weight=1.0, drop_truncated=True)
+RESAMPLERS = [RocPaper(KEEP), RocRelease(KEEP), RocRelease(KEEP, 1, 1), Uniform(KEEP), KeepAll(), RocPaper(KEEP, TRIED)]
 every_resampler = pytest.mark.parametrize("resampler", RESAMPLERS, ids=str)
 
 Kind = tuple[str, int, int]
@@ -139,3 +143,14 @@ def test_the_paper_form_records_the_weight_of_each_draw() -> None:
     kinds = [("right", failed, 2) for failed in (2, 0, 1, 0)] + [WRONG] * 4
     weights = [choice.weight for choice in RocPaper(KEEP)(group(*kinds), random.Random(0)).choices]
     assert weights == pytest.approx([1 / 1.01, 100.0, 1 / 0.51, 100.0, 1.0, 1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("method", ["roc", "roc_release", "uniform", "all"])
+def test_overlong_filtering_leaves_truncated_attempts_out_of_the_comparison(method: str) -> None:
+    attempts = [*group(*[RIGHT] * 3, *[WRONG] * 2).trajectories]
+    attempts[4] = replace(attempts[4], stop=Stop.MAX_TOKENS)
+    cut = Group(problem=group().problem, trajectories=tuple(attempts))
+    settings = {"method": method, "keep": KEEP, "drop_truncated": True}
+    chosen = resampler_of(ResampleSection.model_validate(settings))(cut, random.Random(1))
+    assert [choice.reason for choice in chosen.choices][4] is Reason.DROPPED_TRUNCATED
+    assert sum(choice.kept for choice in chosen.choices) == 4

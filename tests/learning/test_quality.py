@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocstar.learning.quality import penalty
+from rocstar.learning.quality import Quality, repeated_share
 from rocstar.types import (
     Completion,
     Finish,
@@ -62,21 +62,40 @@ def trajectory(*turns: Turn, answer_tags: int = 1, outcome: bool = True) -> Traj
     ],
 )
 def test_penalties_follow_the_two_equations(attempt: Trajectory, errors: float, form: float) -> None:
-    assert penalty(attempt) == Penalty(errors=errors, format=form)
+    assert Quality().penalty(attempt) == Penalty(errors=errors, format=form)
 
 
 def test_a_program_that_prints_the_word_error_is_no_error() -> None:
-    assert penalty(trajectory(turn(OK, stdout="mean error: 0.1"), turn())).errors == 0.0
+    assert Quality().penalty(trajectory(turn(OK, stdout="mean error: 0.1"), turn())).errors == 0.0
 
 
 def test_the_first_turn_counts_so_a_clean_one_turn_answer_is_clean() -> None:
-    assert penalty(trajectory(turn(), answer_tags=1)).format == 0.0
+    assert Quality().penalty(trajectory(turn(), answer_tags=1)).format == 0.0
 
 
 def test_an_attempt_without_outcome_or_turns_has_a_penalty_too() -> None:
-    assert penalty(trajectory(outcome=False)) == Penalty(errors=0.5, format=1.0)
-    assert penalty(trajectory(turn(OK), outcome=False)).total == 1.0
+    assert Quality().penalty(trajectory(outcome=False)) == Penalty(errors=0.5, format=1.0)
+    assert Quality().penalty(trajectory(turn(OK), outcome=False)).total == 1.0
 
 
 def test_the_total_is_the_sum() -> None:
-    assert penalty(trajectory(turn(BAD), turn(), answer_tags=2)).total == 1.0 + 0.5
+    assert Quality().penalty(trajectory(turn(BAD), turn(), answer_tags=2)).total == 1.0 + 0.5
+
+
+def wrote(*turns: list[int]) -> Trajectory:
+    completions = [Completion(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), finish=Finish.STOP) for ids in turns]
+    return trajectory(*(Turn(completion=completion) for completion in completions))
+
+
+def test_repetition_counts_only_where_it_is_asked_for() -> None:
+    looping = wrote([1, 2, 3, 4, 5] * 8)
+    assert Quality().penalty(looping).repetition == 0.0
+    assert Quality(repetition_weight=0.5).penalty(looping).total == Quality().penalty(looping).total + 0.5
+
+
+def test_five_grams_are_repeated_from_the_sixth_time_on_and_never_over_turns() -> None:
+    once = list(range(100, 106))  # two 5-grams
+    assert repeated_share(wrote(*[[1, 2, 3, 4, 5]] * 5)) == 0.0
+    assert repeated_share(wrote(*[[1, 2, 3, 4, 5]] * 6, once)) == 6 / 8
+    assert repeated_share(wrote([1], [2, 3, 4, 5])) == 0.0
+    assert repeated_share(wrote([])) == 0.0
