@@ -78,6 +78,9 @@ class RunSection(Section):
     """Older ones are deleted; the last one of each stage stays."""
     fault_budget: Share = 0.05
     """Share of a step's or an evaluation's attempts that may end ENVIRONMENT_FAILED before the run halts."""
+    probe_seconds: Seconds = 600.0
+    """Before the first step of an RL stage, and between steps when so long has passed, programs and answers whose
+    result is known go through sandbox and grader; the run halts when one is wrong."""
     stall_seconds: Seconds = 300.0
     """While attempts are made: no token is written and no attempt goes on for so long, and the run says what each waits
     for."""

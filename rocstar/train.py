@@ -23,16 +23,16 @@ from rocstar.learning.threads import use_threads
 from rocstar.parts import rollouts_of
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
-from rocstar.runs.journal import read_journal
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.training.coldstart import load_sft_rows
 from rocstar.training.material import Material
 from rocstar.training.pools import problems_of_step, stage_pool
-from rocstar.training.report import mean_of_updates, remarks, step_metrics
+from rocstar.training.report import mean_of_updates, step_metrics
 from rocstar.training.rows import rows_of_step
 from rocstar.training.run import Run, opened_run
 from rocstar.training.stopper import Stopper
+from rocstar.training.suspicion import suspicion
 from rocstar.types import Problem, seed_for
 
 
@@ -94,11 +94,10 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         f"{len(pool)} problems, at most {rollout.max_response_tokens} tokens",
     )
     for step in run.steps(stage):
+        await run.probe_when_due()
         await run.evaluate_when_due(stage)
         problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(run.recipe.run.seed, stage.name))
         run.done(stage, learner, await rl_step(run, stage, roller, learner, problems))
-    for remark in remarks(stage.name, [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]):
-        run.screen.note(remark)
 
 
 async def rl_step(
@@ -131,6 +130,7 @@ async def rl_step(
     run.record(stage, chosen, rows, written_by)
     return {
         **step_metrics(chosen, rows),
+        **suspicion(chosen, run.policy.codec.decode),
         **mean_of_updates([update.metrics for update in updates]),
         **run.engine.take_counts(),
     }

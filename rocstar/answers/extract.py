@@ -58,7 +58,7 @@ def boxed_answer(text: str) -> str | None:
 
     Equal boxes count once. Departure: the release takes the last box alone, so `\\boxed{3} or \\boxed{4}` gets full
     reward for either."""
-    spans = sorted(_boxes(text)) if "box" in text else []
+    spans = sorted(boxes(text)) if "box" in text else []
     if not spans:
         return None
     group = [spans[-1]]
@@ -101,7 +101,7 @@ def answer_blocks(text: str) -> list[str]:
     return blocks
 
 
-def _boxes(text: str) -> Iterator[tuple[int, int, int]]:
+def boxes(text: str) -> Iterator[tuple[int, int, int]]:
     """(start of the command, start and end of the content) of every `\\boxed{}` or `\\fbox{}` that closes, in order of
     closing. Escaped braces do not count. Source: paper §2.1 (final result in `\\boxed{}`); release, prime_math."""
     opened: list[tuple[int, int] | None] = []  # None for a plain brace

@@ -12,9 +12,6 @@ from rocstar.runs.rollouts import AttemptRecord
 from rocstar.training.pools import is_solved
 from rocstar.types import BatchRow, Reason, Resampled, Stop
 
-NO_TOOL = 0.95  # share of attempts without a call from which on a person is told
-CUT = 0.5  # share of attempts ended by the token limit from which on a person is told
-
 
 def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
     """Share of a step's attempts that ended by a fault of ours, and what the first of them says."""
@@ -53,27 +50,6 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-def remarks(stage: str, rows: Sequence[Mapping[str, float | None]]) -> list[str]:
-    """What a person should know of an RL stage that went wrong without failing. `rows` are its metrics, one a step."""
-    told = []
-    if rows and all(row.get("learn/updates") == 0 for row in rows):
-        told.append(
-            f"{stage}: nothing was learnt in its {len(rows)} steps: the attempts at each problem were all wrong "
-            "or all right; easier or harder problems, or a longer cold start, give it something to choose among"
-        )
-    if rows and (rows[-1].get("len/truncated") or 0.0) >= CUT:
-        told.append(
-            f"{stage}: {rows[-1]['len/truncated']:.0%} of the last step's attempts were cut by the token limit and "
-            "count as wrong; raise rollout.max_response_tokens"
-        )
-    if rows and (rows[-1].get("tool/none_share") or 0.0) >= NO_TOOL:
-        told.append(
-            f"{stage}: {rows[-1]['tool/none_share']:.0%} of the last step's attempts never called the tool; a longer "
-            "cold start (more steps of an sft stage) shows the model how"
-        )
-    return told
-
-
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of a step's updates, averaged; nothing when there was nothing to learn from."""
     if not updates:
@@ -85,17 +61,17 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
-    """Mean total penalty of right attempts, drawn and kept: what RoC's choice changes."""
+    """Mean total penalty of right attempts, drawn, kept and dropped: what RoC's choice changes."""
     right = [
         choice
         for r in groups
         for choice in r.choices
         if (outcome := r.group.trajectories[choice.index].outcome) and outcome.reward > 0
     ]
-    kept = [choice for choice in right if choice.kept]
     return {
         "roc/penalty_right": _mean([choice.penalty.total for choice in right]),
-        "roc/penalty_right_kept": _mean([choice.penalty.total for choice in kept]),
+        "roc/penalty_right_kept": _mean([choice.penalty.total for choice in right if choice.kept]),
+        "roc/penalty_right_dropped": _mean([choice.penalty.total for choice in right if not choice.kept]),
     }
 
 

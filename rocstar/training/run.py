@@ -6,11 +6,12 @@ Not here: what a stage's step does (`rocstar/train.py`).
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
-from rocstar.parts import OwnedEngine, make_roller, named_engines, opened_fleet
+from rocstar.parts import OwnedEngine, make_roller, named_engines, opened_fleet, program_limits
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet, Tell
 from rocstar.runs.atomic import write_atomic, write_json
@@ -38,10 +39,13 @@ from rocstar.runs.show import summary_of
 from rocstar.runs.tracker import RunTracker
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
+from rocstar.tools.python import PythonTool
+from rocstar.training.alarms import Evaluated, alarms
 from rocstar.training.checkpoints import Progress, latest, prune, save
 from rocstar.training.coldstart import Opened, opened, opening
 from rocstar.training.material import Material, fingerprint, positions_of
 from rocstar.training.meter import Meter
+from rocstar.training.probe import probe
 from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stages import why_over
@@ -79,8 +83,12 @@ class Run:
     """How long writing it took."""
     step_began: float = 0.0
     """Monotonic time at which the step under way began, seconds."""
+    probed_at: float = -math.inf
+    """Monotonic time at which sandbox and grader were last asked something whose answer is known, seconds."""
     stage_rows: list[Mapping[str, Any]] = field(default_factory=list)
     """Metrics of the stage under way, one row a step."""
+    alarmed: set[str] = field(default_factory=set)
+    """Names of the alarms that hold."""
 
     @property
     def recipe(self) -> Recipe:
@@ -135,6 +143,7 @@ class Run:
         run was asked to stop, and was saved by `done`."""
         self.saved_at = time.monotonic()
         self.stage_rows = [row for row in read_journal(self.folder.metrics) if row["stage"] == stage.name]
+        self.alarmed = set()
         with self.stopper.stepping():
             while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
                 self.policy.ranks.check()
@@ -155,6 +164,8 @@ class Run:
         self.tracker.log(self.progress.step, row)
         self.stage_rows.append(row)
         self.screen.step(stage.name, self.progress.stage_step, stage.steps, row)
+        if isinstance(stage, RlStage):
+            self._raise_alarms(stage)
         over = self._why_over(stage)
         if over:
             self._tell_end(stage, over)
@@ -162,6 +173,21 @@ class Run:
             self.save(learner, complete=over is not None)
         if over:
             self.folder.end_request.unlink(missing_ok=True)  # only now: a kill before this must find it again
+
+    def _raise_alarms(self, stage: RlStage) -> None:
+        """Each alarm once while it lasts."""
+        steps = range(self.progress.step - self.progress.stage_step, self.progress.step + 1)
+        seen = [
+            Evaluated(step=step, accuracy=result["accuracy"]["value"])
+            for name, step, result in self.folder.evaluations()
+            if name == "during" and step in steps
+        ]
+        found = alarms(self.stage_rows, seen, tools=stage.rollout.max_turns > 1)
+        for alarm in found:
+            if alarm.name not in self.alarmed:
+                self.tracker.event("warning", step=self.progress.step, **asdict(alarm))
+                self.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
+        self.alarmed = {alarm.name for alarm in found}
 
     def _why_over(self, stage: SftStage | RlStage) -> str | None:
         if self.progress.stage_step == stage.steps:
@@ -267,6 +293,12 @@ class Run:
         if every and done and done % every == 0:
             await self.evaluate("during", stage.rollout)
             self.step_began = time.monotonic()
+
+    async def probe_when_due(self) -> None:
+        """Raises RunHalted where the sandbox or the grader gives a wrong result."""
+        if time.monotonic() - self.probed_at >= self.recipe.run.probe_seconds:
+            await probe(PythonTool(self.sandbox, program_limits(self.recipe.sandbox)), self.grader)
+            self.probed_at = time.monotonic()
 
     def finish(self) -> None:
         """Write the summary."""

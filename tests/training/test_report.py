@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rocstar.learning.batches import rows_of
-from rocstar.training.report import attempt_records, faults_of, mean_of_updates, remarks, step_metrics
+from rocstar.training.report import attempt_records, faults_of, mean_of_updates, step_metrics
 from rocstar.types import Group, Reason, Resampled, Verdict
 from tests.runs.examples import PROBLEM, choice, resampled, trajectory
 
@@ -62,6 +62,7 @@ def test_the_penalty_of_right_attempts_is_told_before_and_after_the_choice() -> 
     metrics = step_metrics([resampled()], scored([resampled()]))
     assert metrics["roc/penalty_right"] == pytest.approx((1.5 + 0.5) / 2)
     assert metrics["roc/penalty_right_kept"] == pytest.approx(0.5)
+    assert metrics["roc/penalty_right_dropped"] == pytest.approx(1.5)
 
 
 def test_a_step_that_kept_nothing_still_reports() -> None:
@@ -80,15 +81,3 @@ def test_every_attempt_is_recorded_and_kept_ones_with_their_advantage() -> None:
     assert [record.advantage for record in records] == [None, -0.5, 0.5]
     assert [record.entropies is None for record in records] == [True, False, False]
     assert {record.policy_version for record in records} == {9}
-
-
-def test_a_stage_without_anything_to_learn_or_without_the_tool_is_told_in_a_sentence() -> None:
-    nothing, tool = remarks("stage1", [{"learn/updates": 0.0, "tool/none_share": 1.0}] * 3)
-    assert nothing.startswith("stage1: nothing was learnt in its 3 steps")
-    assert tool.startswith("stage1: 100% of the last step's attempts never called the tool")
-
-
-def test_a_stage_that_learnt_with_the_tool_is_not_remarked_on() -> None:
-    rows = [{"learn/updates": 0.0, "tool/none_share": 1.0}, {"learn/updates": 2.0, "tool/none_share": 0.4}]
-    assert remarks("stage1", rows) == []
-    assert remarks("stage1", []) == []

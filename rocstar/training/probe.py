@@ -1,0 +1,43 @@
+"""Programs and answers whose result is known, sent through the run's own sandbox and grader: before the first attempt,
+and every `run.probe_seconds` between steps. A service that gives wrong answers would otherwise look like a policy that
+gets worse. Source: ours."""
+
+from __future__ import annotations
+
+from rocstar.answers.grade import Grader
+from rocstar.errors import RunHalted
+from rocstar.protocols import Tool
+from rocstar.types import Status, ToolCall, Verdict
+
+PROGRAMS = (
+    ("print(6 * 7)\n2 ** 10", Status.OK, "42\n", "1024"),
+    ("print(input())\nraise ValueError", Status.CODE_ERROR, "said\n", None),
+)
+"""Code, and what its result must be: status, standard output, value of the last expression."""
+ANSWERS = (
+    ("1/2", "0.5", Verdict.RIGHT),
+    ("42", "41", Verdict.WRONG),
+    (r"\sqrt{8}", r"2\sqrt{2}", Verdict.RIGHT),
+    ("x+1", "x-1", Verdict.WRONG),
+)
+"""Reference, answer, verdict; the last two need the grader's worker processes."""
+
+
+async def probe(python: Tool, grader: Grader) -> None:
+    """Raises RunHalted where a result is not what it must be, SandboxUnavailable or VerifierUnavailable where there is
+    none. python: the tool that runs a program by itself."""
+    for code, *wanted in PROGRAMS:
+        call = ToolCall(id="probe", tool=python.spec.name, arguments={"code": code, "input": "said\n"}, raw="")
+        result = await python.run(call)
+        _refuse_other(f"the sandbox ran {code!r}", wanted, [result.status, result.stdout, result.value])
+    for gold, answer, verdict in ANSWERS:
+        grade = await grader.grade(gold, answer)
+        _refuse_other(f"the grader compared {answer!r} with {gold!r}", verdict, grade.verdict)
+
+
+def _refuse_other(what: str, wanted: object, got: object) -> None:
+    if got != wanted:
+        raise RunHalted(
+            f"{what} and gave {got} instead of {wanted}; no attempt can be judged like this, so mend that service and "
+            "go on with: rocstar train --resume RUN"
+        )
