@@ -304,7 +304,7 @@ class LearningSection(Section):
     """Optimizer updates per rollout batch; 1 is fully on-policy (release)."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)  # §2.2.1
     clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
-    importance_cap: float | None = Field(default=None, gt=0)
+    importance_cap: float | None = Field(default=None, ge=1)
     """C of truncated importance sampling: a token's loss is weighed by how much likelier the learner is to write it, at
     the step's beginning, than the engine was that did, at most so much. None: all weigh 1."""
     normalize_by_std: bool = True
