@@ -10,10 +10,11 @@ sampling. Each cell is one `rocstar train` in a process of its own; cells that a
 for each engine, and one for the learner and the sandbox, to show what overlap wins in time.
 
 Per way: seconds a step; CPU seconds a step of all processes (overlap costs feeding tokens again after a swap of
-weights); share of the time in which engines did nothing (CPU seconds of their processes over the wall time of the steps,
-so true only where each has a core); both without the first step, whose row also has what came before it. Staleness in
-updates; accuracy on the held-out problems at the end with the range over seeds and Wilson's 95% interval of the problems
-of all seeds (the same problems for each seed, so it is narrower than seeds vary). Prints a table and last one JSON line.
+weights); share of the time in which engines did nothing (CPU seconds of their processes over the wall time of the
+steps, so true only where each has a core); both without the first step, whose row also has what came before it.
+Staleness in updates; accuracy on the held-out problems at the end with the range over seeds and Wilson's 95% interval
+of the problems of all seeds (the same problems for each seed, so it is narrower than seeds vary). Prints a table and
+last one JSON line.
 """
 
 from __future__ import annotations
