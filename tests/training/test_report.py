@@ -87,6 +87,7 @@ def stage(steps: int, updates: int) -> RlStage:
         rollout=StageRolloutSection(max_staleness_steps=steps),
         resample=sections.resample,
         learning=LearningSection(updates_per_step=updates),
+        end=sections.end,
     )
 
 
