@@ -114,8 +114,8 @@ def ahead_of_learning(
     """The attempts of the stage's steps, as far ahead as it allows; no more under way at once than one step has, so
     those of the next step take the places of those that ended."""
     rollout, seed, first = stage.rollout, run.recipe.run.seed, run.progress.step - run.progress.stage_step
-    places = asyncio.Semaphore(rollout.problems_per_step * rollout.attempts_per_problem)
-    paced = replace(roller, places=places)
+    at_once = min(rollout.problems_per_step, len(pool)) * rollout.attempts_per_problem
+    paced = replace(roller, places=asyncio.Semaphore(at_once))
 
     async def roll(step: int) -> list[Group]:
         return await paced.roll(
