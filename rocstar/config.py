@@ -218,6 +218,9 @@ class StageRolloutSection(Section):
     """Calls of one turn that are run; each further one is answered with a BAD_CALL that says so."""
     truncated: Literal["wrong", "graded"] = "wrong"  # §4.3.1
     """What an attempt that was cut (by tokens or turns) is in training: wrong, or graded by the answer it holds."""
+    max_staleness_steps: int = Field(default=0, ge=0, le=1000)
+    """Attempts of a step may begin while so many steps before it are still to be learnt from, so a token is at most so
+    many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
 
 
 class RolloutSection(StageRolloutSection):
@@ -304,6 +307,12 @@ class LearningSection(Section):
     """Optimizer updates per rollout batch; 1 is fully on-policy (release)."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)  # §2.2.1
     clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
+    importance_cap: float | None = Field(default=None, ge=1)
+    """C of truncated importance sampling: a token's loss is weighed by how much likelier the learner is to write it, at
+    the step's beginning, than the engine was that did, at most so much. None: all weigh 1."""
+    top_entropy_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of each attempt's tokens, those of the highest entropy, that is learnt from; the release has this switch too
+    (arXiv 2506.01939)."""
     normalize_by_std: bool = True
     kl_coefficient: float = Field(default=0.0, ge=0)
     """KL to the policy at the start of the stage; off as in the paper."""

@@ -5,17 +5,23 @@
 A *step* is one pass of a stage's loop: an SFT step learns from one batch of demonstrations, an RL step from one batch
 of rollouts, in `learning.updates_per_step` optimizer updates.
 
-What a step does follows from (run.seed, step) and the weights alone, so a resumed run repeats itself exactly.
+What a step does follows from (run.seed, step) and the weights alone, so a resumed run repeats itself exactly. With
+`rollout.max_staleness_steps` attempts are made ahead of the updates; then it also depends on time which weights wrote
+which token.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
 
 from rocstar.config import RlStage, SftStage
-from rocstar.learning.batches import rows_of, split
+from rocstar.learning.batches import rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_of
 from rocstar.learning.sft import SftLearner
@@ -25,15 +31,16 @@ from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
+from rocstar.training.ahead import StepsAhead, steps_ahead
 from rocstar.training.coldstart import load_sft_rows
 from rocstar.training.material import Material
 from rocstar.training.pools import problems_of_step, stage_pool
-from rocstar.training.report import mean_of_updates, step_metrics
+from rocstar.training.report import mean_of_updates, staleness_metrics, step_metrics
 from rocstar.training.rows import rows_of_step
 from rocstar.training.run import Run, opened_run
 from rocstar.training.stopper import Stopper
 from rocstar.training.suspicion import suspicion
-from rocstar.types import Problem, seed_for
+from rocstar.types import BatchRow, Group, Problem, Resampled, Update, Weights, seed_for
 
 
 async def train(
@@ -93,47 +100,81 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         f"{stage.steps} steps of {rollout.problems_per_step} problems x {rollout.attempts_per_problem} attempts from "
         f"{len(pool)} problems, at most {rollout.max_response_tokens} tokens",
     )
-    for step in run.steps(stage):
-        await run.probe_when_due()
-        await run.evaluate_when_due(stage)
-        problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(run.recipe.run.seed, stage.name))
-        run.done(stage, learner, await rl_step(run, stage, roller, learner, problems))
+    async with ahead_of_learning(run, stage, roller, pool) as attempts:
+        for step in run.steps(stage):
+            await run.probe_when_due()
+            await run.evaluate_when_due(stage)
+            run.done(stage, learner, await rl_step(run, stage, attempts, learner, step))
 
 
-async def rl_step(
-    run: Run, stage: RlStage, roller: Roller, learner: GrpoLearner, problems: Sequence[Problem]
-) -> dict[str, float]:
-    """Roll, resample, score, update, publish, record. Returns the step's metrics. Raises RunHalted when too many
-    attempts ended by faults of ours."""
-    rollout, settings, written_by = stage.rollout, stage.learning, learner.version
-    seed = seed_for(run.recipe.run.seed, "step", run.progress.step + 1)
-    resample = resampler_of(stage.resample)
+def ahead_of_learning(
+    run: Run, stage: RlStage, roller: Roller, pool: Sequence[Problem]
+) -> AbstractAsyncContextManager[StepsAhead]:
+    """The attempts of the stage's steps, as far ahead as it allows; no more under way at once than one step has, so
+    those of the next step take the places of those that ended."""
+    rollout, seed, first = stage.rollout, run.recipe.run.seed, run.progress.step - run.progress.stage_step
+    at_once = min(rollout.problems_per_step, len(pool)) * rollout.attempts_per_problem
+    paced = replace(roller, places=asyncio.Semaphore(at_once))
 
-    with run.meter.phase("rollout"):
-        groups = await roller.roll(
-            problems,
+    async def roll(step: int) -> list[Group]:
+        return await paced.roll(
+            problems_of_step(pool, step, rollout.problems_per_step, seed_for(seed, stage.name)),
             attempts=rollout.attempts_per_problem,
-            seed=seed,
+            seed=seed_for(seed, "step", first + step + 1),
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
         )
-    with run.meter.phase("learning"):
-        chosen = [resample(group, random.Random(seed_for(seed, "resample", group.problem.id))) for group in groups]
-        batches = split(rows_of(chosen, settings.normalize_by_std), settings.updates_per_step, seed)
-        if len(batches) > 1:  # a single update takes the logprobs of its own forward pass
-            batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
-        updates = [learner.update(batch) for batch in batches]
-        await run.publish()
 
-    rows = [row for update in updates for row in update.rows]
-    run.record(stage, chosen, rows, written_by)
+    return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps)
+
+
+async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoLearner, step: int) -> dict[str, float]:
+    """Take the attempts of a step of the stage, learn from them, give engines the new weights, record. Returns the
+    step's metrics. Raises RunHalted when too many attempts ended by faults of ours."""
+    written_by = learner.version
+    with run.meter.phase("rollout"):
+        groups = await attempts.take(step)
+    with run.meter.phase("learning"):
+        began, learn = time.monotonic(), partial(learn_from, run, stage, learner, groups)
+        learnt = await run.beside(learn) if attempts.under_way else learn()
+        overlap = attempts.worked_since(began)
+        await run.engine.load_weights(learnt.weights)
+
+    run.record(stage, learnt.chosen, learnt.rows, written_by)
     return {
-        **step_metrics(chosen, rows),
-        **suspicion(chosen, run.policy.codec.decode),
-        **mean_of_updates([update.metrics for update in updates]),
+        **step_metrics(learnt.chosen, learnt.rows),
+        **suspicion(learnt.chosen, run.policy.codec.decode),
+        **mean_of_updates([update.metrics for update in learnt.updates]),
+        **staleness_metrics(groups, written_by, stage, overlap),
         **run.engine.take_counts(),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What a step's learning came to."""
+
+    chosen: list[Resampled]
+    updates: list[Update]
+    rows: list[BatchRow]
+    """All that were kept, scored."""
+    weights: Weights
+    """The new ones, for engines."""
+
+
+def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[Group]) -> Learnt:
+    """Resample, score, update, publish. Touches nothing that attempts under way use, so it may run beside them."""
+    settings, seed = stage.learning, seed_for(run.recipe.run.seed, "step", run.progress.step + 1)
+    resample = resampler_of(stage.resample)
+    chosen = [resample(group, random.Random(seed_for(seed, "resample", group.problem.id))) for group in groups]
+    batches = split(rows_of(chosen, settings.normalize_by_std), settings.updates_per_step, seed)
+    narrow = settings.top_entropy_share < 1
+    if len(batches) > 1 or narrow:  # a single update takes the logprobs of its own forward pass
+        batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
+    updates = [learner.update(top_entropy(batch, settings.top_entropy_share) if narrow else batch) for batch in batches]
+    rows = [row for part in (batches if narrow else updates) for row in part.rows]
+    return Learnt(chosen=chosen, updates=updates, rows=rows, weights=run.weights())
 
 
 def _carry_optimizer(run: Run, stage: RlStage, learner: GrpoLearner) -> None:

@@ -15,7 +15,12 @@ from tests.tiny_run import SFT_STEPS, Command, Ended, attempts, metrics, results
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-RULES = ("stage.stage1.end.window=1", "stage.stage1.end.reward_gain=1", "evaluate.every_steps=2")
+RULES = (
+    "stage.stage1.end.window=1",
+    "stage.stage1.end.reward_gain=1",
+    "evaluate.every_steps=2",
+    "learning.top_entropy_share=0.5",
+)
 
 
 def run_of(folder: Path, name: str = "tiny") -> Path:

@@ -110,6 +110,43 @@ def test_a_run_killed_and_stopped_at_random_points_ends_as_if_nothing_had_been(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_recorded_attempt_once(
+    finished: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Time decides which weights wrote what, so the tokens are not those of another run; everything else is."""
+    folder = workplace(tmp_path / "w")
+    model = finished[0] / "runs" / "tiny" / "checkpoints" / f"step={SFT_STEPS:06d}" / "model"
+    start = (f"model.path={model}", "stage.cold.steps=0", "evaluate.problems=0")
+    command = Command.start(
+        folder, "train", "tiny.toml", *start, "rollout.max_staleness_steps=1", "learning.importance_cap=2"
+    )
+    assert command.after_step(2, command.process.kill).code == -signal.SIGKILL
+    command = Command.start(folder, "train", "--resume", "tiny")
+    stopped = command.after_step(4, command.interrupt)
+    assert stopped.code == 130, stopped.told
+    assert last_checkpoint(folder).name == f"step={len(metrics_lines(folder)):06d}"
+    ended = Command.start(folder, "train", "--resume", "tiny").wait()
+    assert ended.code == 0, ended.told
+
+    rows, made = metrics(folder), attempts(folder)
+    assert [row["step"] for row in rows] == list(range(1, RL_STEPS + 1))
+    for row in rows:
+        of_step = [attempt for attempt in made if attempt["step"] == row["step"]]
+        assert len({(attempt["problem_id"], attempt["index"]) for attempt in of_step}) == len(of_step) == 8
+        assert sum(attempt["kept"] for attempt in of_step) == row["roc/kept"]
+    state = json.loads((last_checkpoint(folder) / "state.json").read_text())
+    assert state["policy_version"] == sum(row["learn/updates"] for row in rows) > 0
+    drawn = [[attempt["problem_id"] for attempt in whose[:32]] for whose in (made, attempts(finished[0]))]
+    assert drawn[0] == drawn[1], "the problems of each step of stage1 follow from the seed"
+
+    ages = [filed - version for filed, wrote in versions(folder) for version in wrote]
+    assert min(ages) >= 0 and 0 < max(ages) <= 2 == max(row["staleness/max"] for row in rows)
+    learnt = [row for row in rows if row["learn/updates"]]
+    assert all(0 < row["learn/importance_weight"] <= 2 for row in learnt)
+    fresh = [row["learn/importance_weight"] for row in learnt if row["staleness/max"] == 0]
+    assert fresh == pytest.approx([1] * len(fresh), abs=1e-4)
+
+
 def second_rank(command: Command) -> psutil.Process:
     children = psutil.Process(command.process.pid).children()
     return next(child for child in children if "rocstar.learning.ranks" in child.cmdline())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rocstar.learning.advantages import advantages
 from rocstar.types import Batch, BatchRow, Resampled, Trajectory
@@ -38,6 +39,18 @@ def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
     random.Random(seed).shuffle(order)
     parts = min(parts, len(order))
     return [Batch(rows=tuple(order[part::parts])) for part in range(parts)]
+
+
+def top_entropy(batch: Batch, share: float) -> Batch:
+    """Loss on this share of each row's policy tokens alone, those of the highest entropy; at least one of each row.
+    Rows must be scored. Source: arXiv 2506.01939; the release has it as a switch that is off."""
+    return replace(batch, rows=tuple(_of_top_entropy(row, share) for row in batch.rows))
+
+
+def _of_top_entropy(row: BatchRow, share: float) -> BatchRow:
+    places = [place for place, mine in enumerate(row.loss_mask) if mine]
+    kept = set(sorted(places, key=lambda place: -row.entropies[place])[: max(1, round(share * len(places)))])
+    return replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask))))
 
 
 def _row(trajectory: Trajectory, advantage: float, name: str) -> BatchRow:

@@ -1,8 +1,10 @@
 """The RL learner: GRPO's clipped token-level update.
 
 Two logprobs exist for every sampled token: the engine's (`sampled_logprobs`) and this learner's own before the first
-update of the step (`old_logprobs`). The ratio uses the learner's; the gap between the two is logged. Both are of the
-softmax over the tokenizer's ids after temperature and before top_p and top_k: those only change what can be drawn."""
+update of the step (`old_logprobs`). The ratio uses the learner's, so a token that older weights wrote is learnt from as
+if those at the step's beginning had written it, unless `learning.importance_cap` weighs it by the quotient of the two.
+The gap between them is logged. Both are of the softmax over the tokenizer's ids after temperature and before top_p and
+top_k: those only change what can be drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import torch
 from rocstar.config import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.loss import kl_to_reference, policy_loss
+from rocstar.learning.loss import importance_weights, kl_to_reference, policy_loss
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch, pick
 from rocstar.learning.policy import Policy
@@ -24,6 +26,9 @@ from rocstar.learning.ranks import Ranks, together
 from rocstar.learning.reference import Reference
 from rocstar.learning.update import TokenNumbers, Updater
 from rocstar.types import Batch, BatchRow, Update
+
+IMPORTANCE = ("importance_weight", "importance_capped")
+"""Metrics of an update with `learning.importance_cap`: mean weight of a token, share of tokens at the cap."""
 
 
 class GrpoLearner:
@@ -75,7 +80,8 @@ class GrpoLearner:
             raise ContractBroken("a learner's batch needs at least one policy token")
         ids, counted = [row.token_ids for row in rows], [row.loss_mask for row in rows]
         reference = self._reference_logprobs(ids, counted)
-        sums = {name: torch.zeros((), device=self._policy.device) for name in ("loss", "clip_share", "kl")}
+        names = ("loss", "clip_share", "kl") + (IMPORTANCE if self._section.importance_cap else ())
+        sums = {name: torch.zeros((), device=self._policy.device) for name in names}
 
         def loss_of(micro: MicroBatch) -> ChunkLoss:
             return self._loss(rows, micro, reference, tokens, sums)
@@ -130,14 +136,17 @@ class GrpoLearner:
         fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
         old_K = pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows], counted, micro)
         reference_K = None if reference is None else pick(reference, counted, micro)
+        sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro) if section.importance_cap else None
 
         def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
+            old_C = torch.where(fresh_K[chunk], logprobs_C.detach(), old_K[chunk])
             clipped = policy_loss(
                 logprobs_T=logprobs_C,
-                old_logprobs_T=torch.where(fresh_K[chunk], logprobs_C.detach(), old_K[chunk]),
+                old_logprobs_T=old_C,
                 advantages_T=advantages_K[chunk],
                 clip_low=section.clip_low,
                 clip_high=section.clip_high,
+                weights_T=None if sampled_K is None else self._importance(old_C, sampled_K[chunk], tokens, sums),
             )
             total = clipped.total
             if reference_K is not None:
@@ -151,6 +160,16 @@ class GrpoLearner:
             return total / tokens
 
         return loss
+
+    def _importance(
+        self, old_C: torch.Tensor, sampled_C: torch.Tensor, tokens: int, sums: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Weights of some tokens; adds to `sums`."""
+        assert self._section.importance_cap is not None
+        weights_C, capped_C = importance_weights(old_C, sampled_C, self._section.importance_cap)
+        sums["importance_weight"] += weights_C.sum() / tokens
+        sums["importance_capped"] += capped_C.sum() / tokens
+        return weights_C
 
 
 def _scored(rows: Sequence[BatchRow], numbers: TokenNumbers) -> tuple[BatchRow, ...]:

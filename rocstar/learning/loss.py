@@ -1,4 +1,5 @@
-"""The clipped, token-level policy loss. Source: paper §2.2.1, eq. 6-7."""
+"""The clipped, token-level policy loss (paper §2.2.1, eq. 6-7), and the weights that correct it for tokens which other
+weights, or another engine, have written."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ def policy_loss(
     advantages_T: torch.Tensor,
     clip_low: float,
     clip_high: float,
+    weights_T: torch.Tensor | None = None,
 ) -> PolicyLoss:
-    """- sum over tokens of min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
+    """- sum over tokens of w * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A); w is `weights_T` or 1.
 
     All [T]: tokens that the policy wrote, of any rows. Dividing by the number of such tokens in the whole step (not
     per row) is the paper's token-level mean: long rows weigh more. No dual clip (the release has one, the paper does
@@ -36,7 +38,22 @@ def policy_loss(
     ratio = log_ratio.exp()
     plain = ratio * advantages_T
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_T
-    return PolicyLoss(total=-torch.minimum(plain, bounded).sum(), clipped=(bounded < plain).sum())
+    lower = torch.minimum(plain, bounded)
+    weighed = lower if weights_T is None else weights_T * lower
+    return PolicyLoss(total=-weighed.sum(), clipped=(bounded < plain).sum())
+
+
+def importance_weights(
+    old_logprobs_T: torch.Tensor, sampled_logprobs_T: torch.Tensor, cap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """min(exp(old - sampled), cap) for each token, without a gradient, and which of them are capped; both [T].
+
+    old: the learner's at the step's beginning; sampled: those of the engine when it wrote the token, whatever its
+    weights were. Source: truncated importance sampling (TIS), Yao et al., "Your Efficient RL Framework Secretly Brings
+    You Off-Policy RL Training", 2025. With the ratio of `policy_loss` against the learner's own old logprobs it is the
+    decoupled objective of AReaL (arXiv 2505.24298), its weight capped."""
+    ratio = (old_logprobs_T - sampled_logprobs_T).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return ratio.clamp(max=cap), ratio > cap
 
 
 def kl_to_reference(logprobs_T: torch.Tensor, reference_T: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,69 @@
-"""How many threads torch computes with: a setting of the whole process, so only the verbs that own one call it."""
+"""Threads: how many torch computes with, and one to learn in while the event loop serves others."""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import TypeVar
+
 import torch
+
+T = TypeVar("T")
 
 
 def use_threads(count: int) -> None:
-    """Compute with `count` threads from here on."""
+    """Compute with `count` threads from here on: a setting of the whole process, so only the verbs that own one call
+    it."""
     torch.set_num_threads(count)
+
+
+async def in_thread(work: Callable[[], T], *, device: torch.device, break_off: Callable[[], None] = lambda: None) -> T:
+    """Run `work` in thread `learner`, with `device` as its GPU, while the event loop goes on.
+
+    When the caller is cancelled, `work` ends as Ctrl-C ends what runs in the main thread: at its next line of Python.
+    That is waited for, since nobody may give back what it still uses. `break_off` must make what it waits for outside
+    Python fail."""
+    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    thread = threading.Thread(target=_run, args=(work, device, done), name="learner", daemon=True)
+    thread.start()
+    try:
+        return await done
+    except asyncio.CancelledError:
+        _end(thread)
+        break_off()
+        thread.join()
+        raise
+
+
+def _run(work: Callable[[], T], device: torch.device, done: asyncio.Future[T]) -> None:
+    """Consumes `work`, produces its result, waits for nothing else."""
+    with suppress(SystemExit):  # see `_end`
+        try:
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                result = work()
+        except Exception as error:
+            _tell(done, error)
+        else:
+            _tell(done, result)
+
+
+def _tell(done: asyncio.Future[T], found: T | Exception) -> None:
+    def settle() -> None:
+        if done.done():
+            return
+        if isinstance(found, Exception):
+            done.set_exception(found)
+        else:
+            done.set_result(found)
+
+    with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        done.get_loop().call_soon_threadsafe(settle)
+
+
+def _end(thread: threading.Thread) -> None:
+    """At its next line of Python."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))

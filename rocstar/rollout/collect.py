@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
@@ -30,6 +32,8 @@ class Roller:
     environment: EnvironmentFactory = ToolEnvironment
     note: Note = note_nothing
     """Told what each attempt, and each group, waits for."""
+    places: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
+    """Each attempt holds one while it is made, such as an asyncio.Semaphore; the first to ask gets the next."""
 
     async def roll(
         self,
@@ -65,7 +69,7 @@ class Roller:
             self._attempt(problem, index, replace(sampling, seed=seed_for(*identity, index)))
             for index in range(attempts)
         )
-        who = f"group {'/'.join(map(str, identity[1:]))}"
+        who = f"group {'/'.join(map(str, identity))}"
         self.note(who, "the verifier")
         try:
             group = Group(problem=problem, trajectories=await self._verified(problem, drawn))
@@ -75,15 +79,16 @@ class Roller:
         return group
 
     async def _attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        return await run_episode(
-            self.engine,
-            self.environment(problem, self.conversation, self.limits, sampling.seed),
-            problem,
-            index=index,
-            sampling=sampling,
-            session_id=f"{sampling.seed:x}/{problem.id}/{index}",
-            note=self.note,
-        )
+        async with self.places:
+            return await run_episode(
+                self.engine,
+                self.environment(problem, self.conversation, self.limits, sampling.seed),
+                problem,
+                index=index,
+                sampling=sampling,
+                session_id=f"{sampling.seed:x}/{problem.id}/{index}",
+                note=self.note,
+            )
 
     async def _verified(self, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
         """The same attempts with their outcomes, all from one call."""

@@ -66,7 +66,7 @@ class AttemptRecord:
     advantage: float | None = None
     """What the step learnt with; None for an attempt that it did not learn from."""
     policy_version: int
-    """Version whose engine wrote it."""
+    """Of the weights that learnt from the step; they wrote it too unless attempts are made ahead of updates."""
     entropies: Sequence[float] | None = None
     """[T] nats of the next-token distribution, 0.0 where the policy wrote nothing; None when not kept."""
 

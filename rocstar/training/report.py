@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from rocstar.config import RlStage
+from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import summarise
 from rocstar.learning.batches import identity, kept_advantages
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.runs.rollouts import AttemptRecord
 from rocstar.training.pools import is_solved
-from rocstar.types import BatchRow, Reason, Resampled, Stop
+from rocstar.types import BatchRow, Group, Reason, Resampled, Stop
 
 
 def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
@@ -72,6 +74,29 @@ def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
         "roc/penalty_right": _mean([choice.penalty.total for choice in right]),
         "roc/penalty_right_kept": _mean([choice.penalty.total for choice in right if choice.kept]),
         "roc/penalty_right_dropped": _mean([choice.penalty.total for choice in right if not choice.kept]),
+    }
+
+
+def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, overlap: float) -> dict[str, float]:
+    """How much older than the weights of `version`, which learnt from them, those were that wrote a step's tokens;
+    nothing for a stage that is strictly on-policy. overlap: seconds. Raises ContractBroken past the stage's bound."""
+    most, per_step = stage.rollout.max_staleness_steps, stage.learning.updates_per_step
+    if not most:
+        return {}
+    tokens: Counter[int] = Counter()
+    for span in (s for g in groups for t in g.trajectories for turn in t.turns for s in turn.completion.version_spans):
+        tokens[version - span.version] += span.tokens
+    oldest, total = max(tokens, default=0), max(1, tokens.total())
+    if oldest > most * per_step:
+        raise ContractBroken(f"a token is {oldest} updates older than what learns from it, {most * per_step} allowed")
+    steps: Counter[int] = Counter()
+    for updates, count in tokens.items():
+        steps[-(-updates // per_step)] += count
+    return {
+        "staleness/mean": sum(updates * count for updates, count in tokens.items()) / total,
+        "staleness/max": float(oldest),
+        **{f"staleness/share_{age}": steps[age] / total for age in range(most + 1)},
+        "step/overlap_seconds": overlap,
     }
 
 

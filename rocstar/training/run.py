@@ -9,12 +9,12 @@ import copy
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
@@ -29,6 +29,7 @@ from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
+from rocstar.learning.threads import in_thread
 from rocstar.parts import OwnedEngine, make_roller, named_engines, opened_fleet, program_limits
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet, Tell
@@ -50,11 +51,12 @@ from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stages import why_over
 from rocstar.training.stopper import Stopper
-from rocstar.types import BatchRow, Resampled
+from rocstar.types import BatchRow, Resampled, Weights
 from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
 TRAINER_PHASES = ("rollout", "learning", "record", "sft")
 Learner = SftLearner | GrpoLearner
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,8 +135,15 @@ class Run:
 
     async def publish(self) -> None:
         """Give the engines the current weights. Raises EngineUnavailable when none takes them."""
-        weights = self.published.publish(self.policy) if self.published else self.policy.publish()
-        await self.engine.load_weights(weights)
+        await self.engine.load_weights(self.weights())
+
+    def weights(self) -> Weights:
+        """The current ones, where engines can read them. Raises OSError, RunHalted."""
+        return self.published.publish(self.policy) if self.published else self.policy.publish()
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Do `work` of the learner in a thread while the event loop serves attempts under way."""
+        return await in_thread(work, device=self.policy.device, break_off=self.stopper.break_off)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 

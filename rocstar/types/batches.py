@@ -44,6 +44,7 @@ class Update:
     """What one optimizer update came to."""
 
     metrics: Mapping[str, float]
-    """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights were left alone), tokens (of all rows)."""
+    """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights were left alone), tokens (of all rows); with
+    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens)."""
     rows: tuple[BatchRow, ...]
     """The batch's rows, scored."""

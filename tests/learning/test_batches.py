@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocstar.learning.batches import kept_advantages, rows_of
-from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Verdict
+from rocstar.learning.batches import kept_advantages, rows_of, top_entropy
+from rocstar.types import Batch, BatchRow, Choice, Group, Penalty, Reason, Resampled, Verdict
 from tests.runs.examples import PROBLEM, resampled, trajectory
 
 
@@ -35,3 +35,17 @@ def test_a_row_holds_the_whole_trajectory_and_learns_what_the_policy_wrote() -> 
     assert list(rows[0].loss_mask) == [False, False, True, True, False, False, False, True]
     assert list(rows[0].sampled_logprobs) == [0, 0, -0.5, -0.25, 0, 0, 0, -1.0]
     assert [row.advantage for row in rows] == [-0.5, 0.5]
+
+
+def test_loss_on_top_entropy_is_on_that_share_of_each_rows_own_tokens() -> None:
+    row = BatchRow(
+        token_ids=(1, 2, 3, 4, 5, 6),
+        loss_mask=(False, True, True, False, True, True),
+        sampled_logprobs=(0.0,) * 6,
+        advantage=1.0,
+        entropies=(9.0, 0.1, 0.4, 9.0, 0.3, 0.2),
+    )
+    half, least = (top_entropy(Batch(rows=(row,)), share) for share in (0.5, 0.01))
+    assert half.rows[0].loss_mask == (False, False, True, False, True, False)
+    assert half.num_loss_tokens == 2 and least.num_loss_tokens == 1
+    assert top_entropy(Batch(rows=(row,)), 1.0).rows[0].loss_mask == row.loss_mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,43 @@ def test_micro_batches_do_not_change_the_mean_over_all_tokens(tmp_path: Path, bu
     assert metrics["loss"] == pytest.approx(naive.item(), abs=1e-6)
     for gradient, parameter in zip(gradients(mine), model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scored_before", [True, False])
+def test_tokens_of_another_policy_are_weighed_up_to_the_cap(scored_before: bool) -> None:
+    """Loss, gradient and metrics against plain autograd over each row alone. Tokens were sampled at probabilities that
+    lie up to e times beside the learner's own."""
+    cap, rng = 1.5, random.Random(0)
+    mine = learner(importance_cap=cap, max_grad_norm=1e9, tokens_per_microbatch=25)
+    own = mine.score(rows())
+    stale = tuple(
+        replace(row, sampled_logprobs=[logprob - rng.uniform(-1, 1) for logprob in row.old_logprobs]) for row in own
+    )
+    given = stale if scored_before else tuple(replace(row, old_logprobs=(), entropies=()) for row in stale)
+    metrics = mine.update(Batch(rows=given)).metrics
+    model, total, weights = examples.model(), torch.zeros(()), []
+    for row in stale:
+        ids, mask = torch.tensor([row.token_ids]), torch.tensor(row.loss_mask[1:])
+        everything = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
+        values = everything.gather(1, ids[0, 1:].unsqueeze(1)).squeeze(1)
+        old, sampled = torch.tensor(row.old_logprobs[1:]), torch.tensor(row.sampled_logprobs[1:])
+        weight = (old - sampled).exp()
+        total = total - (weight.clamp(max=cap) * (values - old).exp() * row.advantage * mask).sum()
+        weights += weight[mask].tolist()
+    (total / len(weights)).backward()
+    assert metrics["loss"] == pytest.approx(total.item() / len(weights), abs=1e-6)
+    assert metrics["importance_weight"] == pytest.approx(sum(min(w, cap) for w in weights) / len(weights), rel=1e-5)
+    assert metrics["importance_capped"] == pytest.approx(sum(w > cap for w in weights) / len(weights))
+    assert 0.1 < metrics["importance_capped"] < 0.5
+    for gradient, parameter in zip(gradients(mine), model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_without_a_cap_sampled_logprobs_do_not_matter() -> None:
+    one, other = learner(), learner()
+    far = tuple(replace(row, sampled_logprobs=[-3.0] * len(row.token_ids)) for row in rows())
+    assert one.update(Batch(rows=rows())).metrics == other.update(Batch(rows=far)).metrics
+    assert all(torch.equal(a, b) for a, b in zip(parameters(one), parameters(other), strict=True))
 
 
 def test_the_policy_moves_towards_good_attempts_and_away_from_bad_ones() -> None:

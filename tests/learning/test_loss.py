@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.learning.loss import MAX_LOG_RATIO, PolicyLoss, kl_to_reference, policy_loss
+from rocstar.learning.loss import MAX_LOG_RATIO, PolicyLoss, importance_weights, kl_to_reference, policy_loss
 
 
 def loss_of(ratios: list[float], advantage: float) -> tuple[PolicyLoss, torch.Tensor]:
@@ -63,3 +63,33 @@ def test_the_kl_estimate_is_right_on_average() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     expected = sum(float(p[i]) * float(kl_to_reference(p[i].log(), q[i].log())) for i in range(3))
     assert expected == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
+
+
+def test_importance_weights_are_the_quotient_of_learner_and_engine_up_to_the_cap() -> None:
+    # Learner at half, exactly, twice and nine times the engine's probability; cap 2.
+    old = torch.tensor([0.1, 0.2, 0.4, 0.9]).log().requires_grad_()
+    sampled = torch.tensor([0.2, 0.2, 0.2, 0.1]).log()
+    weights, capped = importance_weights(old, sampled, 2.0)
+    assert weights.tolist() == pytest.approx([0.5, 1.0, 2.0, 2.0], rel=1e-6)
+    assert not weights.requires_grad
+    assert importance_weights(old, sampled, 3.0)[1].tolist() == [False, False, False, True]
+    assert capped[3] and not capped[:2].any()
+
+
+def test_three_tokens_weighed_by_importance() -> None:
+    # The right attempt above: terms 2.2, 2.56 (clipped), 1.0, now weighed 0.5, 1 and 2: loss -(1.1 + 2.56 + 2) = -5.66,
+    # and d/dlogprob = -w * ratio * A where not clipped, as if the weights were constants.
+    old = torch.full((3,), -1.0)
+    new = (old + torch.tensor([1.1, 1.5, 0.5]).log()).requires_grad_()
+    weights, _ = importance_weights(old, old - torch.tensor([0.5, 1.0, 8.0]).log(), 2.0)
+    loss = policy_loss(
+        logprobs_T=new,
+        old_logprobs_T=old,
+        advantages_T=torch.full_like(old, 2.0),
+        clip_low=0.2,
+        clip_high=0.28,
+        weights_T=weights,
+    )
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(-5.66, rel=1e-6)
+    assert new.grad.tolist() == pytest.approx([-1.1, 0.0, -2.0], rel=1e-6)

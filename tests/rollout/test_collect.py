@@ -76,6 +76,34 @@ async def test_a_problem_that_stands_twice_is_drawn_twice() -> None:
     assert set(once.seeds) < set(twice.seeds) and once.sessions < twice.sessions
 
 
+async def test_attempts_of_the_next_step_take_the_places_of_those_that_ended_and_no_more() -> None:
+    """Two steps are asked at once, four attempts each, and there are four places."""
+
+    class Slow(Listening):
+        under_way, most = 0, 0
+
+        async def generate(self, token_ids: Any, sampling: Sampling, **names: Any) -> Completion:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+            return await super().generate(token_ids, sampling, **names)
+
+    engine, ended = Slow(), []
+    paced = replace(roller(engine), places=asyncio.Semaphore(4))
+
+    async def step(seed: int) -> None:
+        await paced.roll([PROBLEM, OTHER], attempts=2, seed=seed)
+        ended.append(seed)
+
+    await asyncio.gather(step(1), step(2))
+    assert engine.most == 4 and ended == [1, 2]
+    early, late = engine.seeds[:8], engine.seeds[8:]
+    alone = Listening()
+    await roller(alone).roll([PROBLEM, OTHER], attempts=2, seed=1)
+    assert sorted(early) == sorted(alone.seeds) and not set(late) & set(early)
+
+
 class Counting(ScriptedVerifier):
     """Remembers what it was asked in each call."""
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
 
+from rocstar.config import LearningSection, Recipe, RlStage, StageRolloutSection
+from rocstar.errors import ContractBroken
 from rocstar.learning.batches import rows_of
-from rocstar.training.report import attempt_records, faults_of, mean_of_updates, step_metrics
-from rocstar.types import Group, Reason, Resampled, Verdict
+from rocstar.training.report import (
+    attempt_records,
+    faults_of,
+    mean_of_updates,
+    staleness_metrics,
+    step_metrics,
+)
+from rocstar.types import Completion, Finish, Group, Reason, Resampled, Turn, Verdict, VersionSpan
 from tests.runs.examples import PROBLEM, choice, resampled, trajectory
 
 
@@ -26,8 +36,6 @@ def with_losses() -> Resampled:
 
 
 def scored(groups: list[Resampled]) -> tuple:  # type: ignore[type-arg]
-    from dataclasses import replace
-
     return tuple(
         replace(row, old_logprobs=row.sampled_logprobs, entropies=[0.5] * len(row.token_ids))
         for row in rows_of(groups, True)
@@ -50,6 +58,55 @@ def test_every_drop_has_its_own_counter() -> None:
     assert dropped == {"drop/environment_failed": 1, "drop/undecided": 1, "drop/quality": 1}
     assert metrics["roc/attempts"] == metrics["roc/kept"] + sum(dropped.values()) == 7
     assert metrics["group/usable"] == 2
+
+
+def written_by(*spans: tuple[int, int]) -> Group:
+    """A group of one attempt at each span (policy version, tokens), and one of tokens that nobody stamped."""
+    completions = [
+        Completion(
+            token_ids=(1,) * tokens,
+            logprobs=(-1.0,) * tokens,
+            finish=Finish.STOP,
+            version_spans=(VersionSpan(version, tokens),),
+        )
+        for version, tokens in spans
+    ]
+    completions.append(Completion(token_ids=(1,), logprobs=(-1.0,), finish=Finish.STOP))
+    attempts = (replace(trajectory(0), turns=(Turn(completion=completion),)) for completion in completions)
+    return Group(problem=PROBLEM, trajectories=tuple(attempts))
+
+
+def stage(steps: int, updates: int) -> RlStage:
+    sections = Recipe()
+    return RlStage(
+        name="s",
+        kind="rl",
+        steps=9,
+        data=sections.data,
+        rollout=StageRolloutSection(max_staleness_steps=steps),
+        resample=sections.resample,
+        learning=LearningSection(updates_per_step=updates),
+        end=sections.end,
+    )
+
+
+def test_staleness_is_told_over_tokens_in_updates_and_their_shares_in_steps() -> None:
+    # Learnt from by version 10, two updates a step: ages 0, 1, 2 and 4 of 10, 20, 30 and 40 tokens; mean 2.4.
+    group = written_by((10, 10), (9, 20), (8, 30), (6, 40))
+    assert staleness_metrics([group], 10, stage(2, 2), 1.5) == {
+        "staleness/mean": pytest.approx(2.4),
+        "staleness/max": 4,
+        "staleness/share_0": pytest.approx(0.1),
+        "staleness/share_1": pytest.approx(0.5),
+        "staleness/share_2": pytest.approx(0.4),
+        "step/overlap_seconds": 1.5,
+    }
+
+
+def test_a_token_past_the_bound_is_a_bug_that_ends_the_run_and_a_strict_stage_tells_nothing() -> None:
+    with pytest.raises(ContractBroken, match="a token is 5 updates older than what learns from it, 4 allowed"):
+        staleness_metrics([written_by((5, 1))], 10, stage(2, 2), 0.0)
+    assert staleness_metrics([written_by((10, 1))], 10, stage(0, 2), 0.0) == {}
 
 
 def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:

@@ -1,0 +1,169 @@
+"""What is won when rollouts go on while the learner learns, and what it costs in accuracy.
+
+    python benchmarks/overlap.py --out runs/overlap                     # three seeds of each: about 40 CPU minutes
+    python benchmarks/overlap.py --out runs/overlap --seeds 0 --tiny    # one short run of each, to try it
+    python benchmarks/overlap.py --out runs/overlap --table             # only read what is there and print
+
+The quickstart's RL stages from one cold start, on torch engines in processes of their own (--engines): strictly
+on-policy, and with attempts of one or two steps made ahead of the updates, without and with truncated importance
+sampling. Each cell is one `rocstar train` in a process of its own; cells that are done are not run again. Needs a core
+for each engine, and one for the learner and the sandbox, to show what overlap wins in time.
+
+Per way: seconds a step; CPU seconds a step of all processes (overlap costs feeding tokens again after a swap of
+weights); share of the time in which engines did nothing (CPU seconds of their processes over the wall time of the
+steps, so true only where each has a core); both without the first step, whose row also has what came before it.
+Staleness in updates; accuracy on the held-out problems at the end with the range over seeds and Wilson's 95% interval
+of the problems of all seeds (the same problems for each seed, so it is narrower than seeds vary). Prints a table and
+last one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+WAYS = {
+    "on-policy": [],
+    "ahead 1": ["rollout.max_staleness_steps=1"],
+    "ahead 1, TIS": ["rollout.max_staleness_steps=1", "learning.importance_cap=2"],
+    "ahead 2, TIS": ["rollout.max_staleness_steps=2", "learning.importance_cap=2"],
+}
+RECIPE = f"""\
+extends = "{ROOT / "recipes" / "quickstart.toml"}"
+
+[[engine]]
+name = "local"
+kind = "torch"
+"""
+NO_COLD_START = ["stage.sft.steps=0"]
+TINY_COLD = ["stage.sft.steps=200"]
+TINY = ["stage.stage1.steps=4", "stage.stage2.steps=0", "stage.stage3.steps=0", "evaluate.problems=50"]
+Cell = dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/overlap"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--engines", type=int, default=2, help="processes; --out holds runs of one number only")
+    parser.add_argument("--tiny", action="store_true", help="four steps of each, judged on 50 problems")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    out: Path = arguments.out.resolve()
+    if not arguments.table:
+        run_everything(out, arguments.ways, arguments.seeds, engines=arguments.engines, tiny=arguments.tiny)
+    cells = {way: read_cells(out, way, arguments.seeds, arguments.engines) for way in arguments.ways}
+    figures = {way: in_all(found) for way, found in cells.items() if found}
+    print_table(figures)
+    print(json.dumps({"ways": figures, "cells": cells}))
+
+
+def run_everything(out: Path, ways: list[str], seeds: list[int], *, engines: int, tiny: bool) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = out / "recipe.toml"
+    recipe.write_text(RECIPE)
+    rocstar(out / "cold", "sft", "recipes/quickstart.toml", TINY_COLD if tiny else [])
+    model = f"model.path={max((out / 'cold').glob('checkpoints/step=*')) / 'model'}"
+    always = [model, f"engine.local.count={engines}", *NO_COLD_START, *(TINY if tiny else [])]
+    for seed in seeds:
+        for way in ways:
+            rocstar(out / cell_name(way, seed), "train", str(recipe), [*always, f"run.seed={seed}", *WAYS[way]])
+
+
+def cell_name(way: str, seed: int) -> str:
+    return f"{''.join(c if c.isalnum() else '-' for c in way.lower())}--seed{seed}"
+
+
+def rocstar(folder: Path, verb: str, recipe: str, settings: list[str]) -> None:
+    """One run in its own process; nothing when it is already there. Raises CalledProcessError."""
+    if (folder / "summary.json").exists():
+        return
+    print(f"running {folder.name}", file=sys.stderr, flush=True)
+    names = [f"run.folder={folder.parent}", f"run.name={folder.name}"]
+    command = [sys.executable, "-m", "rocstar", verb, recipe, *names, *settings, "--json"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def read_cells(out: Path, way: str, seeds: list[int], engines: int) -> list[Cell]:
+    folders = [out / cell_name(way, seed) for seed in seeds]
+    return [read_cell(folder, engines) for folder in folders if (folder / "summary.json").exists()]
+
+
+def read_cell(folder: Path, engines: int) -> Cell:
+    summary = json.loads((folder / "summary.json").read_text())
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seconds = sum(step["step/seconds"] for step in steps)
+    # A row's engine seconds are those since the row before, so the first has what came before training in it.
+    later = sum(step["step/seconds"] for step in steps[1:])
+    worked = sum(step["cpu/engines"] for step in steps[1:])
+    cpu = sum(seconds for step in steps[1:] for name, seconds in step.items() if name.startswith("cpu/"))
+    accuracy = summary["accuracy_after"]
+    return {
+        "steps": len(steps),
+        "seconds": seconds,
+        "seconds_per_step_median": median(step["step/seconds"] for step in steps),
+        "cpu_seconds_per_step": cpu / max(1, len(steps) - 1),
+        "engines_idle": max(0.0, 1 - worked / (engines * later)),
+        "overlap_seconds": sum(step.get("step/overlap_seconds", 0.0) for step in steps),
+        "tokens": sum(step["step/tokens"] for step in steps),
+        "fed_again": sum(step["engine/recomputed_tokens"] for step in steps),
+        "staleness_mean": fmean(step.get("staleness/mean", 0.0) for step in steps),
+        "staleness_max": max(step.get("staleness/max", 0.0) for step in steps),
+        "accuracy_before": summary["accuracy_before"]["value"],
+        "accuracy": accuracy["value"],
+        "problems": accuracy["n"],
+        "greedy": summary["greedy_after"]["value"],
+    }
+
+
+def in_all(cells: list[Cell]) -> dict[str, Any]:
+    """Seeds together; the interval is of all their held-out problems as one sample."""
+    from rocstar.evaluation.metrics import wilson
+
+    problems = round(sum(cell["problems"] for cell in cells))
+    right = round(sum(cell["accuracy"] * cell["problems"] for cell in cells))
+    estimate = wilson(right, problems)
+    steps = sum(cell["steps"] for cell in cells)
+    return {
+        "seeds": len(cells),
+        "seconds_per_step": sum(cell["seconds"] for cell in cells) / steps,
+        "cpu_seconds_per_step": fmean(cell["cpu_seconds_per_step"] for cell in cells),
+        "engines_idle": fmean(cell["engines_idle"] for cell in cells),
+        "overlap_seconds_per_step": sum(cell["overlap_seconds"] for cell in cells) / steps,
+        "staleness_mean": fmean(cell["staleness_mean"] for cell in cells),
+        "staleness_max": max(cell["staleness_max"] for cell in cells),
+        "accuracy": right / problems,
+        "interval": [estimate.low, estimate.high],
+        "range": [min(cell["accuracy"] for cell in cells), max(cell["accuracy"] for cell in cells)],
+        "greedy": fmean(cell["greedy"] for cell in cells),
+    }
+
+
+def print_table(figures: dict[str, dict[str, Any]]) -> None:
+    print(
+        f"{'':14}{'seeds':>6}{'s/step':>8}{'CPU s':>7}{'idle':>7}{'overlap s':>11}{'stale mean':>12}{'max':>5}"
+        f"{'accuracy':>10}{'95% interval':>16}{'range':>16}{'greedy':>8}"
+    )
+    for way, found in figures.items():
+        low, high = found["interval"]
+        least, most = found["range"]
+        print(
+            f"{way:14}{found['seeds']:>6}{found['seconds_per_step']:>8.2f}{found['cpu_seconds_per_step']:>7.2f}"
+            f"{found['engines_idle']:>7.0%}"
+            f"{found['overlap_seconds_per_step']:>11.2f}{found['staleness_mean']:>12.2f}{found['staleness_max']:>5.0f}"
+            f"{found['accuracy']:>10.3f}{f'{low:.3f}-{high:.3f}':>16}{f'{least:.3f}-{most:.3f}':>16}"
+            f"{found['greedy']:>8.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
