@@ -311,8 +311,8 @@ class LearningSection(Section):
     """C of truncated importance sampling: a token's loss is weighed by how much likelier the learner is to write it, at
     the step's beginning, than the engine was that did, at most so much. None: all weigh 1."""
     top_entropy_share: float = Field(default=1.0, gt=0, le=1)
-    """Share of each attempt's tokens, those of the highest entropy, that is learnt from; the release has this switch too
-    (arXiv 2506.01939)."""
+    """Share of each attempt's tokens, those of the highest entropy, that is learnt from (arXiv 2506.01939; the release
+    has this switch too)."""
     normalize_by_std: bool = True
     kl_coefficient: float = Field(default=0.0, ge=0)
     """KL to the policy at the start of the stage; off as in the paper."""
