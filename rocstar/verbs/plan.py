@@ -1,0 +1,80 @@
+"""`rocstar plan`: what a recipe would take on given GPUs, before anyone pays for them. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstar.verbs.common import AsJson, print_json
+
+if TYPE_CHECKING:
+    from rocstar.plan.plan import Plan
+
+THRESHOLD_MISSED = 4
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML recipe.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
+    gpu: Annotated[str, typer.Option(help="h200, h100, mi300x, a100 or 4090.")] = "h200",
+    length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
+    bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
+    learning_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak operations, in learning.")] = 0.35,
+    tool_calls: Annotated[float, typer.Option(min=0, help="Per attempt.")] = 2.7,
+    as_json: AsJson = False,
+) -> None:
+    """Print memory, hours, sandbox cores and disk that a recipe would take, and what limits it.
+
+    Ends with 4 where it cannot run on these GPUs.
+
+    Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
+    from rocstar.errors import ConfigError
+    from rocstar.plan.gpus import GPUS
+    from rocstar.plan.plan import Assumptions, make_plan
+    from rocstar.recipe import load_recipe
+
+    if gpu not in GPUS:
+        raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}")
+    assumed = Assumptions(
+        length_share=length_share,
+        bandwidth_share=bandwidth_share,
+        learning_share=learning_share,
+        tool_calls=tool_calls,
+    )
+    made = make_plan(load_recipe(recipe, settings or []), gpu, GPUS[gpu], gpus, assumed)
+    if as_json:
+        print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
+    else:
+        _print(made)
+    if made.refusals:
+        raise typer.Exit(THRESHOLD_MISSED)
+
+
+def _print(made: Plan) -> None:
+    print(f"{made.parameters / 1e9:.2f}B parameters; {made.learners} {made.gpu} learn, {made.engines} write")
+    for name, parts in (("a learner", made.learner), ("an engine", made.engine)):
+        taken = sum(parts.values())
+        print(f"\nmemory of {name}: {taken / 1e9:.1f} of {made.memory_bytes / 1e9:.0f} GB")
+        for part, size in parts.items():
+            print(f"  {size / 1e9:7.2f} GB  {part}")
+    for refusal in made.refusals:
+        print(f"\ndoes not fit: {refusal}")
+    if made.refusals:
+        return
+    print(f"\nan engine's KV cache holds {made.sequences:,.0f} attempts of mean length\n")
+    print("stage       steps  M tokens  rollout s  learning s    calls  cores    hours")
+    for stage in made.stages:
+        print(
+            f"{stage.name:10}{stage.steps:7}{stage.tokens / 1e6:10.2f}{stage.rollout_seconds:11.1f}"
+            f"{stage.learning_seconds:12.1f}{stage.calls:9,.0f}{stage.cores:7.0f}{stage.hours:9.1f}"
+        )
+    print(f"\n{made.hours:,.1f} hours ({made.hours / 24:.1f} days); most of it goes into {made.limit}")
+    print(f"disk: {made.disk_bytes_a_day / 1e9:,.0f} GB in a day of the longest stage")
+    changes = ", ".join(f"{name} {factor - 1:+.0%}" for name, factor in made.matters.items())
+    print(f"hours when an assumption is a quarter larger: {changes}")
