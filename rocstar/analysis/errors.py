@@ -12,14 +12,16 @@ from typing import Any
 
 LIMITS = {"timeout": "timeout", "memory_limit": "memory limit", "output_limit": "output limit"}
 SIGNAL, EXIT = "killed by a signal", "exit status"
+UNNAMED = "no exception named"
 NOT_JSON, NOT_CLOSED = "call: not JSON", "call: not closed"
 NO_TOOL, TOO_MANY, ARGUMENTS = "call: no such tool", "call: too many", "call: arguments"
 
 _TRACEBACK = "Traceback (most recent call last)"
-_ABOVE_NOTEBOOK = re.compile(r"-{20,}\s*(?:\w+\.)*(\w+)\s+Traceback \(most recent call last\)")
+_NOTEBOOK = re.compile(r"-{20,}\s*(\S.*?)\s+Traceback \(most recent call last\)")
 _LAST_LINE = re.compile(r"\s*(?:\w+\.)*([A-Za-z_]\w*)(?::|$)")
 _NAMED_ERROR = re.compile(r"\s*(?:\w+\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)(?::|$)")
-_TIMED_OUT = re.compile(r"\W*(?:execution )?time(?:d)?[ -]?out(?: ?error)?\W*", re.IGNORECASE)
+_NAME = re.compile(r"(?:\w+\.)*([A-Za-z_]\w*)")
+_TIMED_OUT = re.compile(r"\W*(?:execution )?time(?:d)?[ -]?out(?: ?error)?(?: waiting for reply)?\W*", re.IGNORECASE)
 
 
 def error_of_result(result: Mapping[str, Any], parse_error: str | None) -> str | None:
@@ -36,19 +38,22 @@ def error_of_output(text: str) -> str | None:
     """Class of a failure by the text of a tool's reply; None where the text has the form of no failure. A program that
     prints a line such as `ValueError: no` last can't be told from one that died of it, nor its own TimeoutError from
     that of what ran it."""
+    if _TIMED_OUT.fullmatch(text.strip()):
+        return LIMITS["timeout"]
     found = exception_named(text)
-    return LIMITS["timeout"] if found == "TimeoutError" or _TIMED_OUT.fullmatch(text.strip()) else found
+    return LIMITS["timeout"] if found and _TIMED_OUT.fullmatch(found) else found
 
 
 def exception_named(text: str) -> str | None:
     """The exception of a traceback (Python's or a notebook's), or of a last line like `NameError: name 'x' is not
-    defined`; None without one."""
-    if above := _ABOVE_NOTEBOOK.search(text):
-        return above[1]
+    defined`; UNNAMED or a notebook's own words for a traceback that names none; None without either."""
+    if above := _NOTEBOOK.search(text):
+        name = _NAME.fullmatch(above[1])
+        return name[1] if name else above[1]
     _, traceback, after = text.rpartition(_TRACEBACK)
     if traceback:
         ends = [named[1] for line in after.splitlines() if not line[:1].isspace() and (named := _LAST_LINE.match(line))]
-        return ends[-1] if ends else None
+        return ends[-1] if ends else UNNAMED
     last = _NAMED_ERROR.match(_last_line(text))
     return last[1] if last else None
 

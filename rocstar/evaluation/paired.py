@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, comb, lcm, sqrt
+from math import ceil, comb, gcd, lcm, sqrt
 from statistics import NormalDist, fmean
 
-from rocstar.evaluation.intervals import TAIL, Estimate, Z, mean_difference
+from rocstar.evaluation.intervals import TAIL, Estimate, Z, mean_difference, student
 
 EXACT = 700  # numbers: 0.5 s at 16 attempts each; the time grows with the cube
 POWER = 0.8  # chance of seeing a difference that is there; the usual choice
@@ -68,7 +68,8 @@ def flip_test(steps: Sequence[int]) -> float:
     if not sizes:
         return 1.0
     if len(sizes) > EXACT:
-        return 2 * NormalDist().cdf(-abs(sum(steps)) / sqrt(sum(size * size for size in sizes)))
+        seen = max(0, abs(sum(steps)) - gcd(*sizes))  # sums lie twice the divisor apart: half of that is continuity
+        return 2 * NormalDist().cdf(-seen / sqrt(sum(size * size for size in sizes)))
     width = len(sizes) // 8 + 1  # a coefficient is at most 2^n
     counts = 1
     for size in sizes:
@@ -126,13 +127,16 @@ def spread_of_one(a: Right) -> Spread:
 def problems_needed(spread: Spread, difference: float, attempts: int, power: float = POWER) -> int:
     """Problems with which a mean difference of so much is seen with chance `power`, at a level of 5%. Raises ValueError
     for a difference that is not above 0, or a power outside 0.05 to 1."""
-    return max(2, ceil(spread.variance(attempts) * _reach(difference, power) ** 2))
+    problems = max(2, ceil(spread.variance(attempts) * _reach(difference, power, Z) ** 2))
+    while power_of(spread, difference, problems, attempts) < power:
+        problems += 1  # few more: Student's point is larger than the normal one
+    return problems
 
 
 def attempts_needed(spread: Spread, difference: float, problems: int, power: float = POWER) -> int | None:
     """Attempts at each problem, by each subject, that do the same; None where no number of them does, because problems
     differ too much. Raises ValueError as `problems_needed`."""
-    left = problems / _reach(difference, power) ** 2 - spread.between
+    left = problems / _reach(difference, power, student(problems)) ** 2 - spread.between
     return max(1, ceil(spread.attempts / left)) if left > 0 else None
 
 
@@ -143,15 +147,15 @@ def power_of(spread: Spread, difference: float, problems: int, attempts: int) ->
     error = sqrt(spread.variance(attempts) / problems)
     if error == 0.0:
         return 1.0
-    normal = NormalDist()
-    return normal.cdf(difference / error - Z) + normal.cdf(-difference / error - Z)
+    normal, far = NormalDist(), student(problems)
+    return normal.cdf(difference / error - far) + normal.cdf(-difference / error - far)
 
 
-def _reach(difference: float, power: float) -> float:
-    """Standard errors between no difference and a seen one, per unit of difference."""
+def _reach(difference: float, power: float, far: float) -> float:
+    """Standard errors between no difference and a seen one, per unit of difference; far: those at which one is seen."""
     if difference <= 0 or not 2 * TAIL < power < 1:
         raise ValueError(f"needs a difference above 0 and a power between 0.05 and 1, got {difference} and {power}")
-    return (Z + NormalDist().inv_cdf(power)) / difference
+    return (far + NormalDist().inv_cdf(power)) / difference
 
 
 def _of_one_attempt(right: Sequence[bool]) -> float:
