@@ -1,7 +1,7 @@
 """A few attempts to look at, with their marked tokens shown: Fig. 10 and 11 of the paper, from any run.
 
 Kept are the attempts with the most reflection tokens after a reply without a failure (Fig. 10) and after a failed call
-(Fig. 11), and the one with the most forking tokens."""
+(Fig. 11), and the one with the most forking tokens; right attempts go before others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_TOKENS = 4000  # of one example; what follows is left out
 
 @dataclass(slots=True)
 class Examples:
-    found: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
-    """What was looked for -> how many such tokens, and the attempt."""
+    found: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = field(default_factory=dict)
+    """What was looked for -> whether it was right, how many such tokens, and the attempt."""
 
     def offer(self, attempt: Attempt, kinds: Mapping[int, Kind], piece: Piece) -> None:
         counts = dict.fromkeys(FIGURES, 0)
@@ -30,12 +30,13 @@ class Examples:
             elif kind is Kind.FORKING:
                 counts["forking"] += 1
         for what, count in counts.items():
-            if count > self.found.get(what, (0, {}))[0]:
-                self.found[what] = (count, _shown(attempt, kinds, piece))
+            rank = (bool(attempt.right), count)
+            if count and (what not in self.found or rank > self.found[what][0]):
+                self.found[what] = (rank, _shown(attempt, kinds, piece))
 
     def shown(self) -> dict[str, dict[str, Any]]:
         """By what each is an example of."""
-        return {what: {"figure": FIGURES[what], "count": count, **shown} for what, (count, shown) in self.found.items()}
+        return {what: {"figure": FIGURES[what], "count": rank[1], **one} for what, (rank, one) in self.found.items()}
 
 
 def _shown(attempt: Attempt, kinds: Mapping[int, Kind], piece: Piece) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 CLASSES = 6  # most frequent classes of failure in the picture; the others are one
-CHARACTERS, LINES = 100, 26  # of one example
-CHARACTER, LINE = 0.0098, 0.036  # width and height of one on the page
+CHARACTERS, LINES = 135, 26  # of one example
+CHARACTER, LINE = 0.0072, 0.036  # width and height of one on the page
 COLOURS = {"reflection": "crimson", "forking": "darkorange", "call": "steelblue", "answer": "seagreen"}
 
 Report = Mapping[str, Any]
@@ -51,7 +51,9 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def _fig4(reports: Sequence[Report]) -> Any:
-    return _lines(reports, {"failed calls in right attempts": _of("by_step", "failed_call_share_in_right")})
+    """From the attempts where they were kept, else from the metrics."""
+    kept, told = (_of(part, "failed_call_share_in_right") for part in ("by_step", "training"))
+    return _lines(reports, {"failed calls in right attempts": lambda report: kept(report) or told(report)})
 
 
 def _fig8(reports: Sequence[Report]) -> Any:

@@ -13,10 +13,21 @@ from rocstar.analysis.examples import Examples
 from rocstar.analysis.sources import Entropies, Source
 from rocstar.analysis.tally import LEVELS, Tally, after_error_table, right_after
 from rocstar.analysis.tokens import Kind, Piece, TokenCounts, count_tokens
+from rocstar.evaluation.contamination import note_of, questions_of
+from rocstar.runs.folder import step_of
 from rocstar.runs.journal import read_journal
 
 SHOWN_WORDS = 20  # most frequent marked tokens of each kind in a report
-FIG_8 = {"reward": "reward/mean", "tokens": "len/tokens", "cut": "len/truncated", "entropy": "policy/entropy"}
+METRICS = {
+    "reward": "reward/mean",
+    "tokens": "len/tokens",
+    "cut": "len/truncated",
+    "entropy": "policy/entropy",
+    "calls": "tool/calls",
+    "failed_call_share": "tool/error_rate",
+    "failed_call_share_in_right": "tool/failed_call_share_in_correct",
+}
+"""Figure of a training step -> its metric: Fig. 8 and, where no attempts were kept, Fig. 4."""
 
 
 @dataclass(slots=True)
@@ -53,6 +64,7 @@ def analyse(source: Source, *, piece: Piece | None, entropies: Entropies | None 
         ],
         "training": _training(source),
         "evaluations": _evaluations(source),
+        "contamination": _contamination(source),
     }
     return report | ({"tokens": _tokens(tokens)} if tokens and any(c.attempts for c in tokens.steps.values()) else {})
 
@@ -82,10 +94,10 @@ def _words(steps: Iterable[TokenCounts], kind: Kind) -> dict[str, int]:
 
 
 def _training(source: Source) -> list[dict[str, Any]]:
-    """Fig. 8: the metrics of RL steps."""
+    """The metrics of RL steps."""
     rows = read_journal(source.run.metrics) if source.run else []
     return [
-        {"step": row["step"], **{name: row.get(key) for name, key in FIG_8.items()}}
+        {"step": row["step"], **{name: row.get(key) for name, key in METRICS.items()}}
         for row in rows
         if "reward/mean" in row
     ]
@@ -96,6 +108,14 @@ def _evaluations(source: Source) -> list[dict[str, Any]]:
     if source.run:
         return [_evaluation(name, step, result) for name, step, result in source.run.evaluations()]
     return [_evaluation(source.name, source.result["setup"].get("step", 0), source.result)] if source.result else []
+
+
+def _contamination(source: Source) -> dict[str, Any] | None:
+    """Which questions of an evaluation its run had trained on by then; None where the training is not known."""
+    if source.trainer is None:
+        return None
+    asked = (question for file in source.files for question in questions_of(file))
+    return note_of(source.trainer, step_of(source.files[0].parent), asked, source.name)
 
 
 def _evaluation(name: str, step: int, result: Mapping[str, Any]) -> dict[str, Any]:

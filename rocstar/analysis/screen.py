@@ -17,19 +17,46 @@ Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 def page(report: Mapping[str, Any]) -> str:
     """All parts of one report that have something to say."""
-    whole = report["whole"]
     parts = [
-        f"{report['source']}: {whole['attempts']:,} attempts, {share(whole['right_share'])} right, "
-        f"{number(whole['calls'], 2)} calls each, {share(whole['failed_call_share'])} of them failed",
+        _headline(report),
         _section("Failed calls by class, and what came after", _errors(report)),
         _section("By step (Fig. 4: failed calls in right attempts)", _steps(report["by_step"])),
         _section(
             "By difficulty: how often a problem's attempts of a step were right", _levels(report["by_difficulty"])
         ),
+        _section("Training, from the metrics (Fig. 8, Fig. 4)", _training(report)),
         _section("Evaluations (Tables 3 to 6)", _evaluations(report["evaluations"])),
+        _contamination(report["contamination"]),
         *_tokens(report.get("tokens")),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _headline(report: Mapping[str, Any]) -> str:
+    whole = report["whole"]
+    if not whole["attempts"]:
+        return f"{report['source']}: no attempts were kept (run.save_rollouts = true keeps them)"
+    return (
+        f"{report['source']}: {whole['attempts']:,} attempts, {share(whole['right_share'])} right, "
+        f"{number(whole['calls'], 2)} calls each, {share(whole['failed_call_share'])} of them failed"
+    )
+
+
+def _training(report: Mapping[str, Any]) -> str:
+    """Only where no attempts were kept: they say the same and more."""
+    if report["whole"]["attempts"] or not report["training"]:
+        return ""
+    columns: list[Column] = [
+        ("step", lambda row: f"{row['step']}"),
+        ("reward", lambda row: number(row["reward"], 3)),
+        ("tokens", lambda row: number(row["tokens"], 1)),
+        ("cut", lambda row: share(row["cut"])),
+        ("entropy", lambda row: number(row["entropy"], 3)),
+        ("calls", lambda row: number(row["calls"], 2)),
+        ("failed", lambda row: share(row["failed_call_share"])),
+        ("in right", lambda row: share(row["failed_call_share_in_right"])),
+    ]
+    return table(columns, thinned(report["training"]))
 
 
 def _section(title: str, body: str) -> str:
@@ -84,6 +111,16 @@ def _evaluations(rows: Sequence[Mapping[str, Any]]) -> str:
         ("tools", lambda row: ", ".join(row["tools"] or ()) or "none"),
     ]
     return table(columns, rows) if rows else ""
+
+
+def _contamination(note: Mapping[str, Any] | None) -> str:
+    if note is None:
+        return ""
+    said = (
+        f"Contamination: of {note['questions']:,} questions, {note['same']:,} were trained on and "
+        f"{note['shared_8_gram']:,} more share 8 words in a row with one of {note['trained_questions']:,} trained ones"
+    )
+    return "\n".join([said, *(f"  {line}" for line in note["evidence"])])
 
 
 def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:

@@ -12,7 +12,7 @@ from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.messages import read_transcripts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
-from rocstar.runs.evaluations import RESULT, SAMPLES, find_evaluation
+from rocstar.runs.evaluations import RESULT, SAMPLES, find_evaluation, owner_of
 from rocstar.runs.folder import RunFolder, read_json, step_of
 
 SCORED = 64  # attempts of one learner pass
@@ -27,7 +27,8 @@ class Source:
     name: str
     """As it is shown."""
     files: tuple[Path, ...]
-    """Of attempts, in order of their steps; one file of transcripts where `transcripts` says so."""
+    """Of attempts, in order of their steps; one file of transcripts where `transcripts` says so; none where a run kept
+    none, which leaves its metrics and evaluations."""
     transcripts: bool = False
     model: Path | None = None
     """Folder whose tokenizer says what the tokens are, and whose weights a learner pass takes; None where there is
@@ -36,6 +37,8 @@ class Source:
     """Of an evaluation."""
     run: RunFolder | None = None
     """The run that is analysed, None for an evaluation."""
+    trainer: RunFolder | None = None
+    """The run whose checkpoint an evaluation is of; None where it is not known."""
 
     def attempts(self, *, tokens: bool, entropies: Entropies | None = None) -> Iterator[Attempt]:
         """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
@@ -55,8 +58,6 @@ def find_source(name: str, runs: Path) -> Source:
         return _evaluation(find_evaluation(name, runs))
     run = RunFolder.find(name, runs)
     files = tuple(sorted(run.rollouts.glob("step=*.parquet"), key=step_of))
-    if not files:
-        raise DataError(f"run {run.name} kept no attempts; train with run.save_rollouts = true")
     steps = run.checkpoint_steps()
     return Source(name=run.name, files=files, model=run.checkpoint(steps[-1]) / "model" if steps else None, run=run)
 
@@ -65,16 +66,15 @@ def _evaluation(folder: Path) -> Source:
     result = read_json(folder / RESULT)
     if not (folder / SAMPLES).is_file():
         raise DataError(f"{folder} kept no attempts: it has no {SAMPLES}")
-    model = Path(result.get("setup", {}).get("model", ""))
-    there = (model / "config.json").is_file()
-    # of a run: beside the evaluation lies the checkpoint, wherever the run was moved to
-    beside = folder.parent.parent.parent / "checkpoints" / folder.name / "model"
-    model = beside if (beside / "config.json").is_file() else model
+    run = owner_of(folder)
+    named = Path(result.get("setup", {}).get("model", ""))
+    model = run.checkpoint(step_of(folder)) / "model" if run else named  # the run may have been moved
     return Source(
-        name=f"{folder.parent.name} {folder.name}" if folder.name.startswith("step=") else folder.name,
+        name=f"{run.name}/{folder.parent.name}@{step_of(folder)}" if run else folder.name,
         files=(folder / SAMPLES,),
-        model=model if there or model == beside else None,
+        model=next((one for one in (model, named) if (one / "config.json").is_file()), None),
         result=result,
+        trainer=run,
     )
 
 

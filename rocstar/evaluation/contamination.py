@@ -42,6 +42,11 @@ def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> di
     }
 
 
+def note_of(run: RunFolder | None, step: int, asked: Iterable[str], name: str) -> dict[str, Any] | None:
+    """The note for an evaluation of a run's checkpoint; None for a plain model, whose training nobody here knows."""
+    return None if run is None else contamination(asked, trained_questions(run, step), name)
+
+
 def _once(questions: Iterable[str]) -> Iterator[str]:
     seen: set[int] = set()  # of hashes, so that a million questions take some 60 MB
     for question in questions:

@@ -33,3 +33,9 @@ def find_evaluation(name: str, base: Path | str = RUNS) -> Path:
         known = ", ".join(sorted(f"{folder.parent.name}@{step_of(folder)}" for folder in there)) or "none"
         raise ConfigError(f"run {run.name} has no evaluation {name.rpartition('/')[2]}; it has: {known}")
     return max(found, key=step_of)
+
+
+def owner_of(folder: Path) -> RunFolder | None:
+    """The run whose evaluation this is; None for one of a plain model."""
+    run = folder.resolve().parent.parent.parent
+    return RunFolder(run) if (run / "run.json").is_file() and folder.name.startswith("step=") else None
