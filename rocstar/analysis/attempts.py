@@ -15,6 +15,7 @@ from rocstar.analysis.errors import error_of_result
 from rocstar.errors import DataError
 
 BATCH_ROWS = 256  # of a parquet file at once: 256 attempts of 30,000 tokens are some 100 MB
+READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole column is read, compressed, however long
 PLAIN = ("step", "problem_id", "verdict", "stop", "fault", "response_tokens", "turns")
 TOKENS = ("prompt_ids", "token_ids", "loss_mask", "entropies")
 
@@ -72,7 +73,7 @@ def read_attempts(file: Path, *, tokens: bool) -> Iterator[Attempt]:
 
     columns = [*PLAIN, *TOKENS] if tokens else [*PLAIN]
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(BATCH_ROWS, columns=columns):
+        for batch in parquet.ParquetFile(file, buffer_size=READ_BYTES).iter_batches(BATCH_ROWS, columns=columns):
             yield from (attempt_of(row) for row in batch.to_pylist() if row["fault"] is None)
     except (ArrowException, KeyError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
