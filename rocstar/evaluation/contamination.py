@@ -56,21 +56,31 @@ def _once(questions: Iterable[str]) -> Iterator[str]:
 
 
 def trained_questions(run: RunFolder, step: int) -> Iterator[str]:
-    """Questions that a run has attempted up to a step, where it kept its attempts, and those of its training files,
-    where they are still there. What it imitated in an SFT stage is not among them."""
-    data = read_json(run.resolved).get("data", {})
-    for file in data.get("train_files") or ():
-        if Path(file).is_file():
-            yield from _of_file(file, data)
-    for file in sorted(run.rollouts.glob("step=*.parquet")):
+    """Questions that a run has attempted up to a step. Where it kept no attempts: those of its training files that are
+    still there, all of them, if its held-out problems come from other files. What it imitated in an SFT stage is not
+    among them."""
+    files = sorted(run.rollouts.glob("step=*.parquet"))
+    for file in files:
         if file.name <= run.rollout_file(step).name:
             yield from questions_of(file)
+    if not files:
+        for path in _training_files(read_json(run.resolved)):
+            yield from _of_file(path)
 
 
-def _of_file(file: str, data: dict[str, Any]) -> Iterator[str]:
+def _training_files(settings: dict[str, Any]) -> list[str]:
+    sections = [settings.get("data") or {}, *(stage.get("data") or {} for stage in settings.get("stage", ()))]
+    if not sections[0].get("test_files"):
+        return []
+    return list(dict.fromkeys(path for section in sections for path in section.get("train_files") or ()))
+
+
+def _of_file(path: str) -> Iterator[str]:
+    if not Path(path).is_file():
+        return
     try:
-        yield from (problem.question for problem in load_problems(file))
-    except DataError:  # its columns are named in a way of its own; the attempts say what was asked
+        yield from (problem.question for problem in load_problems(path))
+    except DataError:  # its columns have names that only the recipe's task knows
         return
 
 

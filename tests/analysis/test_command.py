@@ -114,6 +114,20 @@ def test_training_after_the_evaluated_step_is_no_contamination(tmp_path: Path) -
     assert set(trained_questions(made, 2)) == {"What is p?", "What is late?"}
 
 
+def test_training_files_stand_for_attempts_that_were_not_kept(tmp_path: Path) -> None:
+    from rocstar.evaluation.contamination import trained_questions
+
+    made = made_run(tmp_path)
+    for step in (1, 2):
+        made.rollout_file(step).unlink()
+    (tmp_path / "train.jsonl").write_text('{"question": "What is q?", "answer": "1"}\n')
+    stage = {"data": {"train_files": [str(tmp_path / "train.jsonl"), "gone.jsonl"]}}
+    write_json(made.resolved, {"data": {"test_files": ["t.jsonl"]}, "stage": [stage]})
+    assert list(trained_questions(made, 2)) == ["What is q?"]
+    write_json(made.resolved, {"data": {}, "stage": [stage]})  # held out of the same file, nobody knows which
+    assert list(trained_questions(made, 2)) == []
+
+
 def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     made_run(tmp_path)
