@@ -19,7 +19,7 @@ from rocstar.evaluation.intervals import (
     wilson,
 )
 
-EVALUATIONS = 300
+EVALUATIONS = 200
 MISSES = 3 * sqrt(0.95 * 0.05 / EVALUATIONS)  # three standard errors of a share of 95%
 
 
