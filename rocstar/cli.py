@@ -20,7 +20,7 @@ import typer
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.verbs import answers, data, plan, sandbox, simulate
+from rocstar.verbs import analyze, answers, compare, data, plan, sandbox, simulate
 from rocstar.verbs.common import STYLE, AsJson, print_json
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ app.add_typer(answers.app, name="reward")
 app.command()(answers.verify)
 app.command()(simulate.simulate)
 app.command()(plan.plan)
+app.command()(analyze.analyze)
+app.command()(compare.compare)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 RunsOrNone = Annotated[

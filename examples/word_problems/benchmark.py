@@ -22,7 +22,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rocstar.evaluation.metrics import Estimate, mean_over_problems, paired_difference
+from rocstar.evaluation.intervals import Estimate, mean_over_problems
+from rocstar.evaluation.metrics import paired_difference
 from rocstar.recipe import resolved_from_json
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.show import show_run

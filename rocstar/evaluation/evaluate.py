@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.errors import RunHalted
-from rocstar.evaluation.metrics import Estimate, EvalSummary, summarise
+from rocstar.evaluation.intervals import Estimate
+from rocstar.evaluation.metrics import EvalSummary, summarise
 from rocstar.protocols import TextCodec
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json

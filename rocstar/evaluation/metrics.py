@@ -3,7 +3,7 @@
 Pure and standard library only. Attempts at one problem are not independent, so every 95% interval treats the problem
 as the unit: n is problems, never attempts. Seed variance of training is not in any of them.
 
-Not here: running attempts, verifying them, saving and printing.
+Not here: how an interval is made (intervals.py), running attempts, verifying them, saving and printing.
 """
 
 from __future__ import annotations
@@ -11,50 +11,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
-from statistics import fmean, stdev
+from math import comb
+from statistics import fmean
 
+from rocstar.evaluation.intervals import Estimate, mean_difference, mean_over_problems
 from rocstar.types import Problem, Stop, Trajectory, Verdict
-
-Z = 1.959964  # 97.5% point of the normal law: two-sided 95%
 
 Results = Sequence[tuple[Problem, Sequence[Trajectory]]]
 """Every problem with its verified attempts, faults and undecided ones included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over problems and its 95% interval. With n = 0 nothing is known: value 0, interval 0 to 1."""
-
-    value: float
-    """The mean; for shares 0 to 1."""
-    low: float
-    high: float
-    n: int
-    """Problems it rests on."""
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-def wilson(successes: float, n: int) -> Estimate:
-    """A share of n independent problems with Wilson's score interval, which is never empty, also at 0 and 1.
-    Raises ValueError unless 0 <= successes <= n."""
-    if not 0 <= successes <= n:
-        raise ValueError(f"successes must lie between 0 and n, got {successes} of {n}")
-    if n == 0:
-        return Estimate(0.0, 0.0, 1.0, 0)
-    share = successes / n
-    centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    return Estimate(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)), n)
-
-
 def avg_at_k(right_PR: Sequence[Sequence[bool]]) -> Estimate:
     """Mean over problems of the share of right attempts. Problems without a decided attempt are left out.
 
-    Interval: normal over problem means, which is the cluster-robust one; Wilson's when every mean is 0 or 1 (one
-    attempt each, for example) or when all are equal, where the normal one would be wrong or empty."""
+    Its interval is clustered by problem: `mean_over_problems`."""
     return mean_over_problems([fmean(right) for right in right_PR if right])
 
 
@@ -81,24 +51,11 @@ def maj_at_k(votes_PR: Sequence[Sequence[tuple[str | None, bool]]]) -> Estimate:
 def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate:
     """Mean change, after minus before, over the problems in both (keys are problem ids); -1 to 1.
 
-    Interval: normal over the differences. When all are equal it is Wilson's width at zero, so that "no change seen"
-    among few problems does not read as certainty. Raises ValueError when no problem is in both."""
+    Its interval is `mean_difference`'s. Raises ValueError when no problem is in both."""
     differences = [after[name] - before[name] for name in sorted(before.keys() & after.keys())]
     if not differences:
         raise ValueError("before and after share no problem; evaluate both on the same file")
-    n, value = len(differences), fmean(differences)
-    spread = stdev(differences) if n > 1 else 0.0
-    half = Z * spread / sqrt(n) if spread else Z * Z / (n + Z * Z)
-    return Estimate(value, max(-1.0, value - half), min(1.0, value + half), n)
-
-
-def mean_over_problems(values_P: Sequence[float]) -> Estimate:
-    """Mean of one number from 0 to 1 for each problem, with the interval that `avg_at_k` describes."""
-    n = len(values_P)
-    if set(values_P) <= {0.0, 1.0} or len(set(values_P)) == 1:
-        return wilson(min(float(n), sum(values_P)), n)
-    value, half = fmean(values_P), Z * stdev(values_P) / sqrt(n)
-    return Estimate(value, max(0.0, value - half), min(1.0, value + half), n)
+    return mean_difference(differences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,89 @@
+"""Failed tool calls in published transcripts: classes with counts, what came after, agreement with judgements.
+
+The transcripts are those of MathCoder and ToRA under traces/ of ../shared/data, or of
+$ROCSTAR_DATA; only replies as text were kept, so a failure is known by its form (rocstar/analysis/errors.py).
+`trace_errors_judged.jsonl` has the calls whose replies were read by hand: file, line, attempt and call, and the class,
+"none" for a call that did not fail. Rules were written on the other half of the files; draw 1 was read before the rule
+knew a notebook's "Timeout waiting for reply" (35 of 50 agreed), draw 2 after it. Prints tables and last one JSON line.
+
+    python benchmarks/trace_errors.py        # 20 seconds
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rocstar.analysis.messages import read_transcripts
+from rocstar.analysis.recovery import After
+from rocstar.analysis.tally import Tally, after_error_table
+
+JUDGED = Path(__file__).with_name("trace_errors_judged.jsonl")
+SETS = ("mathcoder", "tora")
+
+
+def traces_folder() -> Path:
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(os.environ.get("ROCSTAR_DATA", beside)) / "traces"
+
+
+def ours(file: Path, name: str) -> Iterator[tuple[str, str]]:
+    """(id, class) of every call of a file."""
+    for attempt in read_transcripts(file):
+        line = attempt.problem.removeprefix("line ")
+        for number, call in enumerate(attempt.calls):
+            yield f"{name}:{line}:0:{number}", call.error or "none"
+
+
+def analysed(files: list[Path]) -> Tally:
+    tally = Tally()
+    for file in files:
+        for _ in tally.watched(read_transcripts(file)):
+            pass
+    return tally
+
+
+def agreement(folder: Path) -> dict[str, Any]:
+    """Our class against the judged one, by draw."""
+    judged = [json.loads(line) for line in JUDGED.read_text().splitlines()]
+    files = sorted({row["id"].partition(":")[0] for row in judged})
+    found = dict(pair for name in files for pair in ours(folder / name, name))
+    agreed = Counter(row["draw"] for row in judged if found.get(row["id"]) == row["judged"])
+    drawn = Counter(row["draw"] for row in judged)
+    differ = [{**row, "ours": found.get(row["id"])} for row in judged if found.get(row["id"]) != row["judged"]]
+    return {"agreed": dict(agreed), "judged": dict(drawn), "differ": differ}
+
+
+def main() -> int:
+    folder = traces_folder()
+    if not folder.is_dir():
+        print(f"no transcripts in {folder}; set ROCSTAR_DATA to the data folder", file=sys.stderr)
+        return 3
+    result: dict[str, Any] = {"benchmark": "trace_errors"}
+    for name in SETS:
+        whole = analysed(sorted((folder / name).glob("*.jsonl.gz"))).whole()
+        rows = after_error_table(whole)
+        result[name] = {
+            "attempts": whole.attempts,
+            "calls": whole.calls,
+            "failed": whole.errors.total(),
+            "classes": rows,
+        }
+        print(f"\n{name}: {whole.attempts:,} attempts, {whole.calls:,} calls, {whole.errors.total():,} failed")
+        print(f"  {'class':28}{'failed':>8}" + "".join(f"{after:>14}" for after in After))
+        for row in rows:
+            print(f"  {row['error']:28}{row['failed']:>8}" + "".join(f"{row[str(after)]:>14}" for after in After))
+    result["judged"] = agreement(folder)
+    for draw, count in sorted(result["judged"]["judged"].items()):
+        print(f"\ndraw {draw}: {result['judged']['agreed'].get(draw, 0)} of {count} judgements agree", end="")
+    print(f"\n{json.dumps(result)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Why a tool call failed, as one word: the class of an exception, a limit, or what was wrong with the call itself.
+
+Where a sandbox said how the program ended, its word counts. Where only the text of a reply was kept (transcripts from
+elsewhere), a failure is known by the form of a traceback, never by the word "error" somewhere in the output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+LIMITS = {"timeout": "timeout", "memory_limit": "memory limit", "output_limit": "output limit"}
+SIGNAL, EXIT = "killed by a signal", "exit status"
+UNNAMED = "no exception named"
+NOT_JSON, NOT_CLOSED = "call: not JSON", "call: not closed"
+NO_TOOL, TOO_MANY, ARGUMENTS = "call: no such tool", "call: too many", "call: arguments"
+
+_TRACEBACK = "Traceback (most recent call last)"
+_NOTEBOOK = re.compile(r"-{20,}\s*(\S.*?)\s+Traceback \(most recent call last\)")
+_LAST_LINE = re.compile(r"\s*(?:\w+\.)*([A-Za-z_]\w*)(?::|$)")
+_NAMED_ERROR = re.compile(r"\s*(?:\w+\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)(?::|$)")
+_NAME = re.compile(r"(?:\w+\.)*([A-Za-z_]\w*)")
+_TIMED_OUT = re.compile(r"\W*(?:execution )?time(?:d)?[ -]?out(?: ?error)?(?: waiting for reply)?\W*", re.IGNORECASE)
+
+
+def error_of_result(result: Mapping[str, Any], parse_error: str | None) -> str | None:
+    """Class of a recorded `ToolResult` as its fields; None where the call did not fail."""
+    status, told = result["status"], result["stderr"]
+    if status == "ok":
+        return None
+    if status == "bad_call":
+        return _bad_call(parse_error, told)
+    return LIMITS.get(status) or _ended_by(told) or exception_named(told) or EXIT
+
+
+def error_of_output(text: str) -> str | None:
+    """Class of a failure by the text of a tool's reply; None where the text has the form of no failure. A program that
+    prints a line such as `ValueError: no` last can't be told from one that died of it, nor its own TimeoutError from
+    that of what ran it."""
+    if _TIMED_OUT.fullmatch(text.strip()):
+        return LIMITS["timeout"]
+    found = exception_named(text)
+    return LIMITS["timeout"] if found and _TIMED_OUT.fullmatch(found) else found
+
+
+def exception_named(text: str) -> str | None:
+    """The exception of a traceback (Python's or a notebook's), or of a last line like `NameError: name 'x' is not
+    defined`; UNNAMED or a notebook's own words for a traceback that names none; None without either."""
+    if above := _NOTEBOOK.search(text):
+        name = _NAME.fullmatch(above[1])
+        return name[1] if name else above[1]
+    _, traceback, after = text.rpartition(_TRACEBACK)
+    if traceback:
+        ends = [named[1] for line in after.splitlines() if not line[:1].isspace() and (named := _LAST_LINE.match(line))]
+        return ends[-1] if ends else UNNAMED
+    last = _NAMED_ERROR.match(_last_line(text))
+    return last[1] if last else None
+
+
+def _ended_by(told: str) -> str | None:
+    if _last_line(told).startswith("the program was killed by"):
+        return SIGNAL
+    return EXIT if _last_line(told).startswith("the program exited with status") else None
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2]
+
+
+def _bad_call(parse_error: str | None, told: str) -> str:
+    if parse_error is not None:
+        return NOT_CLOSED if "no </tool_call>" in parse_error else NOT_JSON
+    if told.startswith("there is no tool named"):
+        return NO_TOOL
+    return TOO_MANY if "tool calls are run in one turn" in told else ARGUMENTS

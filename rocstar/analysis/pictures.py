@@ -1,0 +1,156 @@
+"""Pictures of reports, one line or colour a source. Needs matplotlib.
+
+    fig4.png        failed calls in right attempts, by step (paper, Fig. 4)
+    fig8.png        reward, length, cut attempts and entropy of training, by step (Fig. 8)
+    fig9.png        accuracy and length of evaluations, by step (Fig. 9)
+    fig10_11.png    attempts whose tokens are shaded by entropy, the marked ones framed (Fig. 10, 11)
+    errors.png      failed calls by class, by step
+    tokens.png      forking and reflection tokens, by step
+
+A picture that has nothing to show is not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CLASSES = 6  # most frequent classes of failure in the picture; the others are one
+CHARACTERS, LINES = 135, 26  # of one example
+CHARACTER, LINE = 0.0072, 0.036  # width and height of one on the page
+COLOURS = {"reflection": "crimson", "forking": "darkorange", "call": "steelblue", "answer": "seagreen"}
+
+Report = Mapping[str, Any]
+Points = list[tuple[float, float]]
+
+
+def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
+    """Write them into a folder, which is made; the files. Raises OSError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    made: dict[str, Callable[[Sequence[Report]], Any]] = {
+        "fig4": _fig4,
+        "fig8": _fig8,
+        "fig9": _fig9,
+        "fig10_11": _fig10_11,
+        "errors": _errors,
+        "tokens": _tokens,
+    }
+    return [_saved(figure, folder / f"{name}.png") for name, drawn in made.items() if (figure := drawn(reports))]
+
+
+def _saved(figure: Any, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+    return path
+
+
+def _fig4(reports: Sequence[Report]) -> Any:
+    """From the attempts where they were kept, else from the metrics."""
+    kept, told = (_of(part, "failed_call_share_in_right") for part in ("by_step", "training"))
+    return _lines(reports, {"failed calls in right attempts": lambda report: kept(report) or told(report)})
+
+
+def _fig8(reports: Sequence[Report]) -> Any:
+    titles = {"reward": "reward", "tokens": "tokens of an attempt", "cut": "share cut", "entropy": "entropy, nats"}
+    return _lines(reports, {title: _of("training", key) for key, title in titles.items()})
+
+
+def _fig9(reports: Sequence[Report]) -> Any:
+    def accuracy(report: Report) -> Points:
+        rows = report["evaluations"]
+        return [(row["step"], row["accuracy"]["value"]) for row in rows if row["accuracy"]]
+
+    return _lines(reports, {"accuracy of evaluations": accuracy, "tokens of an attempt": _of("evaluations", "tokens")})
+
+
+def _tokens(reports: Sequence[Report]) -> Any:
+    def share(kind: str) -> Callable[[Report], Points]:
+        def points(report: Report) -> Points:
+            rows = report.get("tokens", {}).get("by_step", [])
+            return [(row["step"], row[f"{kind}_share"]) for row in rows if row[f"{kind}_share"] is not None]
+
+        return points
+
+    return _lines(reports, {f"{kind} tokens, share of the marked": share(kind) for kind in ("forking", "reflection")})
+
+
+def _of(part: str, key: str) -> Callable[[Report], Points]:
+    return lambda report: [(row["step"], row[key]) for row in report[part] if row[key] is not None]
+
+
+def _lines(reports: Sequence[Report], panels: Mapping[str, Callable[[Report], Points]]) -> Any:
+    """One panel beside the other, one line a source; None where no source has two points."""
+    from matplotlib import pyplot
+
+    found = {title: [(report["source"], points(report)) for report in reports] for title, points in panels.items()}
+    if all(len(points) < 2 for lines in found.values() for _, points in lines):
+        return None
+    figure, row = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.8), squeeze=False)
+    for axes, (title, lines) in zip(row[0], found.items(), strict=True):
+        for name, points in lines:
+            axes.plot(
+                *zip(*points, strict=True), label=name, marker="." if len(points) < 10 else ""
+            ) if points else None
+        axes.set(title=title, xlabel="step", ylim=(0, None))
+    row[0][0].legend()
+    return figure
+
+
+def _errors(reports: Sequence[Report]) -> Any:
+    from matplotlib import pyplot
+
+    shown = [report for report in reports if len(report["by_step"]) > 1 and report["after_error"]]
+    if not shown:
+        return None
+    figure, row = pyplot.subplots(1, len(shown), figsize=(6 * len(shown), 4), squeeze=False, sharey=True)
+    for axes, report in zip(row[0], shown, strict=True):
+        steps = report["by_step"]
+        names = [entry["error"] for entry in report["after_error"][:CLASSES]]
+        layers = [[step["errors"].get(name, 0) for step in steps] for name in names]
+        rest = [sum(step["errors"].values()) - sum(parts) for step, *parts in zip(steps, *layers, strict=True)]
+        axes.stackplot([step["step"] for step in steps], *layers, rest, labels=[*names, "others"])
+        axes.set(title=f"failed calls: {report['source']}", xlabel="step")
+        axes.legend()
+    return figure
+
+
+def _fig10_11(reports: Sequence[Report]) -> Any:
+    from matplotlib import pyplot
+
+    examples = [example for report in reports for example in report.get("tokens", {}).get("examples", {}).values()]
+    if not examples:
+        return None
+    figure, column = pyplot.subplots(len(examples), 1, figsize=(12, 6 * len(examples)), squeeze=False)
+    for axes, example in zip(column[:, 0], examples, strict=True):
+        verdict = {True: "right", False: "wrong", None: "undecided"}[example["right"]]
+        axes.set_title(
+            f"{example['figure']}: step {example['step']}, problem {example['problem']}, {verdict}", loc="left"
+        )
+        axes.axis("off")
+        _write(axes, example["tokens"])
+    return figure
+
+
+def _write(axes: Any, tokens: Sequence[Mapping[str, Any]]) -> None:
+    """Token by token in a typewriter's face, shaded by entropy, the letters of marked ones coloured by kind."""
+    highest = max((token["entropy"] or 0.0 for token in tokens), default=0.0) or 1.0
+    line = place = 0
+    for token in tokens:
+        shade = (1.0, 0.85, 0.2, 0.8 * (token["entropy"] or 0.0) / highest)
+        colour = COLOURS.get(token["kind"] or "", "black")
+        for number, part in enumerate(token["text"].split("\n")):
+            line, place = (line + 1, 0) if number or place + len(part) > CHARACTERS else (line, place)
+            if line >= LINES:
+                return
+            if part:
+                axes.text(
+                    place * CHARACTER, 1 - line * LINE, part.replace("$", r"\$"), family="monospace", fontsize=8,
+                    color=colour, va="top", bbox={"facecolor": shade, "edgecolor": "none", "pad": 0.5},
+                )  # fmt: skip
+            place += len(part)

@@ -1,0 +1,204 @@
+"""A report as text for a terminal: plain tables, the widest columns cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rocstar.analysis.examples import as_text
+from rocstar.analysis.recovery import After
+
+MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
+MOST_ERRORS = 12
+EXAMPLE_CHARACTERS = 1200
+
+Column = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """All parts of one report that have something to say."""
+    parts = [
+        _headline(report),
+        _section("Failed calls by class, and what came after", _errors(report)),
+        _section("By step (Fig. 4: failed calls in right attempts)", _steps(report["by_step"])),
+        _section(
+            "By difficulty: how often a problem's attempts of a step were right", _levels(report["by_difficulty"])
+        ),
+        _section("Training, from the metrics (Fig. 8, Fig. 4)", _training(report)),
+        _section("Evaluations (Tables 3 to 6)", _evaluations(report["evaluations"])),
+        _contamination(report["contamination"]),
+        *_tokens(report.get("tokens")),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _headline(report: Mapping[str, Any]) -> str:
+    whole = report["whole"]
+    if not whole["attempts"]:
+        return f"{report['source']}: no attempts were kept (run.save_rollouts = true keeps them)"
+    return (
+        f"{report['source']}: {whole['attempts']:,} attempts, {share(whole['right_share'])} right, "
+        f"{number(whole['calls'], 2)} calls each, {share(whole['failed_call_share'])} of them failed"
+    )
+
+
+def _training(report: Mapping[str, Any]) -> str:
+    """Only where no attempts were kept: they say the same and more."""
+    if report["whole"]["attempts"] or not report["training"]:
+        return ""
+    columns: list[Column] = [
+        ("step", lambda row: f"{row['step']}"),
+        ("reward", lambda row: number(row["reward"], 3)),
+        ("tokens", lambda row: number(row["tokens"], 1)),
+        ("cut", lambda row: share(row["cut"])),
+        ("entropy", lambda row: number(row["entropy"], 3)),
+        ("calls", lambda row: number(row["calls"], 2)),
+        ("failed", lambda row: share(row["failed_call_share"])),
+        ("in right", lambda row: share(row["failed_call_share_in_right"])),
+    ]
+    return table(columns, thinned(report["training"]))
+
+
+def _section(title: str, body: str) -> str:
+    return f"{title}\n{body}" if body else ""
+
+
+def _errors(report: Mapping[str, Any]) -> str:
+    rows = report["after_error"]
+    total = sum(row["failed"] for row in rows)
+    if not total:
+        return ""
+    after: list[Column] = [(str(what), lambda row, what=what: share(_part(row, str(what)))) for what in After]  # type: ignore[misc]
+    columns: list[Column] = [("class", lambda row: row["error"]), ("failed", lambda row: f"{row['failed']:,}"), *after]
+    shown = rows[:MOST_ERRORS]
+    rest = rows[MOST_ERRORS:]
+    if rest:
+        shown = [*shown, {"error": f"{len(rest)} other classes", **_sum(rest)}]
+    right = report["right_share_after_error"]
+    ended = "  ".join(f"{name} {share(value)}" for name, value in right.items() if value is not None)
+    said = f"\nattempt ended right after: {ended}" if ended else ""
+    return table(columns, [*shown, {"error": "all", **_sum(rows)}]) + said
+
+
+def _sum(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {name: sum(row[name] for row in rows) for name in ("failed", *map(str, After))}
+
+
+def _part(row: Mapping[str, Any], name: str) -> float | None:
+    return row[name] / row["failed"] if row["failed"] else None
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
+    if len(rows) < 2:
+        return ""
+    return table([("step", lambda row: f"{row['step']}"), *FIGURES], thinned(rows))
+
+
+def _levels(rows: Sequence[Mapping[str, Any]]) -> str:
+    return table([("right", lambda row: row["solved"]), *FIGURES], rows) if rows else ""
+
+
+def _evaluations(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns: list[Column] = [
+        ("evaluation", lambda row: row["name"]),
+        ("step", lambda row: f"{row['step']}"),
+        ("accuracy", lambda row: share((row["accuracy"] or {}).get("value"))),
+        ("95%", lambda row: " to ".join(map(share, (row["accuracy"] or {}).get("interval") or ()))),
+        ("problems", lambda row: number((row["accuracy"] or {}).get("n"), 0)),
+        ("attempts", lambda row: number(row["attempts"], 0)),
+        ("tokens", lambda row: number(row["tokens"], 1)),
+        ("calls", lambda row: number(row["calls"], 2)),
+        ("tools", lambda row: ", ".join(row["tools"] or ()) or "none"),
+    ]
+    return table(columns, rows) if rows else ""
+
+
+def _contamination(note: Mapping[str, Any] | None) -> str:
+    if note is None:
+        return ""
+    said = (
+        f"Contamination: of {note['questions']:,} questions, {note['same']:,} were trained on and "
+        f"{note['shared_8_gram']:,} more share 8 words in a row with one of {note['trained_questions']:,} trained ones"
+    )
+    return "\n".join([said, *(f"  {line}" for line in note["evidence"])])
+
+
+def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
+    if not tokens:
+        return []
+    columns: list[Column] = [
+        ("step", lambda row: f"{row['step']}"),
+        ("attempts", lambda row: number(row["attempts"], 0)),
+        ("nats", lambda row: number(row["entropy"], 3)),
+        ("in calls", lambda row: number(row["entropy_in_calls"], 3)),
+        ("outside", lambda row: number(row["entropy_outside_calls"], 3)),
+        ("forking", lambda row: number(row["forking_tokens"], 0)),
+        ("reflection", lambda row: number(row["reflection_tokens"], 0)),
+        ("after ok", lambda row: number(row["reflection_after_ok"], 0)),
+        ("after error", lambda row: number(row["reflection_after_error"], 0)),
+        ("call share", lambda row: share(row["call_share"])),
+    ]
+    examples = [
+        _section(
+            f"Example, {one['figure']} ({what}: {one['count']} tokens; step {one['step']}, problem {one['problem']}; "
+            "[[reflection]] <<forking>>)",
+            as_text(one)[:EXAMPLE_CHARACTERS],
+        )
+        for what, one in tokens["examples"].items()
+    ]
+    words = "\n".join(
+        f"{kind:11}" + "  ".join(f"{text!r} {count}" for text, count in found.items())
+        for kind, found in tokens["words"].items()
+        if found
+    )
+    return [
+        _section(
+            "Tokens: the fifth with the highest entropy of each attempt (§5.4)",
+            table(columns, thinned(tokens["by_step"])),
+        ),
+        _section("Most frequent of them", words),
+        *examples,
+    ]
+
+
+FIGURES: Sequence[Column] = (
+    ("attempts", lambda row: f"{row['attempts']:,}"),
+    ("right", lambda row: share(row["right_share"])),
+    ("tokens", lambda row: number(row["tokens"], 1)),
+    ("calls", lambda row: number(row["calls"], 2)),
+    ("failed", lambda row: share(row["failed_call_share"])),
+    ("in right", lambda row: share(row["failed_call_share_in_right"])),
+    ("no call", lambda row: share(row["no_call_share"])),
+    ("cut", lambda row: share(row["cut_share"])),
+    ("most frequent", lambda row: ", ".join(f"{name} {count}" for name, count in [*row["errors"].items()][:2])),
+)
+
+
+def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Aligned: the first and the last column to the left, the others to the right."""
+    cells = [[title for title, _ in columns], *([form(row) for _, form in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    last = len(columns) - 1
+    lines = (
+        "  ".join(
+            cell.ljust(width) if place in (0, last) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """At most MOST_STEPS of them, evenly, the first and the last among them."""
+    if len(rows) <= MOST_STEPS:
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"

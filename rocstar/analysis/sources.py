@@ -1,0 +1,117 @@
+"""What a name on the command line stands for: a run, an evaluation, a rollout file, or transcripts from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from rocstar.analysis.attempts import Attempt, read_attempts
+from rocstar.analysis.messages import read_transcripts
+from rocstar.analysis.tokens import Piece
+from rocstar.errors import ConfigError, DataError
+from rocstar.runs.evaluations import RESULT, SAMPLES, find_evaluation, owner_of
+from rocstar.runs.folder import RunFolder, read_json, step_of
+
+SCORED = 64  # attempts of one learner pass
+TRANSCRIPTS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+
+Entropies = Callable[[list[list[int]], list[list[bool]]], list[list[float]]]
+"""(token ids, which are counted) of some rows -> nats of each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    name: str
+    """As it is shown."""
+    files: tuple[Path, ...]
+    """Of attempts, in order of their steps; one file of transcripts where `transcripts` says so; none where a run kept
+    none, which leaves its metrics and evaluations."""
+    transcripts: bool = False
+    model: Path | None = None
+    """Folder whose tokenizer says what the tokens are, and whose weights a learner pass takes; None where there is
+    none."""
+    result: Mapping[str, Any] | None = None
+    """Of an evaluation."""
+    run: RunFolder | None = None
+    """The run that is analysed, None for an evaluation."""
+    trainer: RunFolder | None = None
+    """The run whose checkpoint an evaluation is of; None where it is not known."""
+
+    def attempts(self, *, tokens: bool, entropies: Entropies | None = None) -> Iterator[Attempt]:
+        """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
+        pass that gives those of all attempts. Raises DataError."""
+        if self.transcripts:
+            return read_transcripts(self.files[0])
+        read = chain.from_iterable(read_attempts(file, tokens=tokens) for file in self.files)
+        return read if entropies is None else _scored(read, entropies)
+
+
+def find_source(name: str, runs: Path) -> Source:
+    """Raises ConfigError where nothing of that name is there, DataError where it holds no attempts."""
+    path = Path(name)
+    if path.is_file():
+        return Source(name=path.name, files=(path,), transcripts=_is_transcripts(path))
+    if (path / RESULT).is_file() or ("/" in name and not (path / "run.json").is_file()):
+        return _evaluation(find_evaluation(name, runs))
+    run = RunFolder.find(name, runs)
+    files = tuple(sorted(run.rollouts.glob("step=*.parquet"), key=step_of))
+    steps = run.checkpoint_steps()
+    return Source(name=run.name, files=files, model=run.checkpoint(steps[-1]) / "model" if steps else None, run=run)
+
+
+def _evaluation(folder: Path) -> Source:
+    result = read_json(folder / RESULT)
+    if not (folder / SAMPLES).is_file():
+        raise DataError(f"{folder} kept no attempts: it has no {SAMPLES}")
+    run = owner_of(folder)
+    named = Path(result.get("setup", {}).get("model", ""))
+    model = run.checkpoint(step_of(folder)) / "model" if run else named  # the run may have been moved
+    return Source(
+        name=f"{run.name}/{folder.parent.name}@{step_of(folder)}" if run else folder.name,
+        files=(folder / SAMPLES,),
+        model=next((one for one in (model, named) if (one / "config.json").is_file()), None),
+        result=result,
+        trainer=run,
+    )
+
+
+def _is_transcripts(path: Path) -> bool:
+    if path.name.endswith(TRANSCRIPTS):
+        return True
+    if path.suffix == ".parquet":
+        return False
+    raise ConfigError(f"{path} is neither transcripts ({', '.join(TRANSCRIPTS)}) nor a rollout file (.parquet)")
+
+
+def _scored(attempts: Iterable[Attempt], entropies: Entropies) -> Iterator[Attempt]:
+    rest = iter(attempts)
+    while some := list(islice(rest, SCORED)):
+        rows = entropies([list(attempt.token_ids) for attempt in some], [_written(attempt) for attempt in some])
+        yield from (replace(attempt, entropies=row) for attempt, row in zip(some, rows, strict=True))
+
+
+def _written(attempt: Attempt) -> list[bool]:
+    mask = [False] * len(attempt.token_ids)
+    for turn in attempt.turns:
+        mask[turn.start : turn.end] = [True] * (turn.end - turn.start)
+    return mask
+
+
+def piece_of(model: Path | None) -> Piece:
+    """The text of one token, remembered. Raises ConfigError where the model folder has no tokenizer that can be read,
+    or there is none: without the words of tokens nobody knows which stand in a call."""
+    from rocstar.dialogue.codec import Codec
+
+    if model is None:
+        raise ConfigError("tokens can't be told apart without their model's tokenizer, and no model folder is there")
+    codec, known = Codec.load(model), {}
+
+    def piece(token: int) -> str:
+        if token not in known:
+            known[token] = codec.decode([token])
+        return str(known[token])
+
+    return piece

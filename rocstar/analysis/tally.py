@@ -1,0 +1,142 @@
+"""Counts of attempts by training step, and of a step's problems by difficulty; what is kept grows with steps only."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from rocstar.analysis.attempts import Attempt
+from rocstar.analysis.recovery import After, after_errors
+
+LEVELS = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below 1", "always")
+"""How often a problem's attempts of one step were right."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums over some attempts; those without a verdict are in all but the figures of right ones."""
+
+    attempts: int = 0
+    decided: int = 0
+    right: int = 0
+    cut: int = 0
+    calls: int = 0
+    tokens: int = 0
+    counted: int = 0
+    """Attempts whose tokens are known."""
+    right_with_failed: int = 0
+    """Right attempts with a failed call."""
+    calls_of_right: int = 0
+    failed_of_right: int = 0
+    without_calls: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    """Failed calls by class."""
+    after: Counter[tuple[str, After]] = field(default_factory=Counter)
+    """Failed calls by class and by what came after."""
+    after_right: Counter[After] = field(default_factory=Counter)
+    """Failed calls of right attempts by what came after."""
+    after_decided: Counter[After] = field(default_factory=Counter)
+
+    def add(self, attempt: Attempt) -> None:
+        failed = [call.error for call in attempt.calls if call.error is not None]
+        came_after = list(after_errors(attempt))
+        self.attempts += 1
+        self.cut += attempt.cut
+        self.calls += len(attempt.calls)
+        self.without_calls += not attempt.calls
+        self.errors.update(failed)
+        self.after.update(came_after)
+        if attempt.tokens is not None:
+            self.counted += 1
+            self.tokens += attempt.tokens
+        if attempt.right is not None:
+            self.decided += 1
+            self.after_decided.update(after for _, after in came_after)
+        if attempt.right:
+            self.right += 1
+            self.right_with_failed += bool(failed)
+            self.calls_of_right += len(attempt.calls)
+            self.failed_of_right += len(failed)
+            self.after_right.update(after for _, after in came_after)
+
+    def merge(self, other: Counts) -> None:
+        for name in self.__slots__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, name, mine + theirs)
+
+    def figures(self) -> dict[str, Any]:
+        """Means and shares; None where they would be over nothing."""
+        return {
+            "attempts": self.attempts,
+            "right_share": _share(self.right, self.decided),
+            "tokens": _share(self.tokens, self.counted),
+            "calls": _share(self.calls, self.attempts),
+            "no_call_share": _share(self.without_calls, self.attempts),
+            "cut_share": _share(self.cut, self.attempts),
+            "failed_call_share": _share(self.errors.total(), self.calls),
+            "failed_call_share_in_right": _share(self.failed_of_right, self.calls_of_right),
+            "right_with_failed_call_share": _share(self.right_with_failed, self.right),
+            "errors": dict(self.errors.most_common()),
+            "after_error": {str(after): self._after(after) for after in After},
+        }
+
+    def _after(self, after: After) -> int:
+        return sum(count for (_, what), count in self.after.items() if what is after)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Everything that is counted without tokens."""
+
+    steps: dict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    levels: dict[str, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    """By difficulty, over all steps."""
+
+    def watched(self, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
+        """The same attempts, counted as they pass. Attempts of one problem at one step must come together."""
+        for (step, _), some in groupby(attempts, key=attrgetter("step", "problem")):
+            here = Counts()
+            for attempt in some:
+                here.add(attempt)
+                yield attempt
+            self.steps[step].merge(here)
+            if here.decided and here.attempts > 1:
+                self.levels[level_of(here.right / here.decided)].merge(here)
+
+    def whole(self) -> Counts:
+        """All steps together."""
+        every = Counts()
+        for counts in self.steps.values():
+            every.merge(counts)
+        return every
+
+
+def level_of(right_share: float) -> str:
+    """Which of LEVELS. 1/4 is in "up to 1/4"."""
+    if right_share in (0.0, 1.0):
+        return LEVELS[-1 if right_share else 0]
+    return LEVELS[1 + sum(right_share > bound for bound in (0.25, 0.5, 0.75))]
+
+
+def after_error_table(counts: Counts) -> list[dict[str, Any]]:
+    """One row for each class of failure, the most frequent first: how often each thing came after it."""
+    return [
+        {"error": error, "failed": failed, **{str(after): counts.after[error, after] for after in After}}
+        for error, failed in counts.errors.most_common()
+    ]
+
+
+def right_after(counts: Counts) -> dict[str, float | None]:
+    """Share of failed calls whose attempt ended right, by what came after them."""
+    return {str(after): _share(counts.after_right[after], counts.after_decided[after]) for after in After}
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

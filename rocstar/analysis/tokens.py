@@ -1,0 +1,172 @@
+"""Tokens that a policy was unsure of, and what kind they are: the paper's §5.4 with a rule in place of reading by hand.
+
+The paper marks the 20% of an attempt's tokens with the highest entropy and finds two kinds by eye: forking tokens,
+known from chains of thought, and reflection tokens on tool responses, dense runs right after a reply. It gives no
+lexicon and no counts. Our rule looks at place and entropy; words are only counted afterwards. A marked token is
+
+    call         inside a tool call
+    answer       inside the answer block
+    reflection   in a completion that follows a tool reply, before its first call or answer, in a run that begins among
+                 the first NEAR tokens of that completion; a run is RUN or more marked tokens with no more than GAP
+                 others between two neighbours
+    forking      any other
+
+docs/analysis.md publishes the rule with an example.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate
+from typing import Any
+
+from rocstar.analysis.attempts import Attempt, Turn
+
+SHARE = 0.2  # of an attempt's tokens; paper §5.4
+NEAR = 32  # tokens of a completion that count as directly after the reply
+RUN = 3  # marked tokens that make a run
+GAP = 2  # unmarked tokens that a run may hold between two marked ones
+MOST_WORDS = 20_000  # kept while counting
+DOUBT = re.compile(
+    r"\b(?:wait|hmm|but|however|maybe|perhaps|alternatively|actually|instead|check|verify|confirm|again|recheck|"
+    r"recompute|mistake|wrong|error|issue|fix)\b",
+    re.IGNORECASE,
+)
+"""Words of doubt, checking and repair: counted among the marked tokens, and never what decides a kind."""
+
+_BLOCK = re.compile(r"(?P<call><tool_call>).*?(?:</tool_call>|\Z)|<answer>.*?(?:</answer>|\Z)", re.DOTALL)
+
+Piece = Callable[[int], str]
+"""One token's text."""
+
+
+class Kind(StrEnum):
+    CALL = "call"
+    ANSWER = "answer"
+    REFLECTION = "reflection"
+    FORKING = "forking"
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Sums over attempts that have entropies."""
+
+    attempts: int = 0
+    tokens: int = 0
+    entropy: float = 0.0
+    """Summed, nats."""
+    marked: int = 0
+    kinds: Counter[Kind] = field(default_factory=Counter)
+    """Marked tokens by kind."""
+    doubt: Counter[Kind] = field(default_factory=Counter)
+    """Those of them in a word of DOUBT."""
+    after_ok: int = 0
+    """Reflection tokens after a reply without a failure."""
+    after_error: int = 0
+    in_calls: int = 0
+    """Tokens in calls, marked or not."""
+    call_entropy: float = 0.0
+    words: Counter[tuple[Kind, str]] = field(default_factory=Counter)
+    """Marked tokens by kind and text; the rarest are forgotten as it grows."""
+
+    def figures(self) -> dict[str, Any]:
+        outside, entropy = self.tokens - self.in_calls, self.entropy - self.call_entropy
+        return {
+            "attempts": self.attempts,
+            "tokens": self.tokens,
+            "entropy": _share(self.entropy, self.tokens),
+            "entropy_in_calls": _share(self.call_entropy, self.in_calls),
+            "entropy_outside_calls": _share(entropy, outside),
+            **{f"{kind}_tokens": self.kinds[kind] for kind in Kind},
+            **{f"{kind}_share": _share(self.kinds[kind], self.marked) for kind in Kind},
+            **{f"{kind}_doubt_share": _share(self.doubt[kind], self.kinds[kind]) for kind in Kind},
+            "reflection_after_ok": self.after_ok,
+            "reflection_after_error": self.after_error,
+        }
+
+
+def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[int, Kind]:
+    """Add an attempt to `counts`; its marked tokens by place, with their kinds; none without entropies."""
+    if attempt.entropies is None:
+        return {}
+    written = [place for turn in attempt.turns for place in range(turn.start, turn.end)]
+    marked = marked_places(attempt.entropies, written)
+    inside = {place: kind for turn in attempt.turns for place, kind in enclosed(attempt, turn, piece)}
+    calls = [place for place, kind in inside.items() if kind is Kind.CALL]
+    kinds = kinds_of(attempt, marked, inside)
+    counts.attempts += 1
+    counts.tokens += len(written)
+    counts.entropy += sum(attempt.entropies[place] for place in written)
+    counts.in_calls += len(calls)
+    counts.call_entropy += sum(attempt.entropies[place] for place in calls)
+    counts.marked += len(marked)
+    for place, kind in kinds.items():
+        text = piece(attempt.token_ids[place])
+        counts.kinds[kind] += 1
+        counts.words[kind, text] += 1
+        counts.doubt[kind] += bool(DOUBT.search(text))
+        if kind is Kind.REFLECTION:
+            failed = turn_of(attempt, place).after == "error"
+            counts.after_error += failed
+            counts.after_ok += not failed
+    if len(counts.words) > MOST_WORDS:
+        counts.words = Counter(dict(counts.words.most_common(MOST_WORDS // 2)))
+    return kinds
+
+
+def marked_places(entropies: Sequence[float], written: Sequence[int]) -> set[int]:
+    """The SHARE of the written tokens with the highest entropy, at least one; the earlier one of equals."""
+    count = max(1, round(SHARE * len(written))) if written else 0
+    return set(sorted(written, key=lambda place: (-entropies[place], place))[:count])
+
+
+def kinds_of(attempt: Attempt, marked: set[int], inside: Mapping[int, Kind]) -> dict[int, Kind]:
+    """The rule at the head of this file. inside: places in calls and answers, with which of them."""
+    kinds = {place: inside.get(place, Kind.FORKING) for place in sorted(marked)}
+    for turn in attempt.turns:
+        if turn.after is not None:
+            end = min((place for place in inside if turn.start <= place < turn.end), default=turn.end)
+            for run in runs_of([place for place in sorted(marked) if turn.start <= place < end]):
+                if run[0] < turn.start + NEAR:
+                    kinds.update(dict.fromkeys(run, Kind.REFLECTION))
+    return kinds
+
+
+def runs_of(places: Sequence[int]) -> Iterator[list[int]]:
+    """Runs of RUN or more places, ascending, with at most GAP others between two neighbours."""
+    run: list[int] = []
+    for place in [*places, None]:
+        if place is not None and (not run or place - run[-1] <= GAP + 1):
+            run.append(place)
+            continue
+        if len(run) >= RUN:
+            yield run
+        run = [] if place is None else [place]
+
+
+def enclosed(attempt: Attempt, turn: Turn, piece: Piece) -> Iterator[tuple[int, Kind]]:
+    """Places of the tokens of a completion that stand in a tool call or an answer block, their tags included."""
+    texts = [piece(token) for token in attempt.token_ids[turn.start : turn.end]]
+    ends = list(accumulate(map(len, texts)))
+    for begin, end, kind in blocks("".join(texts)):
+        first, last = bisect_right(ends, begin), bisect_left(ends, end)
+        yield from ((turn.start + number, kind) for number in range(first, last + 1))
+
+
+def blocks(text: str) -> Iterator[tuple[int, int, Kind]]:
+    """Where calls and answers stand in the text of a completion; one that is never closed goes to its end."""
+    for found in _BLOCK.finditer(text):
+        yield found.start(), found.end(), Kind.CALL if found["call"] else Kind.ANSWER
+
+
+def turn_of(attempt: Attempt, place: int) -> Turn:
+    return next(turn for turn in attempt.turns if turn.start <= place < turn.end)
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

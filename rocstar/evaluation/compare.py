@@ -1,0 +1,188 @@
+"""Two kept evaluations against each other: refused unless they asked the same, then paired problem by problem."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import ConfigError, DataError
+from rocstar.evaluation.intervals import Estimate
+from rocstar.evaluation.metrics import avg_at_k
+from rocstar.evaluation.paired import (
+    POWER,
+    Right,
+    Spread,
+    attempts_needed,
+    compare_paired,
+    power_of,
+    problems_needed,
+    spread_of,
+    spread_of_one,
+)
+from rocstar.runs.evaluations import RESULT, SAMPLES
+from rocstar.runs.folder import read_json
+
+SUBJECT = ("model", "step", "engine", "versions", "git", "seed", "greedy", "sandbox.slots", "sandbox.min_isolation")
+"""Fields of `setup` that say who was evaluated, where, when and what else was measured. All others must agree."""
+OF_DATA = ("data.problems", "data.problems_sha256")
+"""The fields of `setup.data` that must agree: the same problems may lie in another file."""
+ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """An evaluation as its folder has it."""
+
+    folder: Path
+    setup: Mapping[str, Any]
+    right: Mapping[str, Sequence[bool]]
+    """Problem id -> whether each decided attempt was right; problems without one are left out."""
+
+
+def read_kept(folder: Path) -> Kept:
+    """Raises DataError for a folder that lacks its attempts."""
+    setup = read_json(folder / RESULT).get("setup", {})
+    right: dict[str, list[bool]] = defaultdict(list)
+    for problem, verdict in _verdicts(folder / SAMPLES):
+        if verdict in ("right", "wrong"):
+            right[problem].append(verdict == "right")
+    return Kept(folder=folder, setup=setup, right=dict(right))
+
+
+def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
+    """Raises ConfigError that names the first field in which the evaluations differ, unless it is in `allowed`."""
+    mine, theirs = dict(_flat(a.setup)), dict(_flat(b.setup))
+    known = {*mine, *theirs}
+    for name in allowed:
+        if not any(_is_within(field, name) for field in known):
+            raise ConfigError(
+                f"--allow {name}: the evaluations have no such field; they have {', '.join(sorted(known))}"
+            )
+    for field in sorted(known):
+        skipped = _is_skipped(field) or any(_is_within(field, name) for name in allowed)
+        one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
+        if not skipped and one != other:
+            raise ConfigError(
+                f"the evaluations differ in {field}: {_said(one)} in {a.folder}, {_said(other)} in {b.folder}; "
+                f"evaluate both alike, or add --allow {field} where that is what you compare"
+            )
+
+
+def compared(a: Kept, b: Kept) -> dict[str, Any]:
+    """B against A. Raises DataError where they decided no problem in common."""
+    shared = a.right.keys() & b.right.keys()
+    if not shared:
+        raise DataError(f"{a.folder} and {b.folder} decided no problem in common, so there is nothing to pair")
+    found = asdict(compare_paired(a.right, b.right))
+    return {
+        "a": _subject(a),
+        "b": _subject(b),
+        "problems": len(shared),
+        "only_a": len(a.right.keys() - shared),
+        "only_b": len(b.right.keys() - shared),
+        **found,
+        "difference": _figure(Estimate(**found["difference"])),
+        "table": _table(a.right, b.right, sorted(shared)),
+    }
+
+
+def planned(a: Kept, b: Kept | None, difference: float, power: float = POWER) -> dict[str, Any]:
+    """What it would take to see a difference of so much with chance `power` at a level of 5%, by the spread that two
+    evaluations show, or one and a second like it. Raises ConfigError for a difference outside 0 to 1 or a power
+    outside 0.05 to 1."""
+    if not 0 < difference <= 1 or not 0.05 < power < 1:
+        raise ConfigError(
+            f"--detect must lie above 0 and up to 1 and --power between 0.05 and 1, got {difference:g} and {power:g}"
+        )
+    right = [kept.right for kept in (a, b) if kept is not None]
+    problems = len(right[0].keys() & right[-1].keys())
+    if not problems:
+        raise DataError(f"{a.folder} decided no problem" + (f" that {b.folder} decided too" if b else ""))
+    spread = spread_of(*right) if b else spread_of_one(a.right)
+    attempts = min(len(some) for each in right for some in each.values())
+    return {
+        "difference": difference,
+        "wanted_power": power,
+        "problems": problems,
+        "attempts": attempts,
+        "power": power_of(spread, difference, problems, attempts),
+        "problems_needed": problems_needed(spread, difference, attempts, power),
+        "attempts_needed": attempts_needed(spread, difference, problems, power),
+        "spread": asdict(spread),
+        "assumed": _assumption(b, attempts, spread),
+    }
+
+
+def _assumption(b: Kept | None, attempts: int, spread: Spread) -> str:
+    if b is None:
+        return "the second gains as much on every problem; one that gains on few needs more"
+    if attempts == 1 or not spread.between:
+        return "all that problems differ by is chance of attempts; one attempt each can't tell it from real change"
+    return "the spread that these two show"
+
+
+def _verdicts(file: Path) -> Iterator[tuple[str, str | None]]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        for batch in parquet.ParquetFile(file).iter_batches(columns=["problem_id", "verdict"]):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{file} can't be read as attempts: {str(error).splitlines()[0]}") from None
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted names."""
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", inner
+
+
+def _is_skipped(field: str) -> bool:
+    if _is_within(field, "data"):
+        return field not in OF_DATA
+    return any(_is_within(field, name) for name in SUBJECT)
+
+
+def _is_within(field: str, name: str) -> bool:
+    return field == name or field.startswith(f"{name}.")
+
+
+def _said(value: Any) -> str:
+    text = "nothing" if value is ABSENT else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _subject(kept: Kept) -> dict[str, Any]:
+    accuracy = avg_at_k(list(kept.right.values()))
+    attempts = {len(some) for some in kept.right.values()}
+    return {
+        "evaluation": str(kept.folder),
+        "model": kept.setup.get("model"),
+        "step": kept.setup.get("step"),
+        "accuracy": _figure(accuracy),
+        "attempts": max(attempts, default=0),
+    }
+
+
+def _figure(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
+
+
+def _table(a: Right, b: Right, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each problem, the largest gain first."""
+    rows = [
+        {
+            "problem_id": name,
+            "a": sum(a[name]) / len(a[name]),
+            "b": sum(b[name]) / len(b[name]),
+            "difference": sum(b[name]) / len(b[name]) - sum(a[name]) / len(a[name]),
+        }
+        for name in names
+    ]
+    return sorted(rows, key=lambda row: (-row["difference"], row["problem_id"]))

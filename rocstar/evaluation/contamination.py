@@ -1,0 +1,92 @@
+"""Which problems of an evaluation a run has trained on, or on something that shares an 8-gram with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rocstar.data.files import load_problems
+from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion, Overlap
+from rocstar.errors import DataError
+from rocstar.runs.folder import RunFolder, read_json
+
+SHOWN = 5  # overlaps that a note quotes
+
+
+def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> dict[str, Any]:
+    """A note for a result: how many of the asked questions are trained ones, word for word or by an 8-gram.
+
+    asked, trained: questions; repeats count once. name: of the evaluation, for the evidence. Source: the paper's filter
+    (§5.1, 8-grams), turned round. An 8-gram may be a stock phrase: read the evidence."""
+    questions = list(dict.fromkeys(asked))
+    index = BenchmarkIndex(
+        BenchmarkQuestion(benchmark=name, line=line, question=question) for line, question in enumerate(questions, 1)
+    )
+    same: set[int] = set()
+    overlaps: dict[int, Overlap] = {}
+    count = 0
+    for question in _once(trained):
+        count += 1
+        if found := index.find(question):
+            overlaps.setdefault(found.found.line, found)
+            if found.exact:
+                same.add(found.found.line)
+    shown = [overlap.evidence for line, overlap in sorted(overlaps.items()) if line not in same]
+    return {
+        "questions": len(questions),
+        "trained_questions": count,
+        "same": len(same),
+        "shared_8_gram": len(overlaps.keys() - same),
+        "evidence": shown[:SHOWN],
+    }
+
+
+def note_of(run: RunFolder | None, step: int, asked: Iterable[str], name: str) -> dict[str, Any] | None:
+    """The note for an evaluation of a run's checkpoint; None for a plain model, whose training nobody here knows."""
+    return None if run is None else contamination(asked, trained_questions(run, step), name)
+
+
+def _once(questions: Iterable[str]) -> Iterator[str]:
+    seen: set[int] = set()  # of hashes, so that a million questions take some 60 MB
+    for question in questions:
+        if (key := hash(question)) not in seen:
+            seen.add(key)
+            yield question
+
+
+def trained_questions(run: RunFolder, step: int) -> Iterator[str]:
+    """Questions that a run has attempted up to a step. Where it kept no attempts: those of its training files that are
+    still there, all of them, if its held-out problems come from other files. What it imitated in an SFT stage is not
+    among them."""
+    files = sorted(run.rollouts.glob("step=*.parquet"))
+    for file in files:
+        if file.name <= run.rollout_file(step).name:
+            yield from questions_of(file)
+    if not files:
+        for path in _training_files(read_json(run.resolved)):
+            yield from _of_file(path)
+
+
+def _training_files(settings: dict[str, Any]) -> list[str]:
+    sections = [settings.get("data") or {}, *(stage.get("data") or {} for stage in settings.get("stage", ()))]
+    if not sections[0].get("test_files"):
+        return []
+    return list(dict.fromkeys(path for section in sections for path in section.get("train_files") or ()))
+
+
+def _of_file(path: str) -> Iterator[str]:
+    if not Path(path).is_file():
+        return
+    try:
+        yield from (problem.question for problem in load_problems(path))
+    except DataError:  # its columns have names that only the recipe's task knows
+        return
+
+
+def questions_of(file: Path) -> Iterator[str]:
+    """Of a file of attempts, repeats included."""
+    from pyarrow import parquet
+
+    for batch in parquet.ParquetFile(file).iter_batches(columns=["question"]):
+        yield from batch.column(0).to_pylist()

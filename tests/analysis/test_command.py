@@ -1,0 +1,171 @@
+"""`rocstar analyze` over a run that learns, its evaluation, its metrics alone, and transcripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.cli import run
+from rocstar.runs.atomic import write_json
+from rocstar.runs.folder import RunFolder
+from tests.analysis.rows import attempt, turn, written
+from tests.tiny_run import Command, workplace
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["analyze", *arguments, "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    return dict(report)
+
+
+def made_run(folder: Path) -> RunFolder:
+    """A run folder of two steps as a trainer leaves it, without its model."""
+    made = RunFolder(folder / "runs" / "r")
+    made.path.mkdir(parents=True)
+    write_json(made.path / "run.json", {"name": "r"})
+    write_json(made.resolved, {"data": {}, "stage": []})
+    right = [attempt([turn("1"), turn(None)], problem="p", index=index) for index in range(3)]
+    fails = attempt([turn("x", "NameError: x\n"), turn("1"), turn(None)], problem="p", index=3)
+    written(made.rollout_file(1), [*right, fails], step=1)
+    written(made.rollout_file(2), right, step=2)
+    rows = [{"step": step, "reward/mean": 1.0, "tool/failed_call_share_in_correct": 0.2} for step in (1, 2)]
+    made.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return made
+
+
+@pytest.mark.slow
+def test_a_run_that_learned_is_analysed_with_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = workplace(tmp_path / "w")
+    assert Command.start(folder, "train", "tiny.toml").wait().code == 0
+    report = told(capsys, "last", "--runs", str(folder / "runs"))
+    steps = report["by_step"]
+    assert len(steps) == 7 and all(row["attempts"] == 8 for row in steps)
+    by_metric = {row["step"]: row for row in report["training"]}
+    for row in steps:
+        assert row["right_share"] == pytest.approx(by_metric[row["step"]]["reward"])
+        assert row["calls"] == pytest.approx(by_metric[row["step"]]["calls"])
+        assert row["failed_call_share_in_right"] == pytest.approx(by_metric[row["step"]]["failed_call_share_in_right"])
+    assert {row["name"] for row in report["evaluations"]} == {"before", "after"}
+    scored = [row for row in report["tokens"]["by_step"] if row["attempts"]]
+    assert scored and all(0 < row["entropy"] < 6 for row in scored)
+    kept = told(capsys, "last/after", "--entropy", "--runs", str(folder / "runs"))
+    (row,) = kept["tokens"]["by_step"]
+    assert row["attempts"] == kept["whole"]["attempts"] and row["entropy"] > 0
+    assert kept["contamination"]["questions"] == 2
+
+
+def test_a_learner_pass_gives_the_entropies_that_training_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from rocstar.learning.entropy import EntropyPass
+    from tests.learning.examples import model as random_model
+
+    folder = tmp_path / "model"
+    model = random_model()
+    model.save_pretrained(folder)
+    (found,) = EntropyPass(folder, model.config.vocab_size, 1.0).entropies([[1, 2, 3, 4]], [[False, False, True, True]])
+    import torch
+
+    with torch.no_grad():
+        logprobs = model.eval()(torch.tensor([[1, 2, 3, 4]])).logits[0].log_softmax(-1)
+    expected = -(logprobs.exp() * logprobs).sum(-1)
+    assert found == pytest.approx([0.0, 0.0, float(expected[1]), float(expected[2])], abs=1e-5)
+
+
+def test_steps_errors_and_difficulty_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made_run(tmp_path)
+    report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
+    assert [row["failed_call_share_in_right"] for row in report["by_step"]] == [pytest.approx(1 / 5), 0.0]
+    assert report["after_error"] == [
+        {"error": "NameError", "failed": 1, "repaired": 1, "repeated": 0, "failed again": 0, "gave up": 0, "cut": 0}
+    ]
+    assert [(row["solved"], row["attempts"]) for row in report["by_difficulty"]] == [("always", 7)]
+    assert "tokens" not in report  # no tokenizer is there
+
+
+def test_a_run_that_kept_no_attempts_shows_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = made_run(tmp_path)
+    for step in (1, 2):
+        made.rollout_file(step).unlink()
+    assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert "no attempts were kept" in shown and "Fig. 4" in shown and "20.0%" in shown
+
+
+def test_an_evaluation_says_which_questions_its_run_had_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_run(tmp_path)
+    folder = made.evaluation("test", 1)
+    written(folder / "samples.parquet", [attempt([turn(None)], problem=name) for name in ("p", "new")])
+    write_json(folder / "result.json", {"setup": {"model": "nowhere"}})
+    note = told(capsys, "r/test", "--runs", str(tmp_path / "runs"))["contamination"]
+    assert (note["questions"], note["same"], note["trained_questions"]) == (2, 1, 1)
+
+
+def test_training_after_the_evaluated_step_is_no_contamination(tmp_path: Path) -> None:
+    from rocstar.evaluation.contamination import trained_questions
+
+    made = made_run(tmp_path)
+    written(made.rollout_file(2), [attempt([turn(None)], problem="late")], step=2)
+    assert set(trained_questions(made, 1)) == {"What is p?"}
+    assert set(trained_questions(made, 2)) == {"What is p?", "What is late?"}
+
+
+def test_training_files_stand_for_attempts_that_were_not_kept(tmp_path: Path) -> None:
+    from rocstar.evaluation.contamination import trained_questions
+
+    made = made_run(tmp_path)
+    for step in (1, 2):
+        made.rollout_file(step).unlink()
+    (tmp_path / "train.jsonl").write_text('{"question": "What is q?", "answer": "1"}\n')
+    stage = {"data": {"train_files": [str(tmp_path / "train.jsonl"), "gone.jsonl"]}}
+    write_json(made.resolved, {"data": {"test_files": ["t.jsonl"]}, "stage": [stage]})
+    assert list(trained_questions(made, 2)) == ["What is q?"]
+    write_json(made.resolved, {"data": {}, "stage": [stage]})  # held out of the same file, nobody knows which
+    assert list(trained_questions(made, 2)) == []
+
+
+def test_pictures_of_two_runs_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    made_run(tmp_path)
+    names = ["r", str(tmp_path / "runs" / "r")]
+    assert run(["analyze", *names, "--runs", str(tmp_path / "runs"), "--pictures", str(tmp_path / "p")]) == 0
+    assert {file.name for file in (tmp_path / "p").iterdir()} == {"fig4.png", "fig8.png", "errors.png"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a.txt"], "is neither transcripts"),
+        (["a.jsonl", "--entropy"], "--entropy needs the weights"),
+        (["nothing"], "there is no run nothing"),
+    ],
+)
+def test_what_cannot_be_analysed_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    for name in ("a.txt", "a.jsonl"):
+        (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
+    first = str(tmp_path / arguments[0]) if "." in arguments[0] else arguments[0]
+    assert run(["analyze", first, *arguments[1:], "--runs", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_last_step_of_an_evaluation_is_meant_unless_one_is_given(tmp_path: Path) -> None:
+    from rocstar.errors import ConfigError
+    from rocstar.runs.evaluations import find_evaluation
+
+    made = made_run(tmp_path)
+    for name, step in (("math-1", 1), ("math-1", 2), ("aime-2", 1)):
+        made.evaluation(name, step).mkdir(parents=True)
+        write_json(made.evaluation(name, step) / "result.json", {})
+    base = tmp_path / "runs"
+    assert find_evaluation("r/math", base) == made.evaluation("math-1", 2)
+    assert find_evaluation("last/math@1", base) == made.evaluation("math-1", 1)
+    with pytest.raises(ConfigError, match="may be any of aime-2, math-1"):
+        find_evaluation("r/", base)
+    with pytest.raises(ConfigError, match="it has: aime-2@1, math-1@1, math-1@2"):
+        find_evaluation("r/gsm8k", base)

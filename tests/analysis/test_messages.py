@@ -1,0 +1,72 @@
+"""Transcripts in each form that is read, line by line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.analysis.attempts import Attempt
+from rocstar.analysis.messages import read_transcripts
+from rocstar.errors import DataError
+
+
+def read(folder: Path, *rows: Any) -> list[Attempt]:
+    file = folder / "a.jsonl.gz"
+    with gzip.open(file, "wt") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+    return list(read_transcripts(file))
+
+
+def asks(*codes: str) -> dict[str, Any]:
+    calls = [{"function": {"name": "python", "arguments": json.dumps({"code": code})}} for code in codes]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def replies(text: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": text}
+
+
+def test_calls_in_openai_messages_get_their_replies_in_order(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "ValueError: no"}]
+    messages = [{"role": "user", "content": "?"}, asks("a", "b"), replies("1"), replies(parts), asks("c"), replies("2")]
+    (attempt,) = read(tmp_path, {"messages": messages, "is_correct": True})
+    assert [(call.turn, call.text, call.error) for call in attempt.calls] == [
+        (0, "a", None),
+        (0, "b", "ValueError"),
+        (1, "c", None),
+    ]
+    assert attempt.right is True and attempt.problem == "line 1"
+
+
+def test_arguments_that_are_no_json_are_kept_as_they_are(tmp_path: Path) -> None:
+    asked = {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "print(1"}}]}
+    (attempt,) = read(tmp_path, {"messages": [asked, replies("SyntaxError: never closed")]})
+    assert [(call.text, call.error) for call in attempt.calls] == [("print(1", "SyntaxError")]
+
+
+def test_a_call_without_a_reply_is_none(tmp_path: Path) -> None:
+    (attempt,) = read(tmp_path, {"messages": [{"role": "user", "content": "?"}, asks("a")]})
+    assert attempt.calls == () and attempt.right is None
+
+
+def test_roles_of_text_code_and_execution_are_read(tmp_path: Path) -> None:
+    told = [{"role": role, "content": role} for role in ("user", "text", "code", "execution", "code", "execution")]
+    row = {"messages": [{"role": "user", "content": "?"}], "debug_result": told}
+    (attempt,) = read(tmp_path, row)
+    assert [call.turn for call in attempt.calls] == [0, 1]
+
+
+def test_every_text_of_a_row_with_fenced_blocks_is_an_attempt(tmp_path: Path) -> None:
+    text = "```python\nprint(1)\n```\n```output\n1\n```\nNow\n```python\nnever run\n```"
+    first, second = read(tmp_path, {"code": [text, "no program"]})
+    assert [call.text for call in first.calls] == ["print(1)"]
+    assert second.calls == ()
+
+
+def test_a_row_that_is_no_transcript_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 2 is no transcript"):
+        read(tmp_path, {"messages": [{"role": "user", "content": "?"}]}, {"question": "?"})

@@ -1,0 +1,88 @@
+"""Counts by step and difficulty over rollout files, and what comes after a failed call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocstar.analysis.attempts import Attempt, Call, read_attempts
+from rocstar.analysis.recovery import After, after_errors
+from rocstar.analysis.tally import LEVELS, Tally, level_of, right_after
+from rocstar.errors import DataError
+from rocstar.types import Stop
+from tests.analysis.rows import attempt, turn, written
+
+FAILS = "NameError: name 'x' is not defined\n"
+
+
+def after(*calls: tuple[int, str, str | None], cut: bool = False) -> list[After]:
+    made = tuple(Call(turn=place, text=text, error=error) for place, text, error in calls)
+    return [
+        what for _, what in after_errors(Attempt(step=0, problem="p", right=None, cut=cut, tokens=None, calls=made))
+    ]
+
+
+def test_another_call_that_works_is_a_repair() -> None:
+    assert after((0, "x", "NameError"), (1, "x=1", None)) == [After.REPAIRED]
+
+
+def test_the_same_call_again_is_a_repetition_whatever_its_spaces() -> None:
+    assert after((0, "print( x )", "NameError"), (1, "print(\n x )", "NameError")) == [After.REPEATED, After.GAVE_UP]
+
+
+def test_another_call_that_fails_is_a_further_failure() -> None:
+    assert after((0, "x", "NameError"), (1, "y", "NameError"), cut=True) == [After.FAILED_AGAIN, After.CUT]
+
+
+def test_a_call_of_the_same_turn_answers_nothing() -> None:
+    assert after((0, "x", "NameError"), (0, "1", None)) == [After.GAVE_UP]
+
+
+def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:
+    records = [
+        attempt([turn("x", FAILS), turn("1"), turn(None)], problem="a", index=0),
+        attempt([turn("1"), turn(None)], problem="a", index=1, right=False),
+        attempt([turn(None)], problem="b", index=0),
+        attempt([turn("x", FAILS)], problem="b", index=1, right=False, stop=Stop.MAX_TURNS),
+        attempt([turn(None)], problem="b", index=2, right=None),
+    ]
+    tally = Tally()
+    assert len(list(tally.watched(read_attempts(written(tmp_path / "a.parquet", records), tokens=False)))) == 5
+    figures = tally.steps[1].figures()
+    assert figures["attempts"] == 5
+    assert figures["right_share"] == 0.5  # of four with a verdict
+    assert figures["calls"] == pytest.approx(4 / 5)
+    assert figures["failed_call_share"] == 0.5
+    assert figures["failed_call_share_in_right"] == 0.5
+    assert figures["right_with_failed_call_share"] == 0.5
+    assert figures["no_call_share"] == pytest.approx(2 / 5)
+    assert figures["cut_share"] == pytest.approx(1 / 5)
+    assert figures["tokens"] == pytest.approx((13 + 8 + 3 + 5 + 3) / 5)
+    assert figures["errors"] == {"NameError": 2}
+    assert figures["after_error"]["repaired"] == figures["after_error"]["cut"] == 1
+    assert right_after(tally.whole())["repaired"] == 1.0
+    assert right_after(tally.whole())["cut"] == 0.0
+    assert tally.levels["up to 1/2"].attempts == 5
+
+
+def test_attempts_that_a_fault_of_ours_ended_are_left_out(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    failed = attempt([turn("1")], right=None, stop=Stop.ENVIRONMENT_FAILED)
+    failed = replace(failed, trajectory=replace(failed.trajectory, fault="the sandbox died"))
+    file = written(tmp_path / "a.parquet", [failed, attempt([turn(None)])])
+    assert len(list(read_attempts(file, tokens=False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "level"), [(0.0, "never"), (0.25, "up to 1/4"), (0.26, "up to 1/2"), (0.99, "below 1"), (1.0, "always")]
+)
+def test_difficulty_is_the_share_of_right_attempts(share: float, level: str) -> None:
+    assert level in LEVELS and level_of(share) == level
+
+
+def test_a_file_that_holds_no_attempts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no")
+    with pytest.raises(DataError, match="is not a file of attempts"):
+        list(read_attempts(tmp_path / "a.parquet", tokens=False))

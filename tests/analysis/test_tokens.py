@@ -1,0 +1,126 @@
+"""Which tokens are marked, and of which kind, on completions written by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.analysis.attempts import Attempt, Turn, read_attempts
+from rocstar.analysis.tokens import (
+    GAP,
+    NEAR,
+    RUN,
+    Kind,
+    TokenCounts,
+    count_tokens,
+    enclosed,
+    kinds_of,
+    marked_places,
+    runs_of,
+)
+from tests.analysis.rows import attempt, turn, written
+
+TEXTS = ["<tool_call>", "{}", "</tool_call>", "<answer>", "5", "</answer>", " wait", "a", "b", "c"]
+OPEN, BODY, CLOSE, ANSWER, FIVE, END, WAIT, A, B, C = range(10)
+
+
+def piece(token: int) -> str:
+    return TEXTS[token] if token < len(TEXTS) else "?"
+
+
+def told(*turns: tuple[list[int], str | None], entropies: dict[int, float] | None = None) -> Attempt:
+    """A prompt of two tokens, completions with what came before them, and replies of one token."""
+    ids, places = [99, 99], []
+    for tokens, after in turns:
+        places.append(Turn(start=len(ids), end=len(ids) + len(tokens), after=after))
+        ids += [*tokens, 99]
+    values = [0.0] * len(ids)
+    for place, value in (entropies or {}).items():
+        values[place] = value
+    return Attempt(
+        step=1, problem="p", right=True, cut=False, tokens=None, calls=(), turns=tuple(places), token_ids=ids,
+        entropies=values,
+    )  # fmt: skip
+
+
+def test_a_fifth_of_the_written_tokens_is_marked_the_highest_first() -> None:
+    assert marked_places([9.0, 0.1, 0.5, 0.4, 0.3, 0.2, 0.0, 0.6], range(1, 8)) == {7}
+    assert marked_places([0.0, 0.1, 0.5, 0.4, 0.3, 0.2, 0.0, 0.6, 0.0, 0.0, 0.0], range(1, 11)) == {7, 2}
+    assert marked_places([], []) == set()
+
+
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=60))
+def test_marked_tokens_are_a_fifth_and_none_outside_is_higher(entropies: list[float]) -> None:
+    marked = marked_places(entropies, range(len(entropies)))
+    others = [entropies[place] for place in range(len(entropies)) if place not in marked]
+    assert len(marked) == max(1, round(len(entropies) / 5))
+    assert min(entropies[place] for place in marked) >= max(others, default=0)
+
+
+def test_runs_bridge_small_gaps_and_need_three() -> None:
+    assert list(runs_of([1, 2, 3])) == [[1, 2, 3]]
+    assert list(runs_of([1, 1 + GAP + 1, 1 + 2 * (GAP + 1)])) == [[1, 4, 7]]
+    assert list(runs_of([1, 2, 2 + GAP + 2])) == []
+    assert list(runs_of(range(RUN - 1))) == []
+
+
+@given(st.sets(st.integers(0, 80)))
+def test_runs_are_parts_of_what_was_given_and_far_from_each_other(places: set[int]) -> None:
+    runs = list(runs_of(sorted(places)))
+    assert all(len(run) >= RUN and set(run) <= places for run in runs)
+    assert all(after[0] - before[-1] > GAP + 1 for before, after in pairwise(runs))
+
+
+def test_calls_and_answers_are_found_across_tokens() -> None:
+    one = told(([A, OPEN, BODY, CLOSE, B, ANSWER, FIVE, END, C], None))
+    found = dict(enclosed(one, one.turns[0], piece))
+    assert found == {**dict.fromkeys((3, 4, 5), Kind.CALL), **dict.fromkeys((7, 8, 9), Kind.ANSWER)}
+
+
+def test_a_call_that_is_never_closed_goes_to_the_end() -> None:
+    one = told(([A, OPEN, BODY, B], None))
+    assert sorted(dict(enclosed(one, one.turns[0], piece))) == [3, 4, 5]
+
+
+def test_a_run_right_after_a_reply_reflects_and_the_same_run_before_any_reply_forks() -> None:
+    one = told(([A, B, C], None), ([WAIT, A, B, OPEN, BODY, CLOSE], "error"))
+    marked = {2, 3, 4, 6, 7, 8, 10}
+    kinds = kinds_of(one, marked, dict(enclosed(one, one.turns[0], piece)) | dict(enclosed(one, one.turns[1], piece)))
+    assert [kinds[place] for place in sorted(marked)] == [Kind.FORKING] * 3 + [Kind.REFLECTION] * 3 + [Kind.CALL]
+
+
+def test_a_run_that_begins_late_and_lone_tokens_fork() -> None:
+    late = told(([A], None), ([A] * (NEAR + 10), "ok"))
+    start = late.turns[1].start
+    marked = {start, *range(start + NEAR, start + NEAR + 4)}
+    assert set(kinds_of(late, marked, {}).values()) == {Kind.FORKING}
+
+
+def test_counts_name_what_the_reply_said_and_words_of_doubt() -> None:
+    entropies = {6: 1.0, 7: 0.9, 8: 0.8}
+    one = told(([A, B, C], None), ([WAIT, A, B, *[C] * 9], "error"), entropies=entropies)
+    counts = TokenCounts()
+    assert count_tokens(counts, one, piece) == dict.fromkeys((6, 7, 8), Kind.REFLECTION)
+    figures = counts.figures()
+    assert (figures["reflection_after_error"], figures["reflection_after_ok"]) == (3, 0)
+    assert figures["reflection_doubt_share"] == 1 / 3
+    assert figures["entropy"] == 2.7 / 15
+
+
+def test_an_attempt_without_entropies_counts_nothing() -> None:
+    from dataclasses import replace
+
+    counts = TokenCounts()
+    assert count_tokens(counts, replace(told(([A], None)), entropies=None), piece) == {}
+    assert counts.attempts == 0
+
+
+def test_places_of_turns_are_those_of_the_recorded_tokens(tmp_path: Path) -> None:
+    record = attempt([turn("x", "NameError: x\n"), turn("1"), turn(None)], entropies=[0.0] * 15)
+    (read,) = read_attempts(written(tmp_path / "a.parquet", [record]), tokens=True)
+    assert [(one.start, one.end, one.after) for one in read.turns] == [(2, 5, None), (7, 10, "error"), (12, 15, "ok")]
+    mask = record.trajectory.loss_mask
+    assert [place for one in read.turns for place in range(one.start, one.end)] == [p for p, w in enumerate(mask) if w]
