@@ -1,0 +1,116 @@
+"""From the words of a command line to evaluations that can be carried out, all checked before the first begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from rocstar.config import Recipe
+from rocstar.errors import ConfigError
+from rocstar.evaluation.asked import Asked, AskedEndpoint, AskedWeights
+from rocstar.evaluation.benchmark import find_benchmarks
+from rocstar.evaluation.command import JudgeEndpoint, Plan, evaluate
+from rocstar.evaluation.endpoint import ToolStyle
+from rocstar.evaluation.evaluate import Protocol
+from rocstar.evaluation.source import BenchmarkRows, ProblemFile, Source
+from rocstar.evaluation.subject import find_subject, settings_in_force
+from rocstar.screen import Screen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the command line says, None where it is silent; docs/evaluation.md has the words."""
+
+    model: str
+    settings: Sequence[str]
+    options: dict[str, str]
+    """As `recipe.changed` takes them."""
+    data: str | None
+    question: Sequence[str] | None
+    answer: str
+    benchmark: str | None
+    data_folder: Path | None
+    accept_rows: bool
+    limit: int | None
+    attempts: int | None
+    temperature: float | None
+    endpoint: str | None
+    endpoint_key: str | None
+    tools: str
+    parallel: int
+    judge: str | None
+    judge_model: str | None
+    judge_key: str | None
+    runs: Path
+
+
+def evaluations(given: Given, screen: Screen) -> Iterator[dict[str, Any]]:
+    """The result of each, as it is made. Raises ConfigError, DataError, and RunHalted past the fault budget."""
+    judge = _judge(given)
+    plans = [_plan(source, given, judge) for source in _sources(given)]
+    return (evaluate(plan, screen) for plan in plans)
+
+
+def _sources(given: Given) -> list[Source]:
+    if given.data is not None and given.benchmark is None:
+        if given.data_folder is not None or given.accept_rows:
+            raise ConfigError("--data-folder and --accept-rows belong to --benchmark; leave them out with --data")
+        columns = given.question or ["question"]
+        return [ProblemFile(path=given.data, question=columns, answer=given.answer, limit=given.limit)]
+    if given.data is not None or given.benchmark is None:
+        raise ConfigError("give either --data FILE or --benchmark NAMES")
+    if given.question is not None or given.answer != "answer":
+        raise ConfigError("a benchmark names its columns itself; leave out --question and --answer")
+    return [
+        BenchmarkRows(one, given.data_folder, limit=given.limit, accept=given.accept_rows)
+        for one in find_benchmarks(given.benchmark)
+    ]
+
+
+def _plan(source: Source, given: Given, judge: JudgeEndpoint | None) -> Plan:
+    asked = _asked(given, [*source.protocol.settings, *given.settings])
+    rollout = asked.recipe.rollout
+    protocol = Protocol(
+        attempts=source.protocol.attempts if given.attempts is None else given.attempts,
+        temperature=source.protocol.temperature if given.temperature is None else given.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        seed=asked.recipe.run.seed,
+    )
+    needs = source.kind is not None and source.kind.needs_judge
+    return Plan(asked=asked, source=source, protocol=protocol, judge=judge if needs else None)
+
+
+def _asked(given: Given, settings: Sequence[str]) -> Asked:
+    if given.endpoint is None:
+        subject = find_subject(given.model, given.runs)
+        recipe = settings_in_force(subject.recipe, settings, given.options)
+        return AskedWeights(subject=subject, recipe=recipe, runs=given.runs)
+    return AskedEndpoint(
+        url=given.endpoint.rstrip("/"),
+        model=given.model,
+        key=given.endpoint_key,
+        parallel=given.parallel,
+        tools=_style(given.tools),
+        recipe=settings_in_force(Recipe(), settings, given.options),
+        runs=given.runs,
+    )
+
+
+def _judge(given: Given) -> JudgeEndpoint | None:
+    if given.judge is None:
+        return None
+    if given.judge_model is None:
+        raise ConfigError("--judge needs the judge's name there; give it with --judge-model")
+    url = given.judge.rstrip("/")
+    return JudgeEndpoint(url=url, model=given.judge_model, key=given.judge_key, parallel=given.parallel)
+
+
+def _style(name: str) -> ToolStyle:
+    for style in get_args(ToolStyle):
+        if name == style:
+            found: ToolStyle = style
+            return found
+    raise ConfigError(f"--tools {name} is none of {', '.join(get_args(ToolStyle))}")
