@@ -162,9 +162,17 @@ def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -
         "truncation_share": summary.truncation_share,
         "no_room_share": summary.no_room_share,
         "out_of_turns_share": summary.out_of_turns_share,
-        "longest_prompt_tokens": max((len(group.trajectories[0].prompt_ids) for group in sampled), default=0),
+        "longest_prompt_tokens": _longest_prompt(sampled),
         "accuracy_by_source": {name: figure(value) for name, value in summary.accuracy_by_source.items()},
     }
+
+
+def _longest_prompt(groups: Sequence[Group]) -> int | None:
+    """None where the prompt's tokens are the business of an endpoint."""
+    first = [group.trajectories[0] for group in groups]
+    if any(attempt.told_tokens is not None for attempt in first):
+        return None
+    return max((len(attempt.prompt_ids) for attempt in first), default=0)
 
 
 def _greedy_figure(groups: Sequence[Group]) -> dict[str, Any] | None:

@@ -42,9 +42,9 @@ def response_language(answer: str, language: str) -> bool:
 
 
 def number_sentences(answer: str, num_sentences: int, relation: str) -> bool:
-    from nltk.tokenize.punkt import PunktTokenizer
+    import nltk
 
-    return _compared(len(PunktTokenizer("english").tokenize(answer)), relation, num_sentences)
+    return _compared(len(nltk.sent_tokenize(answer)), relation, num_sentences)
 
 
 def number_paragraphs(answer: str, num_paragraphs: int) -> bool:
