@@ -91,11 +91,18 @@ class ChatClient:
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
         self._free = asyncio.Semaphore(parallel)
         self._sleep = sleep
+        self._refused: ConfigError | None = None  # what is refused once would be refused for all that wait
 
     async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> Written:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
         async with self._free:
-            return self._read(await self._post({"model": self.model, "messages": list(messages), **body}))
+            if self._refused is not None:
+                raise self._refused
+            try:
+                return self._read(await self._post({"model": self.model, "messages": list(messages), **body}))
+            except ConfigError as error:
+                self._refused = error
+                raise
 
     async def close(self) -> None:
         await self._http.aclose()

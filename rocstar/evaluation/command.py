@@ -6,8 +6,9 @@ kill, asks only for what is missing."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from rocstar.evaluation.asked import Asked, Judging
 from rocstar.evaluation.chat_client import ChatClient, EndpointJudge
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.recall import Recall
-from rocstar.evaluation.setup import name_of, setup_of
+from rocstar.evaluation.setup import CIRCUMSTANCES, name_of, setup_of
 from rocstar.evaluation.source import Source
 from rocstar.launch import started_sandbox
 from rocstar.rollout.collect import Roller
+from rocstar.runs.atomic import plain
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.types import Problem
@@ -65,32 +67,68 @@ class Plan:
         return {**made, **judged}
 
 
-def evaluate(plan: Plan, screen: Screen) -> dict[str, Any]:
-    """Figures of an evaluation: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and
-    the benchmark's own; docs/evaluation.md says where they are kept.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan that was checked, with the place of its result."""
 
-    Everything that needs no model is checked first. Raises ConfigError, DataError, and RunHalted past the fault
-    budget."""
+    plan: Plan
+    problems: Sequence[Problem]
+    positions: int
+    """Tokens of the longest attempt, as `Asked.positions`."""
+    setup: Mapping[str, Any]
+    finished: Sequence[Path]
+    """Where the same evaluation lies that was made before, the newest last."""
+    folder: Path
+    """Where this one goes, or went on until it was killed."""
+
+    @property
+    def last(self) -> Mapping[str, Any] | None:
+        """The newest finished result, if it was made by the same versions of everything."""
+        if not self.finished:
+            return None
+        result: Mapping[str, Any] = json.loads((self.finished[-1] / "result.json").read_text())
+        same = all(result["setup"].get(name) == plain(self.setup[name]) for name in CIRCUMSTANCES)
+        return result if same else None
+
+
+def prepare(plan: Plan) -> Prepared:
+    """Everything that needs no model is checked. Raises ConfigError, DataError."""
     problems = plan.source.problems()
     _refuse_missing_judge(plan)
     _refuse_unwritable(next(plan.asked.places(plan.source.stem)))
     positions = plan.asked.positions(problems, plan.source.kind)
     setup = plan.setup(problems)
-    name = name_of(setup, plan.source.stem, known=plan.asked.known)
-    folder = next(place for place in plan.asked.places(name) if not (place / "result.json").exists())
+    places = plan.asked.places(name_of(setup, plan.source.stem, known=plan.asked.known))
+    finished: list[Path] = []
+    while ((folder := next(places)) / "result.json").exists():
+        finished.append(folder)
+    return Prepared(plan=plan, problems=problems, positions=positions, setup=setup, finished=finished, folder=folder)
+
+
+def kept(prepared: Prepared, result: Mapping[str, Any], screen: Screen) -> dict[str, Any]:
+    """A finished evaluation as it lies there."""
+    screen.note(f"{prepared.plan.source.title} is finished in {prepared.finished[-1]} and is not made again")
+    return _told(prepared, result, prepared.finished[-1])
+
+
+def evaluate(prepared: Prepared, screen: Screen) -> dict[str, Any]:
+    """Figures of an evaluation: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and
+    the benchmark's own; docs/evaluation.md says where they are kept. Raises ConfigError, DataError, and RunHalted past
+    the fault budget."""
+    plan, folder = prepared.plan, prepared.folder
     recall = Recall(folder)
     try:
         with started_sandbox(plan.asked.recipe.sandbox) as sandbox:
-            screen.stage("eval", _said(plan, problems))
+            screen.stage("eval", _said(plan, prepared.problems))
             if recall.found:
                 screen.note(f"{recall.found} answers are there from an earlier start; only what is missing is asked")
-            made = asyncio.run(_evaluate(plan, problems, positions, setup, recall, sandbox, screen))
+            made = asyncio.run(_evaluate(prepared, recall, sandbox, screen))
         made.write(folder, plan.asked.step)
         recall.forget()
     finally:
         recall.close()
-    _tell_kept(made, folder, next(plan.asked.places(name)), screen)
-    return {"model": plan.asked.name, "data": plan.source.title, "saved": str(folder), **_public(made)}
+    _tell_kept(made, prepared, screen)
+    return _told(prepared, made.result, folder)
 
 
 def _said(plan: Plan, problems: Sequence[Problem]) -> str:
@@ -106,16 +144,9 @@ def _said(plan: Plan, problems: Sequence[Problem]) -> str:
     )
 
 
-async def _evaluate(
-    plan: Plan,
-    problems: Sequence[Problem],
-    positions: int,
-    setup: dict[str, Any],
-    recall: Recall,
-    sandbox: SandboxClient,
-    screen: Screen,
-) -> Evaluation:
-    recipe, watch = plan.asked.recipe, Watch()
+async def _evaluate(prepared: Prepared, recall: Recall, sandbox: SandboxClient, screen: Screen) -> Evaluation:
+    plan, watch = prepared.plan, Watch()
+    recipe = plan.asked.recipe
 
     def tell(stall: Stall, stacks: str) -> None:
         screen.note(f"{stall.report()}\n\n{stacks}")
@@ -127,30 +158,30 @@ async def _evaluate(
             closing.push_async_callback(client.close)
             judge = EndpointJudge(client)
         judging = Judging(kind=plan.source.kind, recall=recall, judge=judge)
-        solver, load = await closing.enter_async_context(plan.asked.opened(positions, sandbox, judging))
+        solver, load = await closing.enter_async_context(plan.asked.opened(prepared.positions, sandbox, judging))
         if isinstance(solver, Roller) and load is not None:
             watch.load = load
             closing.enter_context(watching(watch, Patience.of_run(recipe.run), tell))
             solver = replace(solver, note=watch.note)
         return await evaluate_policy(
             solver,
-            problems,
+            prepared.problems,
             plan.protocol,
             fault_budget=recipe.run.fault_budget,
-            setup=setup,
+            setup=prepared.setup,
             said=screen.attempted,
             recall=recall,
             figures=getattr(solver.verifier, "figures", lambda groups: {}),
         )
 
 
-def _tell_kept(made: Evaluation, folder: Path, first: Path, screen: Screen) -> None:
-    if folder != first:
-        screen.note(f"the same evaluation was made before, in {first}; this one is kept beside it")
+def _tell_kept(made: Evaluation, prepared: Prepared, screen: Screen) -> None:
+    if prepared.finished:
+        screen.note(f"the same evaluation was made before, in {prepared.finished[0]}; this one is kept beside it")
     if missing := made.result["environment_failed"]:
         attempts = made.result["attempts"]
         screen.note(f"{missing} of {attempts} attempts ended by faults of ours and are in none of the figures")
-    screen.note(f"saved in {folder}")
+    screen.note(f"saved in {prepared.folder}")
 
 
 def _refuse_missing_judge(plan: Plan) -> None:
@@ -167,6 +198,7 @@ def _refuse_unwritable(folder: Path) -> None:
         raise ConfigError(f"the result cannot be kept in {folder.parent}: {there} cannot be written to; change --runs")
 
 
-def _public(made: Evaluation) -> dict[str, Any]:
+def _told(prepared: Prepared, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What a person asked for: `accuracy` and `greedy` are run-folder names for figures that stand here as avg@n."""
-    return {k: v for k, v in made.result.items() if k not in ("accuracy", "greedy", "transcripts")}
+    public = {name: value for name, value in result.items() if name not in ("accuracy", "greedy", "transcripts")}
+    return {"model": prepared.plan.asked.name, "data": prepared.plan.source.title, "saved": str(folder), **public}

@@ -11,7 +11,7 @@ from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.asked import Asked, AskedEndpoint, AskedWeights
 from rocstar.evaluation.benchmark import find_benchmarks
-from rocstar.evaluation.command import JudgeEndpoint, Plan, evaluate
+from rocstar.evaluation.command import JudgeEndpoint, Plan, evaluate, kept, prepare
 from rocstar.evaluation.endpoint import ToolStyle
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.source import BenchmarkRows, ProblemFile, Source
@@ -47,10 +47,20 @@ class Given:
 
 
 def evaluations(given: Given, screen: Screen) -> Iterator[dict[str, Any]]:
-    """The result of each, as it is made. Raises ConfigError, DataError, and RunHalted past the fault budget."""
+    """The result of each, as it is made. Where a command was killed after some of its benchmarks, those are taken as
+    they lie there; one that had ended is made again beside. Raises ConfigError, DataError, and RunHalted past the fault
+    budget."""
     judge = _judge(given)
-    plans = [_plan(source, given, judge) for source in _sources(given)]
-    return (evaluate(plan, screen) for plan in plans)
+    prepared = [prepare(_plan(source, given, judge)) for source in _sources(given)]
+    ahead = _ahead([len(one.finished) for one in prepared])
+    for one, is_ahead in zip(prepared, ahead, strict=True):
+        result = one.last if is_ahead else None
+        yield evaluate(one, screen) if result is None else kept(one, result, screen)
+
+
+def _ahead(rounds: Sequence[int]) -> list[bool]:
+    """Which of a command's evaluations were made once more than others of it: 1 1 0 -> the first two; 1 1 -> none."""
+    return [finished == max(rounds) > min(rounds) for finished in rounds]
 
 
 def _sources(given: Given) -> list[Source]:

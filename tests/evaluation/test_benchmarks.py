@@ -91,6 +91,25 @@ def test_a_killed_evaluation_asks_only_for_what_is_missing(workplace: Path, caps
     assert not journal.exists() and (journal.parent / "result.json").exists()
 
 
+def test_a_killed_list_of_benchmarks_goes_on_with_the_one_it_was_at(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        made = [{"question": f"{name}\n{n}+1?", "answer": str(n + 1)} for n in range(3)]
+        rows(workplace / f"data/{name}.jsonl", made)
+        mine = f'title = "T"\nsource = "me"\nkind = "math"\nfiles = ["{name}.jsonl"]\n'
+        (workplace / f"{name}.toml").write_text(mine)
+    on = ["m", "--benchmark", "one.toml,two.toml", "--parallel", "1", *FEW]
+    with served(lambda body: 401 if len(endpoint.bodies) == 5 else solves(body)) as endpoint:
+        on += ["--endpoint", endpoint.url]
+        assert asked(*on, capsys=capsys)[0] == exits.USAGE
+        _, result, told = asked(*on, capsys=capsys)
+        assert "one is finished in" in told and [one["attempts"] for one in result["results"]] == [3, 3]
+        assert len(endpoint.bodies) == 6 + 1 and len(set(endpoint.prompts)) == 6  # the fifth was refused
+        _, result, told = asked(*on, capsys=capsys)  # a command that had ended is made again
+    assert "made before" in told and all(one["saved"].endswith("-2") for one in result["results"])
+
+
 def test_a_model_folder_is_asked_under_the_papers_protocol(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,9 +182,7 @@ def test_a_judge_sees_both_orders_and_is_asked_nothing_twice(
         assert asked(*on, capsys=capsys)[0] == exits.USAGE
         code, result, told = asked(*on, capsys=capsys)
     assert code == exits.OK, told
-    told_apart = [body["messages"][1]["content"] for body in judge.bodies]
-    assert len(endpoint.bodies) == 3 and len(set(told_apart)) == 6
-    assert all(told_apart.count(prompt) == 1 for prompt in told_apart[:3])  # the fourth was refused
+    assert len(endpoint.bodies) == 3 and len(judge.bodies) == 6 + 1  # the fourth was refused
     assert judge.keys == {"Bearer other"}
     assert result["win_rate"]["value"] == pytest.approx(2 / 8) and result["undecided"] == 1
     assert result["setup"]["judge"] == {"endpoint": judge.url, "model": "j"}
