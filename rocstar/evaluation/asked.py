@@ -18,9 +18,8 @@ from rocstar.config import Recipe
 from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.markup import PREAMBLE, SYSTEM
 from rocstar.dialogue.template import PAPER
-from rocstar.errors import ConfigError
 from rocstar.evaluation.attempts import Solver
-from rocstar.evaluation.chat_client import ChatClient
+from rocstar.evaluation.chat_client import ChatClient, check_address
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import Kind
 from rocstar.evaluation.one_turn import OneTurn
@@ -185,13 +184,7 @@ class AskedEndpoint:
 
     def positions(self, problems: Sequence[Problem], kind: Kind | None) -> int:
         """What the endpoint takes is known when it is asked."""
-        rollout = self.recipe.rollout
-        if rollout.top_k:
-            raise ConfigError("rollout.top_k is no part of the OpenAI protocol; leave it out for an endpoint")
-        if rollout.template != "paper" or rollout.environment is not None:
-            raise ConfigError(
-                "an endpoint writes its conversation itself; leave out rollout.template and rollout.environment"
-            )
+        check_address(self.url)
         self.conversation(kind)
         return 0
 

@@ -82,8 +82,7 @@ class ChatClient:
     def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
         """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises
         ConfigError for a URL that is none."""
-        if not re.fullmatch(r"https?://[^\s?#]+", url):
-            raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
+        check_address(url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, pool=None)
         limits = httpx.Limits(max_connections=parallel)
@@ -147,6 +146,12 @@ class ChatClient:
             prompt_tokens=answer.usage.prompt_tokens,
             completion_tokens=answer.usage.completion_tokens,
         )
+
+
+def check_address(url: str) -> None:
+    """Raises ConfigError."""
+    if not re.fullmatch(r"https?://[^\s?#]+", url):
+        raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
 
 
 class EndpointJudge:

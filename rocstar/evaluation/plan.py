@@ -11,12 +11,22 @@ from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.asked import Asked, AskedEndpoint, AskedWeights
 from rocstar.evaluation.benchmark import find_benchmarks
+from rocstar.evaluation.chat_client import check_address
 from rocstar.evaluation.command import JudgeEndpoint, Plan, evaluate, kept, prepare
 from rocstar.evaluation.endpoint import ToolStyle
 from rocstar.evaluation.evaluate import Protocol
+from rocstar.evaluation.kinds import Kind
 from rocstar.evaluation.source import BenchmarkRows, ProblemFile, Source
 from rocstar.evaluation.subject import find_subject, settings_in_force
 from rocstar.screen import Screen
+
+PARALLEL = 32  # requests at once to an endpoint
+OPENAI: ToolStyle = "openai"
+OF_WEIGHTS = ("model.", "run.threads", "rollout.engine_rows", "rollout.kv_tokens", "rollout.engine_patience_seconds",
+              "rollout.template", "rollout.environment", "rollout.top_k")  # fmt: skip
+"""How keys begin that say something about weights of ours, or about their conversation."""
+OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
+"""How keys begin that a benchmark of one turn has no use for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +48,8 @@ class Given:
     temperature: float | None
     endpoint: str | None
     endpoint_key: str | None
-    tools: str
-    parallel: int
+    tools: str | None
+    parallel: int | None
     judge: str | None
     judge_model: str | None
     judge_key: str | None
@@ -50,8 +60,10 @@ def evaluations(given: Given, screen: Screen) -> Iterator[dict[str, Any]]:
     """The result of each, as it is made. Where a command was killed after some of its benchmarks, those are taken as
     they lie there; one that had ended is made again beside. Raises ConfigError, DataError, and RunHalted past the fault
     budget."""
+    sources = _sources(given)
+    _refuse_unread(given, sources)
     judge = _judge(given)
-    prepared = [prepare(_plan(source, given, judge)) for source in _sources(given)]
+    prepared = [prepare(_plan(source, given, judge)) for source in sources]
     ahead = _ahead([len(one.finished) for one in prepared])
     for one, is_ahead in zip(prepared, ahead, strict=True):
         result = one.last if is_ahead else None
@@ -79,6 +91,34 @@ def _sources(given: Given) -> list[Source]:
     ]
 
 
+def _refuse_unread(given: Given, sources: Sequence[Source]) -> None:
+    """Raises ConfigError for what the person says and nothing would read."""
+    if given.endpoint is None and given.tools is not None:
+        raise ConfigError("--tools is about an endpoint; leave it out, or name one with --endpoint")
+    if given.endpoint is None and given.judge is None and given.parallel is not None:
+        raise ConfigError("--parallel is about an endpoint; rollout.engine_rows is how many attempts an engine makes")
+    kinds = [source.kind for source in sources]
+    if given.judge is not None and not any(kind and kind.needs_judge for kind in kinds):
+        raise ConfigError("--judge is given, and nothing that is asked needs a judge; leave it out")
+    for key, said in _changes(given):
+        if given.endpoint is not None and key.startswith(OF_WEIGHTS):
+            raise ConfigError(f"{said} says nothing to an endpoint; leave it out")
+        for source, kind in zip(sources, kinds, strict=True):
+            if kind is not None and _is_unread(key, kind):
+                raise ConfigError(f"{said} says nothing to benchmark {source.title}, which has its own; leave it out")
+
+
+def _is_unread(key: str, kind: Kind) -> bool:
+    talks = kind.one_turn and key.startswith(OF_DIALOGUE)
+    return talks or (kind.scorer is not None and key == "evaluate.verifier")
+
+
+def _changes(given: Given) -> Iterator[tuple[str, str]]:
+    """(key, as the person wrote it)."""
+    yield from ((text.partition("=")[0].strip(), text) for text in given.settings)
+    yield from ((text.partition("=")[0].strip(), words) for text, words in given.options.items())
+
+
 def _plan(source: Source, given: Given, judge: JudgeEndpoint | None) -> Plan:
     asked = _asked(given, [*source.protocol.settings, *given.settings])
     rollout = asked.recipe.rollout
@@ -102,8 +142,8 @@ def _asked(given: Given, settings: Sequence[str]) -> Asked:
         url=given.endpoint.rstrip("/"),
         model=given.model,
         key=given.endpoint_key,
-        parallel=given.parallel,
-        tools=_style(given.tools),
+        parallel=given.parallel or PARALLEL,
+        tools=_style(given.tools or OPENAI),
         recipe=settings_in_force(Recipe(), settings, given.options),
         runs=given.runs,
     )
@@ -115,7 +155,8 @@ def _judge(given: Given) -> JudgeEndpoint | None:
     if given.judge_model is None:
         raise ConfigError("--judge needs the judge's name there; give it with --judge-model")
     url = given.judge.rstrip("/")
-    return JudgeEndpoint(url=url, model=given.judge_model, key=given.judge_key, parallel=given.parallel)
+    check_address(url)
+    return JudgeEndpoint(url=url, model=given.judge_model, key=given.judge_key, parallel=given.parallel or PARALLEL)
 
 
 def _style(name: str) -> ToolStyle:

@@ -44,9 +44,11 @@ def evaluate(
         str | None, typer.Option(metavar="URL", help=f"OpenAI-compatible, up to /v1; key: {ENDPOINT_KEY}.")
     ] = None,
     tools: Annotated[
-        str, typer.Option(help="openai: calls in the protocol's own form; text: in the paper's. With --endpoint.")
-    ] = "openai",
-    parallel: Annotated[int, typer.Option(min=1, help="Requests at once to an endpoint.")] = 32,
+        str | None, typer.Option(help="With --endpoint: openai (default), its own form of calls, or text, the paper's.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once to an endpoint or judge; default: 32.")
+    ] = None,
     judge: Annotated[
         str | None, typer.Option(metavar="URL", help=f"Endpoint that judges arena_hard; key: {JUDGE_KEY}.")
     ] = None,

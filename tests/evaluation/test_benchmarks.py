@@ -24,7 +24,8 @@ from tests.evaluation.served import Said, served, text
 
 DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 AIME = [{"id": n, "problem": f"{n}+1?", "answer": str(n + 1)} for n in range(6)]
-FEW = ["--max-response-tokens", "64", "--max-turns", "3", "sandbox.preload=[]", "sandbox.slots=1"]
+ONE_TURN = ["--max-response-tokens", "64", "sandbox.preload=[]", "sandbox.slots=1"]
+FEW = [*ONE_TURN, "--max-turns", "3"]
 
 
 def rows(path: Path, values: list[dict[str, Any]]) -> None:
@@ -142,7 +143,7 @@ def test_functions_are_shown_called_and_scored(workplace: Path, capsys: pytest.C
     function = {"name": "m_double", "arguments": '{"a": 2}'}
     reply = {"content": "", "tool_calls": [{"id": "x", "type": "function", "function": function}]}
     with served(lambda body: reply) as endpoint:
-        on = ["m", "--endpoint", endpoint.url, "--benchmark", "bfcl", "--accept-rows", *FEW]
+        on = ["m", "--endpoint", endpoint.url, "--benchmark", "bfcl", "--accept-rows", *ONE_TURN]
         _, result, _ = asked(*on, capsys=capsys)
     assert result["attempts"] == 11 and endpoint.bodies[0]["temperature"] == 0
     assert endpoint.bodies[0]["tools"][0]["function"]["parameters"]["properties"]["a"] == {"type": "number"}
@@ -175,7 +176,17 @@ def test_a_judge_sees_both_orders_and_is_asked_nothing_twice(
         return text("[[A>B]] or [[B>A]]")
 
     with served(lambda body: text("mine")) as endpoint, served(judges) as judge:
-        on = ["m", "--endpoint", endpoint.url, "--benchmark", "arena_hard", "--accept-rows", "--parallel", "1", *FEW]
+        on = [
+            "m",
+            "--endpoint",
+            endpoint.url,
+            "--benchmark",
+            "arena_hard",
+            "--accept-rows",
+            "--parallel",
+            "1",
+            *ONE_TURN,
+        ]
         code, _, told = asked(*on, capsys=capsys)
         assert code == exits.USAGE and "--judge" in told and not endpoint.bodies
         on += ["--judge", judge.url, "--judge-model", "j"]
@@ -186,6 +197,30 @@ def test_a_judge_sees_both_orders_and_is_asked_nothing_twice(
     assert judge.keys == {"Bearer other"}
     assert result["win_rate"]["value"] == pytest.approx(2 / 8) and result["undecided"] == 1
     assert result["setup"]["judge"] == {"endpoint": judge.url, "model": "j"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--tools", "text"], "--tools is about an endpoint"),
+        (["--parallel", "4"], "--parallel is about an endpoint"),
+        (["--judge", "http://x/v1", "--judge-model", "j"], "nothing that is asked needs a judge"),
+        (["--endpoint", "http://x/v1", "model.device=cpu"], "model.device=cpu says nothing to an endpoint"),
+        (["--endpoint", "http://x/v1", "--template", "model"], "--template model says nothing to an endpoint"),
+        (["--endpoint", "x"], "'x' is no address of an endpoint"),
+        (["--endpoint", "http://x/v1", "--tools", "json"], "--tools json is none of openai, text"),
+        (["--question", "q"], "a benchmark names its columns itself"),
+        (["--data", "x.jsonl"], "give either --data FILE or --benchmark NAMES"),
+    ],
+)
+def test_what_nothing_would_read_is_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], model_folder: Path
+) -> None:
+    subject = "m" if "--endpoint" in arguments else str(model_folder)
+    few = ["--max-response-tokens", "8", "sandbox.preload=[]"]
+    code, _, said = asked(subject, "--benchmark", "aime24", "--accept-rows", *few, *arguments, capsys=capsys)
+    assert code == exits.USAGE and told in said, said
+    assert not Path("runs").exists()
 
 
 def test_gpqa_rows_become_shuffled_options_the_same_each_time(workplace: Path) -> None:

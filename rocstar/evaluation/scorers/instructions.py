@@ -70,7 +70,8 @@ def nth_paragraph_first_word(answer: str, num_paragraphs: int, nth_paragraph: in
 
 
 def number_placeholders(answer: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[.*?\]", answer)) >= num_placeholders
+    closed = (line[: line.rfind("]") + 1] for line in answer.split("\n"))  # linear: each "[" in it finds its end
+    return sum(len(re.findall(r"\[.*?\]", line)) for line in closed) >= num_placeholders
 
 
 def postscript(answer: str, postscript_marker: str) -> bool:
@@ -80,8 +81,9 @@ def postscript(answer: str, postscript_marker: str) -> bool:
 
 
 def number_bullet_lists(answer: str, num_bullets: int) -> bool:
-    starred = re.findall(r"^\s*\*[^\*].*$", answer, re.MULTILINE)
-    return len(starred) + len(re.findall(r"^\s*-.*$", answer, re.MULTILINE)) == num_bullets
+    text = _without_long_gaps(answer)
+    starred = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
+    return len(starred) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE)) == num_bullets
 
 
 def constrained_response(answer: str) -> bool:
@@ -111,7 +113,10 @@ def json_format(answer: str) -> bool:
 
 
 def title(answer: str) -> bool:
-    return any(found.lstrip("<").rstrip(">").strip() for found in re.findall(r"<<[^\n]+>>", answer))
+    """From the first `<<` to the last `>>` of a line, with something between that is neither blank nor a bracket."""
+    spans = ((line, line.find("<<"), line.rfind(">>")) for line in answer.split("\n"))
+    titles = (line[begin : end + 2] for line, begin, end in spans if 0 <= begin < end - 2)
+    return any(found.lstrip("<").rstrip(">").strip() for found in titles)
 
 
 def two_responses(answer: str) -> bool:
@@ -192,6 +197,14 @@ def variants(answer: str) -> tuple[str, ...]:
     lines = answer.split("\n")
     cut = (answer, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])))
     return (*cut, *(part.replace("*", "") for part in cut))
+
+
+def _without_long_gaps(text: str) -> str:
+    """At most two blank lines in a row: thousands of them would make the patterns above quadratic, and change no
+    count."""
+    blank = [not line.strip() for line in text.split("\n")]
+    pairs = enumerate(text.split("\n"))
+    return "\n".join(line for place, line in pairs if place < 2 or not all(blank[place - 2 : place + 1]))
 
 
 def _compared(count: int, relation: str, threshold: int) -> bool:
