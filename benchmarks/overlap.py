@@ -127,7 +127,7 @@ def read_cell(folder: Path, engines: int) -> Cell:
 
 def in_all(cells: list[Cell]) -> dict[str, Any]:
     """Seeds together; the interval is of all their held-out problems as one sample."""
-    from rocstar.evaluation.metrics import wilson
+    from rocstar.evaluation.intervals import wilson
 
     problems = round(sum(cell["problems"] for cell in cells))
     right = round(sum(cell["accuracy"] * cell["problems"] for cell in cells))

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import rocstar
 from rocstar.errors import ConfigError
-from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.verbs import analyze, answers, compare, data, plan, sandbox, simulate
-from rocstar.verbs.common import STYLE, AsJson, print_json
+from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
+from rocstar.verbs import analyze, answers, compare, data, evaluate, plan, sandbox, simulate
+from rocstar.verbs.common import STYLE, AsJson, print_json, quiet, stop, stoppable
 
 if TYPE_CHECKING:
     from rocstar.runs.folder import RunFolder
@@ -48,6 +46,7 @@ app.command()(simulate.simulate)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(compare.compare)
+app.command(name="eval")(evaluate.evaluate)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 RunsOrNone = Annotated[
@@ -56,10 +55,6 @@ RunsOrNone = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
-]
-Question = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
 ]
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[
@@ -169,56 +164,6 @@ def sft(
     _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
-@app.command(name="eval")
-def evaluate(
-    model: Model,
-    data: Annotated[str, typer.Option(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip.")],
-    settings: Settings = None,
-    n: Annotated[int, typer.Option("--n", min=1, metavar="K", help="Attempts per problem.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
-    max_turns: Annotated[int | None, typer.Option(help="Default: the run's, else the recipe default.")] = None,
-    max_response_tokens: Annotated[int | None, typer.Option(help="Same default.")] = None,
-    question: Question = None,
-    answer: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")] = "answer",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    template: Annotated[str | None, typer.Option(help="As rollout.template; same default.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="As evaluate.verifier; same default.")] = None,
-    as_json: AsJson = False,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Measure a model on a file of problems: avg@k and pass@k with 95% intervals.
-
-    Example: rocstar eval last --data test.jsonl --n 4 rollout.top_p=0.95"""
-    need("train")
-    _quiet()
-    from rocstar.evaluation.command import Source
-    from rocstar.evaluation.command import evaluate as carry_out
-    from rocstar.screen import Screen
-
-    given = {
-        "rollout.max_turns": max_turns,
-        "rollout.max_response_tokens": max_response_tokens,
-        "rollout.template": template,
-        "evaluate.verifier": verifier,
-    }
-    with _stoppable(NOTHING_YET), Screen() as screen:
-        result = carry_out(
-            model=model,
-            source=Source(path=data, question=question or ["question"], answer=answer, limit=limit),
-            attempts=n,
-            temperature=temperature,
-            settings=settings or [],
-            options={f"{key}={value}": _as_typed(key, value) for key, value in given.items() if value is not None},
-            runs=runs,
-            screen=screen,
-        )
-        print_json(result) if as_json else screen.figures(result)
-
-
-def _as_typed(key: str, value: object) -> str:
-    return f"--{key.partition('.')[2].replace('_', '-')} {value}"
-
-
 @app.command()
 def chat(
     model: Model,
@@ -229,7 +174,7 @@ def chat(
 ) -> None:
     """Talk to a model that may use the tool."""
     need("train")
-    _quiet()
+    quiet()
     from rocstar.evaluation.chat import chat as carry_out
 
     carry_out(model=model, prompt=prompt, settings=settings or [], as_json=as_json, runs=runs)
@@ -276,13 +221,6 @@ def end_stage(
     Screen().note(f"stage {folder.request_end()} of {folder.name} ends after its step under way")
 
 
-def _quiet() -> None:
-    """Before anything loads torch; how many threads it computes with is the recipe's to say, later."""
-    from rocstar.launch import quiet_torch
-
-    quiet_torch(1)
-
-
 # Runs
 
 
@@ -311,7 +249,7 @@ def _start(
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     # Whatever is wrong is found before there is a folder.
     refuse_place(recipe.run.folder, recipe.run.name)
-    with _stoppable(NOTHING_YET):
+    with stoppable(NOTHING_YET):
         material = read_material(recipe)
     if dry_run:
         print_json(recipe.resolved())
@@ -338,7 +276,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
             )
     folder = RunFolder.find(name, runs)
     recipe = changed(resolved_from_json(folder.resolved), settings, {})
-    with _stoppable(NOTHING_YET):
+    with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=not folder.checkpoint_steps())
     if dry_run:
         print_json(recipe.resolved())
@@ -366,7 +304,7 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
                 "may change)"
             )
     recipe = changed(resolved_from_json(source.resolved), settings, {})
-    with _stoppable(NOTHING_YET):
+    with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=False)
     if dry_run:
         print_json(recipe.resolved())
@@ -383,27 +321,14 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
 
     go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
     try:
-        with _stoppable(f"stopped; {go_on}"), Screen() as screen:
+        with stoppable(f"stopped; {go_on}"), Screen() as screen:
             screen.note(f"run folder: {folder.path}")
             carry_out(material, folder, screen, resume=resume)
     except OSError as error:
         if not is_disk_full(error):
             raise
-        _stop(FAILED, f"the disk is full; free some space, then {go_on}")
+        stop(FAILED, f"the disk is full; free some space, then {go_on}")
     _print_run(folder, as_json=as_json)
-
-
-@contextmanager
-def _stoppable(sentence: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        _stop(INTERRUPTED, sentence)
-
-
-def _stop(code: int, sentence: str) -> NoReturn:
-    print(f"rocstar: {sentence}", file=sys.stderr)
-    raise typer.Exit(code)
 
 
 def _is_default(folder: RunFolder) -> bool:

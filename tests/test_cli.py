@@ -264,7 +264,7 @@ def test_traceback_shows_where_an_error_came_from() -> None:
         (["train", "--resume", "last"], "there is no run last in runs"),
         (["runs", "show", "x"], "there is no run x in runs"),
         (["trian"], "rocstar: no such command 'trian'"),
-        (["eval", "x"], "rocstar: missing option '--data'; see rocstar eval --help"),
+        (["eval"], "rocstar: missing argument 'SUBJECT'; see rocstar eval --help"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_exit_code_2(
@@ -286,19 +286,19 @@ def test_an_evaluation_is_a_table_or_one_object(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def measure(**arguments: Any) -> dict[str, Any]:
+    def measure(given: SimpleNamespace, screen: Any) -> list[dict[str, Any]]:
         asked.clear()
-        asked.update(arguments)
-        return {"avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}, "mean_response_tokens": 23.25}
+        asked.update(vars(given))
+        return [{"avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}, "mean_response_tokens": 23.25}]
 
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
-    install(monkeypatch, "rocstar.evaluation.command", evaluate=measure, Source=SimpleNamespace)
+    install(monkeypatch, "rocstar.evaluation.plan", evaluations=measure, Given=SimpleNamespace)
     asking = ["--question", "Body", "--question", "Question", "--template", "papr", "rollout.top_p=0.5"]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", *asking]) == exits.OK
     table = capsys.readouterr().out
     assert "50.0%" in table and "40.0 to 60.0" in table and "mean response tokens" in table
-    assert (asked["model"], asked["source"].path, asked["attempts"]) == ("last", "t.jsonl", 4)
-    assert asked["source"].question == ["Body", "Question"]
+    assert (asked["model"], asked["data"], asked["attempts"]) == ("last", "t.jsonl", 4)
+    assert asked["question"] == ["Body", "Question"]
     assert asked["options"] == {"rollout.template=papr": "--template papr"} and asked["settings"] == [asking[-1]]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30

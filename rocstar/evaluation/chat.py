@@ -24,7 +24,7 @@ from rocstar.types import Problem, problem_id
 def chat(*, model: str, prompt: str | None, settings: Sequence[str], as_json: bool, runs: Path) -> None:
     """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
     subject = find_subject(model, runs)
-    recipe = settings_in_force(subject, settings, {})
+    recipe = settings_in_force(subject.recipe, settings, {})
     positions = positions_of(subject, recipe, [_problem(prompt)] if prompt is not None else [])
     with started_sandbox(recipe.sandbox) as sandbox:
         asyncio.run(_chat(loaded(subject, recipe), subject, recipe, prompt, positions, as_json, sandbox))

@@ -1,26 +1,29 @@
-"""`rocstar eval`: a model or run against a file of problems. Results are printed by the caller and saved here."""
+"""`rocstar eval`: a subject against a file of problems or a benchmark. The caller prints results, they are saved here.
+
+What an evaluation has asked is kept in its folder as it comes (`recall.py`): the same command, given again after a
+kill, asks only for what is missing."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.config import Recipe
-from rocstar.data.files import columns_of, load_problems
-from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import ConfigError
+from rocstar.evaluation.asked import Asked, Judging
+from rocstar.evaluation.chat_client import ChatClient, EndpointJudge
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
-from rocstar.evaluation.setup import name_of, setup_of
-from rocstar.evaluation.subject import Subject, find_subject, loaded, opened, positions_of, settings_in_force
+from rocstar.evaluation.recall import Recall
+from rocstar.evaluation.setup import CIRCUMSTANCES, name_of, setup_of
+from rocstar.evaluation.source import Source
 from rocstar.launch import started_sandbox
-from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
-from rocstar.learning.threads import use_threads
 from rocstar.rollout.collect import Roller
-from rocstar.runs.folder import claim, numbered
+from rocstar.runs.atomic import plain
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.types import Problem
@@ -28,157 +31,165 @@ from rocstar.watch import Patience, Stall, Watch, watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A file of problems, and how it is read."""
+class JudgeEndpoint:
+    """Who judges a benchmark that needs a judge."""
 
-    path: str
-    question: Sequence[str]
-    """Columns, joined by a space."""
-    answer: str
-    limit: int | None
-    """Read only the first so many rows."""
+    url: str
+    model: str
+    key: str | None
+    parallel: int
 
-    def problems(self) -> list[Problem]:
-        """Raises DataError."""
-        return load_problems(self.path, question=self.question, answer=self.answer, limit=self.limit)
 
-    def described(self) -> dict[str, Any]:
-        """For the `setup` of a result; the columns are those that were found."""
-        found = fingerprint(self.path)
-        _, row = next(iter(read_rows(self.path)))
-        columns = columns_of(row, self.path, tuple(self.question), self.answer)
-        return {
-            "path": str(Path(self.path).resolve()) if found else self.path,
-            "sha256": found[0] if found else None,
-            "question": list(columns.question),
-            "answer": columns.answer,
-            "limit": self.limit,
-        }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One evaluation, complete: nothing is left to find out but what the subject says."""
+
+    asked: Asked
+    source: Source
+    protocol: Protocol
+    judge: JudgeEndpoint | None = None
+
+    def setup(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        """What defines it. Raises ConfigError."""
+        recipe = self.asked.recipe
+        made = setup_of(
+            recipe,
+            recipe.rollout,
+            self.asked.conversation(self.source.kind),
+            problems,
+            self.protocol,
+            model=self.asked.name,
+            step=self.asked.step,
+            data=self.source.described(),
+            engine=self.asked.engine(),
+        )
+        judged = {"judge": {"endpoint": self.judge.url, "model": self.judge.model}} if self.judge else {}
+        return {**made, **judged}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan that was checked, with the place of its result."""
+
+    plan: Plan
+    problems: Sequence[Problem]
+    positions: int
+    """Tokens of the longest attempt, as `Asked.positions`."""
+    setup: Mapping[str, Any]
+    finished: Sequence[Path]
+    """Where the same evaluation lies that was made before, the newest last."""
+    folder: Path
+    """Where this one goes, or went on until it was killed."""
 
     @property
-    def stem(self) -> str:
-        return Path(self.path).name.split(".")[0]
+    def last(self) -> Mapping[str, Any] | None:
+        """The newest finished result, if it was made by the same versions of everything."""
+        if not self.finished:
+            return None
+        result: Mapping[str, Any] = json.loads((self.finished[-1] / "result.json").read_text())
+        same = all(result["setup"].get(name) == plain(self.setup[name]) for name in CIRCUMSTANCES)
+        return result if same else None
 
 
-def evaluate(
-    *,
-    model: str,
-    source: Source,
-    attempts: int,
-    temperature: float,
-    settings: Sequence[str],
-    options: dict[str, str],
-    runs: Path,
-    screen: Screen,
-) -> dict[str, Any]:
-    """Figures of `attempts` per problem: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool
-    use; docs/evaluation.md says where they are kept.
+def prepare(plan: Plan) -> Prepared:
+    """Everything that needs no model is checked. Raises ConfigError, DataError."""
+    problems = plan.source.problems()
+    _refuse_missing_judge(plan)
+    _refuse_unwritable(next(plan.asked.places(plan.source.stem)))
+    positions = plan.asked.positions(problems, plan.source.kind)
+    setup = plan.setup(problems)
+    places = plan.asked.places(name_of(setup, plan.source.stem, known=plan.asked.known))
+    finished: list[Path] = []
+    while ((folder := next(places)) / "result.json").exists():
+        finished.append(folder)
+    return Prepared(plan=plan, problems=problems, positions=positions, setup=setup, finished=finished, folder=folder)
 
-    settings, options: changes of the run's recipe, or of the defaults for a plain model (`recipe.changed`). Everything
-    that needs no model is checked first. Raises ConfigError, DataError, and RunHalted past the fault budget."""
-    subject = find_subject(model, runs)
-    problems = source.problems()
-    recipe = settings_in_force(subject, settings, options)
-    _refuse_unwritable(next(_places(subject, runs, source.stem)))
-    positions = positions_of(subject, recipe, problems)
+
+def kept(prepared: Prepared, result: Mapping[str, Any], screen: Screen) -> dict[str, Any]:
+    """A finished evaluation as it lies there."""
+    screen.note(f"{prepared.plan.source.title} is finished in {prepared.finished[-1]} and is not made again")
+    return _told(prepared, result, prepared.finished[-1])
+
+
+def evaluate(prepared: Prepared, screen: Screen) -> dict[str, Any]:
+    """Figures of an evaluation: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and
+    the benchmark's own; docs/evaluation.md says where they are kept. Raises ConfigError, DataError, and RunHalted past
+    the fault budget."""
+    plan, folder = prepared.plan, prepared.folder
+    recall = Recall(folder)
+    try:
+        with started_sandbox(plan.asked.recipe.sandbox) as sandbox:
+            screen.stage("eval", _said(plan, prepared.problems))
+            if recall.found:
+                screen.note(f"{recall.found} answers are there from an earlier start; only what is missing is asked")
+            made = asyncio.run(_evaluate(prepared, recall, sandbox, screen))
+        made.write(folder, plan.asked.step)
+        recall.forget()
+    finally:
+        recall.close()
+    _tell_kept(made, prepared, screen)
+    return _told(prepared, made.result, folder)
+
+
+def _said(plan: Plan, problems: Sequence[Problem]) -> str:
+    recipe, twice = plan.asked.recipe, len(problems) - len({problem.id for problem in problems})
     rollout = recipe.rollout
-    protocol = Protocol(
-        attempts=attempts,
-        temperature=temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        seed=recipe.run.seed,
-    )
-    with started_sandbox(recipe.sandbox) as sandbox:
-        screen.stage("eval", _said(recipe, problems, attempts))
-        made = asyncio.run(_evaluate(subject, recipe, problems, positions, protocol, sandbox, source, screen))
-    folder = _kept(made, subject, runs, source.stem, screen)
-    return {"model": str(subject.model), "data": source.path, "saved": str(folder), **_public(made)}
-
-
-def _said(recipe: Recipe, problems: Sequence[Problem], attempts: int) -> str:
-    rollout, twice = recipe.rollout, len(problems) - len({problem.id for problem in problems})
     repeats = f" ({twice} of them repeat a question)" if twice else ""
+    kind = plan.source.kind
+    how = "one turn without tools" if kind and kind.one_turn else f"tools {', '.join(recipe.sandbox.tools)}"
     return (
-        f"{len(problems)} problems{repeats} x {attempts} attempts, template {rollout.template}, at most "
-        f"{rollout.max_response_tokens} tokens and {rollout.max_turns} turns, tools {', '.join(recipe.sandbox.tools)}, "
-        f"verifier {recipe.evaluate.verifier}"
+        f"{len(problems)} problems{repeats} x {plan.protocol.attempts} attempts at temperature "
+        f"{plan.protocol.temperature:g}, template {rollout.template}, at most {rollout.max_response_tokens} tokens and "
+        f"{rollout.max_turns} turns, {how}, verifier {recipe.evaluate.verifier}"
     )
 
 
-async def _evaluate(
-    subject: Subject,
-    recipe: Recipe,
-    problems: list[Problem],
-    positions: int,
-    protocol: Protocol,
-    sandbox: SandboxClient,
-    source: Source,
-    screen: Screen,
-) -> Evaluation:
-    use_threads(recipe.run.threads)
-    device, rows, tokens = device_of(recipe.model), recipe.rollout.engine_rows, recipe.rollout.kv_tokens
-    model = None if recipe.engine else loaded(subject, recipe)
-    async with opened(model, subject, recipe, sandbox, positions=positions, rows=rows, kv_tokens=tokens) as roller:
-        engine = {"device": device.type, "dtype": name_of_dtype(compute_dtype(recipe.model, device))}
-        setup = _setup(subject, recipe, problems, protocol, roller, source, engine)
-        budget, watch = recipe.run.fault_budget, Watch()
-        watch.load = roller.engine.load
+async def _evaluate(prepared: Prepared, recall: Recall, sandbox: SandboxClient, screen: Screen) -> Evaluation:
+    plan, watch = prepared.plan, Watch()
+    recipe = plan.asked.recipe
 
-        def tell(stall: Stall, stacks: str) -> None:
-            screen.note(f"{stall.report()}\n\n{stacks}")
+    def tell(stall: Stall, stacks: str) -> None:
+        screen.note(f"{stall.report()}\n\n{stacks}")
 
-        with watching(watch, Patience.of_run(recipe.run), tell):
-            watched = replace(roller, note=watch.note)
-            return await evaluate_policy(
-                watched, problems, protocol, fault_budget=budget, setup=setup, said=screen.attempted
-            )
-
-
-def _setup(
-    subject: Subject,
-    recipe: Recipe,
-    problems: list[Problem],
-    protocol: Protocol,
-    roller: Roller,
-    source: Source,
-    engine: dict[str, str],
-) -> dict[str, Any]:
-    return setup_of(
-        recipe,
-        recipe.rollout,
-        roller.conversation,
-        problems,
-        protocol,
-        model=str(subject.model.resolve()),
-        step=subject.step,
-        data=source.described(),
-        engine=engine,
-    )
+    async with AsyncExitStack() as closing:
+        judge = None
+        if plan.judge:
+            client = ChatClient(plan.judge.url, plan.judge.model, key=plan.judge.key, parallel=plan.judge.parallel)
+            closing.push_async_callback(client.close)
+            judge = EndpointJudge(client)
+        judging = Judging(kind=plan.source.kind, recall=recall, judge=judge)
+        solver, load = await closing.enter_async_context(plan.asked.opened(prepared.positions, sandbox, judging))
+        if isinstance(solver, Roller) and load is not None:
+            watch.load = load
+            closing.enter_context(watching(watch, Patience.of_run(recipe.run), tell))
+            solver = replace(solver, note=watch.note)
+        return await evaluate_policy(
+            solver,
+            prepared.problems,
+            plan.protocol,
+            fault_budget=recipe.run.fault_budget,
+            setup=prepared.setup,
+            said=screen.attempted,
+            recall=recall,
+            figures=getattr(solver.verifier, "figures", lambda groups: {}),
+        )
 
 
-def _kept(made: Evaluation, subject: Subject, runs: Path, stem: str, screen: Screen) -> Path:
-    """Where it was written: a place of its own, also when the same evaluation was made before."""
-    name = name_of(made.result["setup"], stem, known=("model", "step") if subject.run else ())
-    first = next(_places(subject, runs, name))
-    folder = claim(_places(subject, runs, name))
-    made.write(folder, subject.step)
-    if folder != first:
-        screen.note(f"the same evaluation was made before, in {first}; this one is kept beside it")
+def _tell_kept(made: Evaluation, prepared: Prepared, screen: Screen) -> None:
+    if prepared.finished:
+        screen.note(f"the same evaluation was made before, in {prepared.finished[0]}; this one is kept beside it")
     if missing := made.result["environment_failed"]:
         attempts = made.result["attempts"]
         screen.note(f"{missing} of {attempts} attempts ended by faults of ours and are in none of the figures")
-    screen.note(f"saved in {folder}")
-    return folder
+    screen.note(f"saved in {prepared.folder}")
 
 
-def _places(subject: Subject, runs: Path, name: str) -> Iterator[Path]:
-    """Folders for an evaluation of that name, the best first."""
-    for part in numbered(name):
-        if subject.run:
-            yield subject.run.evaluation(part, subject.step)
-        else:
-            yield runs / "evals" / subject.model.resolve().name / part
+def _refuse_missing_judge(plan: Plan) -> None:
+    needs = plan.source.kind is not None and plan.source.kind.needs_judge
+    if needs and plan.judge is None:
+        raise ConfigError(
+            f"benchmark {plan.source.title} is scored by a judge; name its endpoint with --judge and --judge-model"
+        )
 
 
 def _refuse_unwritable(folder: Path) -> None:
@@ -187,6 +198,7 @@ def _refuse_unwritable(folder: Path) -> None:
         raise ConfigError(f"the result cannot be kept in {folder.parent}: {there} cannot be written to; change --runs")
 
 
-def _public(made: Evaluation) -> dict[str, Any]:
+def _told(prepared: Prepared, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What a person asked for: `accuracy` and `greedy` are run-folder names for figures that stand here as avg@n."""
-    return {k: v for k, v in made.result.items() if k not in ("accuracy", "greedy", "transcripts")}
+    public = {name: value for name, value in result.items() if name not in ("accuracy", "greedy", "transcripts")}
+    return {"model": prepared.plan.asked.name, "data": prepared.plan.source.title, "saved": str(folder), **public}

@@ -5,22 +5,26 @@ The result is one JSON-able object; `samples.parquet` beside it has every attemp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rocstar.errors import RunHalted
-from rocstar.evaluation.intervals import Estimate
+from rocstar.evaluation.attempts import Solver, attempted
+from rocstar.evaluation.budgets import accuracy_by_budget
+from rocstar.evaluation.figures import figure
 from rocstar.evaluation.metrics import EvalSummary, summarise
+from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
-from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import write_json
 from rocstar.runs.rollouts import AttemptRecord, write_attempts
-from rocstar.types import Group, Problem, Stop, Trajectory, Verdict, seed_for
+from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, Verdict, seed_for
 
 Said = Callable[[str, int, int, float], None]
 """(which attempts, problems done, of so many, share of their attempts that is right); `Screen.attempted` is one."""
+Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
+"""Further figures of a benchmark's own; `Scorer.figures` is one."""
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
 
 
@@ -58,42 +62,45 @@ class Evaluation:
 
 
 async def evaluate_policy(
-    roller: Roller,
+    solver: Solver,
     problems: Sequence[Problem],
     protocol: Protocol,
     *,
     fault_budget: float,
     setup: Mapping[str, Any],
     said: Said = lambda name, done, total, right: None,
+    recall: Recall | None = None,
+    figures: Figures = lambda groups: {},
 ) -> Evaluation:
-    """Attempts with the engine's current weights, and their figures.
+    """Attempts of `solver`, and their figures.
 
     fault_budget: share of the sampled and of the greedy attempts that may end by faults of ours. setup: what defines
-    this evaluation (`setup.py`), kept in the result. said: hears of each problem that is attempted. Raises RunHalted
-    past the budget: such faults take away the attempts that use what failed, so figures of the others would be of
-    another question."""
-    sampled = await roller.roll(
-        problems,
-        attempts=protocol.attempts,
-        seed=seed_for(protocol.seed, "evaluate"),
-        temperature=protocol.temperature,
-        top_p=protocol.top_p,
-        top_k=protocol.top_k,
-        done=_tally("sampled", len(problems), said),
-    )
-    _check_faults(sampled, fault_budget)
-    groups = {"samples": sampled}
-    if protocol.greedy:
-        seed = seed_for(protocol.seed, "greedy")
-        groups["greedy"] = await roller.roll(
-            problems, attempts=1, seed=seed, temperature=0.0, done=_tally("greedy", len(problems), said)
+    this evaluation (`setup.py`), kept in the result. said: hears of each problem that is attempted. recall: attempts
+    that are made already. Raises RunHalted past the budget: such faults take away the attempts that use what failed, so
+    figures of the others would be of another question."""
+
+    async def roll(name: str, identity: str, attempts: int, sampling: Sampling) -> list[Group]:
+        groups = await attempted(
+            solver,
+            problems,
+            replace(sampling, seed=seed_for(protocol.seed, identity)),
+            attempts=attempts,
+            recall=recall or Recall(),
+            done=_tally(name, len(problems), said),
         )
-        _check_faults(groups["greedy"], fault_budget)
-    codec = roller.conversation.codec
-    figures = _figures(sampled, groups.get("greedy", []), protocol.attempts)
-    shown = groups.get("greedy") or sampled
-    transcripts = [transcript(group, group.trajectories[0], codec) for group in shown[:TRANSCRIPTS]]
-    return Evaluation(groups=groups, result={**figures, "setup": setup, "transcripts": transcripts}, codec=codec)
+        _check_faults(groups, fault_budget)
+        return groups
+
+    drawn = Sampling(max_new_tokens=1, temperature=protocol.temperature, top_p=protocol.top_p, top_k=protocol.top_k)
+    groups = {"samples": await roll("sampled", "evaluate", protocol.attempts, drawn)}
+    if protocol.greedy:
+        groups["greedy"] = await roll("greedy", "greedy", 1, Sampling(max_new_tokens=1, temperature=0.0))
+    found = _figures(groups["samples"], groups.get("greedy", []), protocol.attempts)
+    curve = accuracy_by_budget(groups["samples"], setup.get("max_response_tokens"))
+    shown = groups.get("greedy") or groups["samples"]
+    transcripts = [transcript(group, group.trajectories[0], solver.codec) for group in shown[:TRANSCRIPTS]]
+    result = {**found, **curve, **figures(groups["samples"]), "setup": setup, "transcripts": transcripts}
+    return Evaluation(groups=groups, result=result, codec=solver.codec)
 
 
 def _tally(name: str, total: int, said: Said) -> Callable[[Group], None]:
@@ -119,13 +126,6 @@ def _check_faults(groups: Sequence[Group], budget: float) -> None:
             f"than run.fault_budget {budget:.0%} allows, so it has no result; mend what failed and evaluate again; the "
             f"first says: {faults[0]}"
         )
-
-
-def figure(estimate: Estimate, missing: int = 0) -> dict[str, Any]:
-    """An estimate in the form that run folders and tables use; `missing` counts the attempts that are not in it,
-    because a fault of ours ended them or the verifier could not judge them."""
-    shown = {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
-    return {**shown, "missing": missing} if missing else shown
 
 
 def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str, Any]:
@@ -162,9 +162,17 @@ def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -
         "truncation_share": summary.truncation_share,
         "no_room_share": summary.no_room_share,
         "out_of_turns_share": summary.out_of_turns_share,
-        "longest_prompt_tokens": max((len(group.trajectories[0].prompt_ids) for group in sampled), default=0),
+        "longest_prompt_tokens": _longest_prompt(sampled),
         "accuracy_by_source": {name: figure(value) for name, value in summary.accuracy_by_source.items()},
     }
+
+
+def _longest_prompt(groups: Sequence[Group]) -> int | None:
+    """None where the prompt's tokens are the business of an endpoint."""
+    first = [group.trajectories[0] for group in groups]
+    if any(attempt.told_tokens is not None for attempt in first):
+        return None
+    return max((len(attempt.prompt_ids) for attempt in first), default=0)
 
 
 def _greedy_figure(groups: Sequence[Group]) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from rocstar.parts import (
 )
 from rocstar.recipe import changed, resolved_from_json
 from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.runs.branch import find_checkpoint
 from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
@@ -76,14 +77,14 @@ def _as_evaluated(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
 
 
-def settings_in_force(subject: Subject, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
-    """The subject's recipe with these changes (`recipe.changed`). Raises ConfigError for a key that an evaluation does
+def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
+    """A subject's recipe with these changes (`recipe.changed`). Raises ConfigError for a key that an evaluation does
     not read."""
     for key in (text.partition("=")[0].strip() for text in (*settings, *options)):
         if key in INSTEAD or not key.startswith(READ):
             remedy = f"use {INSTEAD[key]}" if key in INSTEAD else f"it reads {', '.join(READ)}"
             raise ConfigError(f"{key} is not read here; {remedy}")
-    return changed(subject.recipe, settings, options)
+    return changed(recipe, settings, options)
 
 
 def loaded(subject: Subject, recipe: Recipe) -> Any:
@@ -92,22 +93,29 @@ def loaded(subject: Subject, recipe: Recipe) -> Any:
     return load_model(subject.model, device=device, dtype=compute_dtype(recipe.model, device))
 
 
-def positions_of(subject: Subject, recipe: Recipe, problems: Sequence[Problem]) -> int:
-    """Tokens of the longest attempt, found without the model's weights. Raises ConfigError where the model holds less,
-    and for a model folder, a template or a tool that will not do."""
-    codec, facts = Codec.load(subject.model), model_facts(subject.model)
+def conversation_of(subject: Subject, recipe: Recipe) -> Conversation:
+    """How attempts talk, found without the model's weights; its tools run nothing. Raises ConfigError for a model
+    folder, a template or a tool that will not do."""
+    codec, template = Codec.load(subject.model), template_of(recipe, subject.model)
+    with_tools = recipe.rollout.max_turns > 1
+    return make_conversation(recipe, codec, template, SandboxClient(daemons=0), with_tools=with_tools)
+
+
+def positions_of(
+    subject: Subject,
+    recipe: Recipe,
+    problems: Sequence[Problem],
+    conversation: Conversation | None = None,
+    environment: EnvironmentFactory | None = None,
+) -> int:
+    """Tokens of the longest attempt, found without the model's weights. conversation, environment: others than those
+    that the recipe means. Raises ConfigError where the model holds less, and as `conversation_of`."""
     return positions_needed(
         problems,
-        make_conversation(
-            recipe,
-            codec,
-            template_of(recipe, subject.model),
-            SandboxClient(daemons=0),
-            with_tools=recipe.rollout.max_turns > 1,
-        ),
+        conversation or conversation_of(subject, recipe),
         response_tokens=recipe.rollout.max_response_tokens,
-        model_positions=facts.positions,
-        environment=environment_of(recipe),
+        model_positions=model_facts(subject.model).positions,
+        environment=environment or environment_of(recipe),
     )
 
 

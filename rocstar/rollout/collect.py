@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rocstar.dialogue.codec import Codec
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
@@ -35,6 +36,11 @@ class Roller:
     places: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
     """Each attempt holds one while it is made, such as an asyncio.Semaphore; the first to ask gets the next."""
 
+    @property
+    def codec(self) -> Codec:
+        """Turns the token ids of attempts into text."""
+        return self.conversation.codec
+
     async def roll(
         self,
         problems: Sequence[Problem],
@@ -49,12 +55,10 @@ class Roller:
         """`attempts` trajectories per problem, all at once; an attempt's randomness follows from
         (seed, problem.id, index), and from how often the problem stood before where it stands several times. `done` is
         called with each group as it is verified."""
-        sampling = Sampling(
-            max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k, stop_token_ids=self.stop_token_ids
-        )
+        sampling = Sampling(max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k)
         return await all_or_none(
             self._group(problem, attempts, (seed, problem.id, *again), sampling, done)
-            for problem, again in zip(problems, _repeats(problems), strict=True)
+            for problem, again in zip(problems, repeats(problems), strict=True)
         )
 
     async def _group(
@@ -66,43 +70,45 @@ class Roller:
         done: Callable[[Group], None],
     ) -> Group:
         drawn = await all_or_none(
-            self._attempt(problem, index, replace(sampling, seed=seed_for(*identity, index)))
+            self.attempt(problem, index, replace(sampling, seed=seed_for(*identity, index)))
             for index in range(attempts)
         )
         who = f"group {'/'.join(map(str, identity))}"
         self.note(who, "the verifier")
         try:
-            group = Group(problem=problem, trajectories=await self._verified(problem, drawn))
+            group = Group(problem=problem, trajectories=await verified(self.verifier, problem, drawn))
         finally:
             self.note(who, None)
         done(group)
         return group
 
-    async def _attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+    async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        """One attempt, not yet verified; its randomness follows from `sampling.seed`."""
         async with self.places:
             return await run_episode(
                 self.engine,
                 self.environment(problem, self.conversation, self.limits, sampling.seed),
                 problem,
                 index=index,
-                sampling=sampling,
+                sampling=replace(sampling, stop_token_ids=self.stop_token_ids),
                 session_id=f"{sampling.seed:x}/{problem.id}/{index}",
                 note=self.note,
             )
 
-    async def _verified(self, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """The same attempts with their outcomes, all from one call."""
-        whole = [trajectory for trajectory in drawn if trajectory.stop is not Stop.ENVIRONMENT_FAILED]
-        found: Sequence[Outcome | VerifierUnavailable]
-        try:
-            found = await self.verifier.verify_all([(problem, trajectory) for trajectory in whole])
-        except VerifierUnavailable as error:
-            found = [error] * len(whole)
-        outcomes = {trajectory.index: outcome for trajectory, outcome in zip(whole, found, strict=True)}
-        return tuple(_with(trajectory, outcomes.get(trajectory.index)) for trajectory in drawn)
+
+async def verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """The same attempts at a problem with their outcomes, all from one call."""
+    whole = [trajectory for trajectory in drawn if trajectory.stop is not Stop.ENVIRONMENT_FAILED]
+    found: Sequence[Outcome | VerifierUnavailable]
+    try:
+        found = await verifier.verify_all([(problem, trajectory) for trajectory in whole])
+    except VerifierUnavailable as error:
+        found = [error] * len(whole)
+    outcomes = {trajectory.index: outcome for trajectory, outcome in zip(whole, found, strict=True)}
+    return tuple(_with(trajectory, outcomes.get(trajectory.index)) for trajectory in drawn)
 
 
-def _repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
+def repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
     """What sets each problem apart from those with its id before it: nothing for the first, `again1` for the second."""
     seen: Counter[str] = Counter()
     found: list[tuple[str, ...]] = []

@@ -91,6 +91,9 @@ class Trajectory:
     """Wall time from first request to end, seconds."""
     tool_seconds: float = 0.0
     """Wall time spent waiting for tools, seconds."""
+    told_tokens: int | None = None
+    """Tokens after the prompt as a server counted them, where the ids above are not the model's own (evaluation of an
+    endpoint); None where they are."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -127,6 +130,8 @@ class Trajectory:
     @property
     def num_response_tokens(self) -> int:
         """Tokens after the prompt, tool replies included (what the length cap counts; release does the same)."""
+        if self.told_tokens is not None:
+            return self.told_tokens
         return self.num_sampled_tokens + sum(len(turn.reply_ids) for turn in self.turns)
 
     @property

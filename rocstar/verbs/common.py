@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TextIO
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
+
+from rocstar.exits import INTERRUPTED
 
 # rich would be loaded for help pages and errors alike, which costs more than all the rest of the start.
 STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
@@ -24,3 +29,25 @@ def write(stream: TextIO, text: str) -> None:
     """A program's output may hold characters that this terminal cannot show."""
     stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
     stream.flush()
+
+
+def quiet() -> None:
+    """Before anything loads torch; how many threads it computes with is the recipe's to say, later."""
+    from rocstar.launch import quiet_torch
+
+    quiet_torch(1)
+
+
+@contextmanager
+def stoppable(sentence: str) -> Iterator[None]:
+    """Ctrl-C ends the command with its exit code and this sentence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stop(INTERRUPTED, sentence)
+
+
+def stop(code: int, sentence: str) -> NoReturn:
+    """End the command."""
+    print(f"rocstar: {sentence}", file=sys.stderr)
+    raise typer.Exit(code)

@@ -14,7 +14,7 @@ from rocstar.runs.folder import RunFolder
 from tests.runs.examples import run
 
 pytest.importorskip("torch")
-from rocstar.evaluation import command, subject
+from rocstar.evaluation import asked, subject
 
 FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]"]
 
@@ -87,7 +87,7 @@ def test_a_refused_sandbox_is_found_before_weights_are_read(
     model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(command, "loaded", lambda *_: read.append("weights"))
+    monkeypatch.setattr(asked, "loaded", lambda *_: read.append("weights"))
 
     def refused(*_: Any, **__: Any) -> Any:
         raise ConfigError("this machine offers L1")
@@ -166,8 +166,8 @@ def test_device_dtype_and_seed_are_obeyed_and_recorded(model_folder: Path, capsy
     import torch
 
     if not torch.cuda.is_available():
-        asked = ["eval", str(model_folder), "--data", "math/test.jsonl", *FEW, "model.device=cuda"]
-        assert cli.run(asked) == exits.USAGE
+        arguments = ["eval", str(model_folder), "--data", "math/test.jsonl", *FEW, "model.device=cuda"]
+        assert cli.run(arguments) == exits.USAGE
         assert "finds no GPU" in capsys.readouterr().err
 
 

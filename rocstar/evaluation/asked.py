@@ -1,0 +1,249 @@
+"""Whom an evaluation asks: weights that rocstar runs itself (a run, a model folder), or somebody else's endpoint.
+
+Each gives its settings, a place for results, and, opened, a Solver. A benchmark of one turn (`one_turn.py`) talks under
+the plain chat template, and a benchmark with a Scorer is judged by that; both hold for either kind of subject."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.plugin import verifier_named
+from rocstar.config import Recipe
+from rocstar.dialogue.calls import HERMES
+from rocstar.dialogue.markup import PREAMBLE, SYSTEM
+from rocstar.dialogue.template import PAPER
+from rocstar.evaluation.attempts import Solver
+from rocstar.evaluation.chat_client import ChatClient, check_address
+from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
+from rocstar.evaluation.kinds import Kind
+from rocstar.evaluation.one_turn import OneTurn
+from rocstar.evaluation.recall import Recall
+from rocstar.evaluation.scoring import Judge, Parts, Scorer
+from rocstar.evaluation.subject import Subject, conversation_of, loaded, opened, positions_of
+from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
+from rocstar.learning.threads import use_threads
+from rocstar.parts import environment_of, make_conversation
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
+from rocstar.runs.folder import numbered
+from rocstar.sandbox.client import SandboxClient
+from rocstar.types import EngineLoad, Problem
+
+EngineLoader = Callable[[], EngineLoad]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """What judges the attempts of a benchmark that brings a Scorer."""
+
+    kind: Kind | None
+    recall: Recall
+    judge: Judge | None = None
+
+    def scorer(self, codec: Any, calls: Any) -> Scorer | None:
+        """None: the verifier in force."""
+        if self.kind is None or self.kind.scorer is None:
+            return None
+        return self.kind.scorer(Parts(codec=codec, calls=calls, recall=self.recall, judge=self.judge))
+
+
+class Asked(Protocol):
+    """A subject with its settings."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def name(self) -> str:
+        """As `setup.model` says it."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Of a run's checkpoint; 0 where there is no run."""
+        ...
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Keys of the setup that the place of the result says already."""
+        ...
+
+    def conversation(self, kind: Kind | None) -> Conversation:
+        """How attempts talk; its tools run nothing. Raises ConfigError for what will not do."""
+        ...
+
+    def engine(self) -> Mapping[str, str]:
+        """What computes, for the setup."""
+        ...
+
+    def positions(self, problems: Sequence[Problem], kind: Kind | None) -> int:
+        """Tokens of the longest attempt, 0 where that is not known here. Raises ConfigError for whatever can be known
+        to fail before anything starts."""
+        ...
+
+    def places(self, stem: str) -> Iterator[Path]:
+        """Folders for an evaluation of that name, the best first."""
+        ...
+
+    def opened(
+        self, positions: int, sandbox: SandboxClient, judging: Judging
+    ) -> AbstractAsyncContextManager[tuple[Solver, EngineLoader | None]]:
+        """Ready to make attempts of so many tokens; with it, what tells how engines of ours do."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedWeights:
+    """A run or a model folder."""
+
+    subject: Subject
+    recipe: Recipe
+    runs: Path
+    """Keeps results of model folders, in `evals`."""
+
+    @property
+    def name(self) -> str:
+        return str(self.subject.model.resolve())
+
+    @property
+    def step(self) -> int:
+        return self.subject.step
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return ("model", "step") if self.subject.run else ()
+
+    def conversation(self, kind: Kind | None) -> Conversation:
+        return plain_chat(conversation_of(self.subject, self.recipe), kind)
+
+    def engine(self) -> Mapping[str, str]:
+        device = device_of(self.recipe.model)
+        return {"device": device.type, "dtype": name_of_dtype(compute_dtype(self.recipe.model, device))}
+
+    def positions(self, problems: Sequence[Problem], kind: Kind | None) -> int:
+        environment = environment_for(self.recipe, kind)
+        return positions_of(self.subject, self.recipe, problems, self.conversation(kind), environment)
+
+    def places(self, stem: str) -> Iterator[Path]:
+        for part in numbered(stem):
+            if self.subject.run:
+                yield self.subject.run.evaluation(part, self.subject.step)
+            else:
+                yield self.runs / "evals" / self.subject.model.resolve().name / part
+
+    @asynccontextmanager
+    async def opened(
+        self, positions: int, sandbox: SandboxClient, judging: Judging
+    ) -> AsyncIterator[tuple[Solver, EngineLoader | None]]:
+        recipe, kind = self.recipe, judging.kind
+        use_threads(recipe.run.threads)
+        model = None if recipe.engine else loaded(self.subject, recipe)
+        rows, tokens = recipe.rollout.engine_rows, recipe.rollout.kv_tokens
+        async with opened(
+            model, self.subject, recipe, sandbox, positions=positions, rows=rows, kv_tokens=tokens
+        ) as roller:
+            conversation = plain_chat(roller.conversation, kind)
+            scorer = judging.scorer(roller.codec, conversation.template.calls)
+            environment = environment_for(recipe, kind)
+            verifier = scorer or roller.verifier
+            made = replace(roller, conversation=conversation, environment=environment, verifier=verifier)
+            yield made, roller.engine.load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedEndpoint:
+    """A model behind an OpenAI-compatible endpoint."""
+
+    url: str
+    model: str
+    """As the endpoint calls it."""
+    key: str | None
+    """Sent as a bearer token; in no result."""
+    parallel: int
+    """Requests at once."""
+    tools: ToolStyle
+    recipe: Recipe
+    runs: Path
+    step: int = 0
+    known: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    def conversation(self, kind: Kind | None) -> Conversation:
+        return self._conversation(SandboxClient(daemons=0), kind)
+
+    def engine(self) -> Mapping[str, str]:
+        return {"endpoint": self.url, "tools": self.tools}
+
+    def positions(self, problems: Sequence[Problem], kind: Kind | None) -> int:
+        """What the endpoint takes is known when it is asked."""
+        check_address(self.url)
+        self.conversation(kind)
+        return 0
+
+    def places(self, stem: str) -> Iterator[Path]:
+        folder = re.sub(r"[^\w.-]+", "_", self.model)
+        for part in numbered(stem):
+            yield self.runs / "evals" / folder / part
+
+    @asynccontextmanager
+    async def opened(
+        self, positions: int, sandbox: SandboxClient, judging: Judging
+    ) -> AsyncIterator[tuple[Solver, EngineLoader | None]]:
+        recipe, kind = self.recipe, judging.kind
+        conversation, rollout = self._conversation(sandbox, kind), recipe.rollout
+        client = ChatClient(self.url, self.model, key=self.key, parallel=self.parallel)
+        grader = Grader()
+        try:
+            verifier = verifier_named(
+                recipe.evaluate.verifier,
+                conversation.codec,
+                grader,
+                truncated=rollout.truncated,
+                calls=HERMES,
+                folders=recipe.run.modules,
+            )
+            yield (
+                EndpointSolver(
+                    client=client,
+                    conversation=conversation,
+                    verifier=judging.scorer(conversation.codec, HERMES) or verifier,
+                    limits=Limits(
+                        max_turns=rollout.max_turns,
+                        max_response_tokens=rollout.max_response_tokens,
+                        max_parallel_calls=rollout.max_parallel_calls,
+                    ),
+                    tools=self.tools,
+                    system=SYSTEM,
+                    preamble=PREAMBLE if rollout.preamble is None else rollout.preamble,
+                    environment=environment_for(recipe, kind),
+                ),
+                None,
+            )
+        finally:
+            await grader.close()
+            await client.close()
+
+    def _conversation(self, sandbox: SandboxClient, kind: Kind | None) -> Conversation:
+        with_tools = self.recipe.rollout.max_turns > 1
+        made = make_conversation(self.recipe, CodePoints(), PAPER, sandbox, with_tools=with_tools)
+        return plain_chat(made, kind)
+
+
+def plain_chat(conversation: Conversation, kind: Kind | None) -> Conversation:
+    """For a benchmark of one turn: its template without preamble and without tools of ours."""
+    if kind is None or not kind.one_turn:
+        return conversation
+    return replace(conversation, template=conversation.template.chat(), tools=(), own_tools=lambda: ())
+
+
+def environment_for(recipe: Recipe, kind: Kind | None) -> EnvironmentFactory:
+    """Raises ConfigError."""
+    return OneTurn if kind is not None and kind.one_turn else environment_of(recipe)

@@ -1,0 +1,139 @@
+"""A benchmark is one small TOML file: where its rows come from, their checksum, what they are, and how the paper asks.
+
+The files stand in `benchmarks/`; a path to one of your own is as good as a name. Rows are read from a folder of yours
+or from the hub, and never copied. What the `kind` of a benchmark does with its rows is in `kinds.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rocstar.config import Section
+from rocstar.data.rows import read_rows
+from rocstar.errors import ConfigError, DataError
+from rocstar.toml.read import load
+
+FOLDER = Path(__file__).parent / "benchmarks"
+Row = Mapping[str, Any]
+Rows = Mapping[str, Sequence[tuple[int, Row]]]
+"""By file as the benchmark names it: (line, row) pairs in their order."""
+
+
+class ProtocolSection(Section):
+    """How the benchmark is asked where the command line does not say otherwise."""
+
+    attempts: int = Field(default=1, ge=1)
+    """Samples per problem."""
+    temperature: float = Field(default=0.0, ge=0)
+    settings: list[str] = Field(default=[])
+    """Further settings as on the command line, `section.key=value`."""
+
+
+class BenchmarkFile(Section):
+    """What a benchmark's TOML file says."""
+
+    title: str
+    """Full name, for tables."""
+    source: str
+    """Where the rows were published, and what of the protocol comes from where."""
+    kind: Literal["math", "choice", "ifeval", "ifbench", "functions", "judged"]
+    """What rows are, and how attempts are scored (`kinds.py`)."""
+    files: list[str] = Field(min_length=1)
+    """Of rows, below the data folder; their stems name parts of the benchmark where there are several."""
+    answers: list[str] = Field(default=[])
+    """Of reference answers apart from the rows: one for each of `files` that has some (functions), or the answers of
+    the model to compare with (judged)."""
+    hub: str | None = None
+    """The same rows as hf:NAME[:CONFIG]@SPLIT, for those without a data folder; None: not on the hub in this form."""
+    question: str = "question"
+    """Column."""
+    answer: str = "answer"
+    """Column."""
+    sha256: str | None = None
+    """Of the columns that are read, in hex (`checksum`); None where it is not known, and then nothing is checked."""
+    protocol: ProtocolSection = ProtocolSection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    name: str
+    file: BenchmarkFile
+
+    def read(self, folder: Path | None) -> tuple[Rows, str]:
+        """All rows, and where they came from. Raises DataError, ConfigError where neither folder nor hub has them."""
+        if folder is not None:
+            names = [*self.file.files, *self.file.answers]
+            return {name: list(read_rows(folder / name)) for name in names}, str(folder.resolve())
+        if self.file.hub is None:
+            raise ConfigError(
+                f"the rows of benchmark {self.name} are not on the hub in a form that is read here; give the folder "
+                f"that holds {self.file.files[0]} with --data-folder"
+            )
+        return {self.file.files[0]: list(read_rows(self.file.hub))}, self.file.hub
+
+    def checked(self, found: str, *, accept: bool) -> None:
+        """Raises DataError where the rows are not those that the file means, unless such are accepted."""
+        if self.file.sha256 is not None and found != self.file.sha256 and not accept:
+            raise DataError(
+                f"the rows of benchmark {self.name} have sha256 {found}, and its file says {self.file.sha256}; get the "
+                "rows it means, or take these with --accept-rows, which the result will say"
+            )
+
+
+def find_benchmarks(names: str) -> list[Benchmark]:
+    """Of a comma list of names and paths. Raises ConfigError."""
+    return [_find(name.strip()) for name in names.split(",")]
+
+
+def known() -> list[str]:
+    """Names of those that come with rocstar."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def checksum(rows: Rows, columns: Sequence[str]) -> str:
+    """sha256 of these columns of all rows, file by file, as JSON with sorted keys: the same for one set of rows from a
+    JSONL file, parquet or the hub, whatever other columns stand beside. A null is the same as nothing."""
+    digest = hashlib.sha256()
+    for _, row in itertools.chain.from_iterable(rows.values()):
+        kept = _without_nulls({name: row.get(name) for name in columns})
+        digest.update(json.dumps(kept, sort_keys=True, ensure_ascii=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def column(row: Any, name: str, where: str) -> Any:
+    """One field of a row. Raises DataError."""
+    if not isinstance(row, Mapping) or row.get(name) is None:
+        raise DataError(f'{where}: no field "{name}"; the rows are not in the form of this benchmark')
+    return row[name]
+
+
+def lines(rows: Rows, names: Sequence[str]) -> Iterator[tuple[str, str, Row]]:
+    """(part, place for messages, row) of these files; a part is the file's stem."""
+    for name in names:
+        for line, row in rows.get(name, ()):
+            yield Path(name).name.split(".")[0], f"{name}, line {line}", row
+
+
+def _find(name: str) -> Benchmark:
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        close = get_close_matches(name, known(), n=1, cutoff=0.0)
+        raise ConfigError(
+            f"there is no benchmark {name!r}; the nearest is {close[0]!r}, of {', '.join(known())}. One of your own is "
+            "given as path/to/file.toml"
+        )
+    return Benchmark(name=path.stem, file=load(path, BenchmarkFile))

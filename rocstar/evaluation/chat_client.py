@@ -1,0 +1,176 @@
+"""An OpenAI-compatible chat endpoint, asked over HTTP with bounded retries. Every field of an answer is checked here.
+
+Tried again: a lost connection, 408, 409, 429 and 5xx, with waits that double, or as long as the server says. Any other
+refusal is a mistake in what is asked, and ends the evaluation in one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
+
+TRIES = 6
+FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
+LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so long
+ANSWER_SECONDS = 3600.0  # 30,000 tokens at 10 a second
+CONNECT_SECONDS = 20.0
+AGAIN = (408, 409, 429)
+JUDGE_TOKENS = 4096  # what Arena-Hard-Auto allows a judge
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class TooLong(Exception):
+    """The conversation no longer fits into the model behind the endpoint."""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str = ""
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One completion of an endpoint."""
+
+    text: str
+    """What was said, calls in OpenAI's form apart from it."""
+    calls: tuple[tuple[str, str, str], ...]
+    """(id, function, arguments as the JSON text that was written) of each call in OpenAI's form."""
+    cut: bool
+    """It reached `max_tokens`."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class ChatClient:
+    """One endpoint and one model. Raises EngineUnavailable where it cannot be reached or answers what it should not,
+    ConfigError where it refuses the request or does not count its tokens."""
+
+    def __init__(self, url: str, model: str, *, key: str | None, parallel: int, sleep: Sleep = asyncio.sleep) -> None:
+        """url: up to and with `/v1`. key: sent as a bearer token, never shown. parallel: requests at once. Raises
+        ConfigError for a URL that is none."""
+        check_address(url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, pool=None)
+        limits = httpx.Limits(max_connections=parallel)
+        self.url, self.model = url.rstrip("/"), model
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
+        self._free = asyncio.Semaphore(parallel)
+        self._sleep = sleep
+        self._refused: ConfigError | None = None  # what is refused once would be refused for all that wait
+
+    async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> Written:
+        """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
+        async with self._free:
+            if self._refused is not None:
+                raise self._refused
+            try:
+                return self._read(await self._post({"model": self.model, "messages": list(messages), **body}))
+            except ConfigError as error:
+                self._refused = error
+                raise
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
+        said, wait = "", 0.0
+        for attempt in range(TRIES):
+            if attempt:
+                await self._sleep(min(LONGEST_WAIT_SECONDS, wait))
+            wait = FIRST_WAIT_SECONDS * 2**attempt
+            try:
+                response = await self._http.post(f"{self.url}/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                said = f"{type(error).__name__}: {error}"
+                continue
+            if response.is_success:
+                return response
+            said = f"status {response.status_code}: {response.text[:300]}"
+            if response.status_code < 500 and response.status_code not in AGAIN:
+                raise self._refusal(response.status_code, response.text)
+            wait = _asked_to_wait(response) or wait
+        raise EngineUnavailable(f"{self.url} gave no answer in {TRIES} tries ({said})")
+
+    def _refusal(self, status: int, text: str) -> Exception:
+        if status == 400 and re.search(r"context length|maximum context|max_model_len|too long|too many tokens", text):
+            return TooLong(text[:300])
+        return ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
+
+    def _read(self, response: httpx.Response) -> Written:
+        try:
+            answer = msgspec.json.decode(response.content, type=_Answer)
+            choice = answer.choices[0]
+        except (msgspec.DecodeError, IndexError) as error:
+            raise EngineUnavailable(f"{self.url} gave an answer that is none ({error})") from error
+        if answer.usage is None:
+            raise ConfigError(f"{self.url} does not say how many tokens it wrote (`usage`), so no length is known")
+        calls = choice.message.tool_calls or []
+        return Written(
+            text=choice.message.content or "",
+            calls=tuple((call.id, call.function.name, call.function.arguments) for call in calls),
+            cut=choice.finish_reason == "length",
+            prompt_tokens=answer.usage.prompt_tokens,
+            completion_tokens=answer.usage.completion_tokens,
+        )
+
+
+def check_address(url: str) -> None:
+    """Raises ConfigError."""
+    if not re.fullmatch(r"https?://[^\s?#]+", url):
+        raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
+
+
+class EndpointJudge:
+    """A Judge behind an endpoint."""
+
+    def __init__(self, client: ChatClient) -> None:
+        self._client = client
+
+    async def ask(self, prompt: str, *, system: str) -> str:
+        """Raises VerifierUnavailable."""
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+        try:
+            written = await self._client.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)
+        except (EngineUnavailable, TooLong) as error:
+            raise VerifierUnavailable(f"the judge: {error}") from error
+        return written.text
+
+
+def _asked_to_wait(response: httpx.Response) -> float | None:
+    """Seconds of a Retry-After header; its form as a date is not read."""
+    said = response.headers.get("retry-after", "")
+    return float(said) if re.fullmatch(r"\d{1,6}(\.\d+)?", said) else None

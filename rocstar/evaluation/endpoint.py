@@ -1,0 +1,216 @@
+"""Attempts of a model behind an OpenAI-compatible endpoint: messages go there, its tool calls run in our sandbox.
+
+An endpoint tells text and counts, not token ids. So the "tokens" of such an attempt are the code points of its text
+(`CODE_POINTS`), log-probabilities are nan, and `told_tokens` is what the server counted: everything that reads attempts
+(verifiers, figures, parquet) reads these as well; nothing can be learned from them.
+
+Calls come back in OpenAI's form (`tools="openai"`) or are written in the text as in the paper (`tools="text"`: the
+schemas stand in the system message, results in a user message); calls in the text are understood in both."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from rocstar.dialogue.calls import HERMES, render_call
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.markup import CLOSE, OPEN
+from rocstar.dialogue.segments import Segment, text_of
+from rocstar.dialogue.template import tool_schema, tools_block
+from rocstar.errors import ConfigError, Unavailable
+from rocstar.evaluation.chat_client import ChatClient, TooLong, Written
+from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
+from rocstar.protocols import Reply, ToolSpec, Verifier
+from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
+from rocstar.rollout.episode import Note, note_nothing
+from rocstar.types import Completion, Finish, Problem, Sampling, Stop, Trajectory, Turn
+
+ToolStyle = Literal["openai", "text"]
+NO_LIMIT = 1 << 60  # tokens are counted by the server, not by the environment
+
+
+class CodePoints(Codec):
+    """Text as its code points, one a token: stands for the tokenizer of a model that is not here."""
+
+    def __init__(self) -> None:
+        pass
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def encode_segments(self, segments: Iterable[Segment], reserved: Sequence[str]) -> list[int]:
+        return self.encode(text_of(segments))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSolver:
+    """A Solver. `limits` count the tokens that the server counts, tool replies included."""
+
+    client: ChatClient
+    conversation: Conversation
+    """Its codec is CodePoints; its template gives the words around a question."""
+    verifier: Verifier
+    limits: Limits
+    tools: ToolStyle
+    system: str | None
+    """System text of problems that bring no messages of their own."""
+    preamble: str
+    """Stands before their question."""
+    environment: EnvironmentFactory
+    note: Note = note_nothing
+
+    @property
+    def codec(self) -> Codec:
+        return self.conversation.codec
+
+    async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        """A fault of ours, or of the endpoint, ends it as ENVIRONMENT_FAILED. Raises ConfigError where the endpoint
+        refuses what it is asked."""
+        began = time.monotonic()
+        talk = Talk(self, problem, sampling)
+        stop, fault = Stop.ENVIRONMENT_FAILED, None
+        try:
+            stop = await talk.carry_out()
+        except Unavailable as error:
+            fault = f"{type(error).__name__}: {error}"
+        finally:
+            await talk.environment.close()
+        return Trajectory(
+            problem_id=problem.id,
+            index=index,
+            prompt_ids=tuple(self.codec.encode("\n\n".join(str(one["content"]) for one in talk.asked))),
+            turns=tuple(talk.turns),
+            stop=stop,
+            fault=fault,
+            seconds=time.monotonic() - began,
+            tool_seconds=talk.tool_seconds,
+            told_tokens=talk.used_tokens,
+        )
+
+
+class Talk:
+    """The messages of one attempt."""
+
+    def __init__(self, solver: EndpointSolver, problem: Problem, sampling: Sampling) -> None:
+        self._solver = solver
+        self._sampling = sampling
+        limits = replace(solver.limits, max_response_tokens=NO_LIMIT)
+        self.environment = solver.environment(problem, solver.conversation, limits, sampling.seed)
+        self.turns: list[Turn] = []
+        self.used_tokens = 0
+        """After the prompt, as the server counted them."""
+        self.tool_seconds = 0.0
+        self._specs = shown_tools(solver, problem)
+        self.asked = opening(solver, problem, self._specs)
+        self._messages = list(self.asked)
+        self._prompt_tokens: int | None = None
+
+    async def carry_out(self) -> Stop:
+        """Raises Unavailable, ConfigError."""
+        while True:
+            room = self._solver.limits.max_response_tokens - self.used_tokens
+            if room <= 0:
+                return Stop.MAX_TOKENS
+            try:
+                written = await self._solver.client.complete(self._messages, **self._body(room))
+            except TooLong as error:
+                if not self.turns:
+                    raise ConfigError(
+                        f"the model at {self._solver.client.url} is too short for this evaluation ({error}); lower "
+                        "--max-response-tokens"
+                    ) from None
+                return Stop.MAX_TOKENS
+            reply = await self._replied(written)
+            if reply.stop is not None:
+                return reply.stop
+
+    async def _replied(self, written: Written) -> Reply:
+        if self._prompt_tokens is None:
+            self._prompt_tokens = written.prompt_tokens
+        self.used_tokens = written.prompt_tokens - self._prompt_tokens + written.completion_tokens
+        text = said(written)
+        ids = tuple(self._solver.codec.encode(text))
+        finish = Finish.LENGTH if written.cut else Finish.STOP
+        completion = Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=finish)
+        self.turns.append(Turn(completion=completion))
+        asked = time.monotonic()
+        reply = await self.environment.reply(completion)
+        self.tool_seconds += time.monotonic() - asked
+        self.turns[-1] = replace(self.turns[-1], calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids)
+        self._messages += following(written, text, [self._solver.conversation.feedback(one) for one in reply.results])
+        return reply
+
+    def _body(self, room: int) -> dict[str, Any]:
+        body: dict[str, Any] = {"max_tokens": room, "temperature": self._sampling.temperature}
+        if self._sampling.top_p < 1:
+            body["top_p"] = self._sampling.top_p
+        if self._sampling.temperature > 0:
+            body["seed"] = (self._sampling.seed + len(self.turns)) % 2**31
+        if self._specs and self._solver.tools == "openai":
+            body["tools"] = [tool_schema(spec) for spec in self._specs]
+        return body
+
+
+def shown_tools(solver: EndpointSolver, problem: Problem) -> list[ToolSpec]:
+    """The problem's own functions, with names that OpenAI's form allows, or ours."""
+    own = [replace(spec, name=spec.name.replace(".", "_")) for spec in specs_of(problem)]
+    return own or [tool.spec for tool in (*solver.conversation.tools, *solver.conversation.own_tools())]
+
+
+def opening(solver: EndpointSolver, problem: Problem, specs: Sequence[ToolSpec]) -> list[Mapping[str, Any]]:
+    """The first messages."""
+    messages = messages_of(problem)
+    if solver.environment is not OneTurn:
+        messages = [{"role": "user", "content": solver.preamble + problem.question}]
+        if solver.system is not None:
+            messages = [{"role": "system", "content": solver.system}, *messages]
+    if not specs or solver.tools != "text":
+        return list(messages)
+    block = text_of(tools_block(specs))
+    first, *others = messages
+    if first["role"] != "system":
+        return [{"role": "system", "content": block.strip()}, *messages]
+    return [{"role": "system", "content": f"{first['content']}{block}"}, *others]
+
+
+def said(written: Written) -> str:
+    """The text of a completion with its calls in the paper's form, as the record holds it."""
+    if not written.calls:
+        return written.text
+    calls = "\n".join(_call(name, arguments) for _, name, arguments in written.calls)
+    text = HERMES.strip(written.text)
+    return f"{text}\n{calls}" if text else calls
+
+
+def following(written: Written, text: str, results: Sequence[str]) -> list[Mapping[str, Any]]:
+    """What goes back: the completion as it came, and a result for each call."""
+    if not written.calls:
+        shown = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
+        return [{"role": "assistant", "content": text}, {"role": "user", "content": shown}]
+    calls = [
+        {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+        for name, function, arguments in written.calls
+    ]
+    answers = [
+        {"role": "tool", "tool_call_id": name, "content": result}
+        for (name, _, _), result in zip(written.calls, results, strict=False)
+    ]
+    return [{"role": "assistant", "content": written.text or None, "tool_calls": calls}, *answers]
+
+
+def _call(name: str, arguments: str) -> str:
+    """Arguments that are no JSON object stay as they were written, and become a malformed call."""
+    try:
+        decoded = json.loads(arguments)
+    except (ValueError, RecursionError):
+        decoded = None
+    if isinstance(decoded, dict):
+        return render_call(name, decoded)
+    return f"{OPEN}\n{json.dumps(name)}: {arguments}\n{CLOSE}"

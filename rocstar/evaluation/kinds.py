@@ -1,0 +1,55 @@
+"""What the kinds of benchmarks do with their rows: which columns they read, the problems they make, who scores.
+
+To add a kind, write its module in `scorers/` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rocstar.evaluation.benchmark import BenchmarkFile, Rows
+from rocstar.evaluation.scorers import arena, choice, functions, ifbench, ifeval, mathematics
+from rocstar.evaluation.scoring import Parts, Scorer
+from rocstar.types import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    columns: Callable[[BenchmarkFile], Sequence[str]]
+    """Those that are read; the checksum is over them."""
+    problems: Callable[[BenchmarkFile, Rows], list[Problem]]
+    """In the order of the rows. Raises DataError. `metadata` may hold `messages` (a conversation so far) and
+    `functions` (what the model may call), which `one_turn.py` shows."""
+    scorer: Callable[[Parts], Scorer] | None
+    """None: the verifier in force (`evaluate.verifier`)."""
+    check: Callable[[], None] = lambda: None
+    """Raises where something that scoring needs is not installed; called before anything starts."""
+    one_turn: bool = False
+    """Asked under the plain chat template, without tools of ours, for one completion."""
+    needs_judge: bool = False
+
+
+KINDS = {
+    "math": Kind(columns=mathematics.columns, problems=mathematics.problems, scorer=None),
+    "choice": Kind(columns=choice.columns, problems=choice.problems, scorer=choice.ChoiceScorer),
+    "ifeval": Kind(
+        columns=ifeval.columns,
+        problems=ifeval.problems,
+        scorer=ifeval.IfevalScorer,
+        check=ifeval.check,
+        one_turn=True,
+    ),
+    "ifbench": Kind(
+        columns=ifeval.columns,
+        problems=ifeval.problems,
+        scorer=ifbench.scorer,
+        check=ifbench.check,
+        one_turn=True,
+    ),
+    "functions": Kind(
+        columns=functions.columns, problems=functions.problems, scorer=functions.FunctionScorer, one_turn=True
+    ),
+    "judged": Kind(
+        columns=arena.columns, problems=arena.problems, scorer=arena.ArenaScorer, one_turn=True, needs_judge=True
+    ),
+}

@@ -1,0 +1,80 @@
+"""One completion under a plain chat template, without tools of ours: what benchmarks ask whose paper protocol is the
+default template. Shows the functions of a problem where it has some (`metadata["functions"]`), and runs none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rocstar.dialogue.segments import Segment, foreign, ours
+from rocstar.errors import EngineUnavailable
+from rocstar.protocols import Reply, ToolSpec
+from rocstar.rollout.environment import Conversation, Limits
+from rocstar.types import Completion, Finish, Problem, Stop
+
+Message = Mapping[str, Any]
+
+
+class OneTurn:
+    """Environment of one completion; an EnvironmentFactory."""
+
+    def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
+        self._problem = problem
+        self._conversation = conversation
+        self._limits = limits
+
+    def opening(self) -> tuple[int, ...]:
+        return self._conversation.ids(tuple(self._segments()))
+
+    def budget(self) -> int:
+        return self._limits.max_response_tokens
+
+    async def reply(self, completion: Completion) -> Reply:
+        """The calls in it, unanswered. Raises EngineUnavailable when the completion was aborted."""
+        if completion.finish is Finish.ABORTED:
+            raise EngineUnavailable("the completion was aborted before the model had ended it")
+        stop = Stop.ANSWERED if completion.finish is Finish.STOP else Stop.MAX_TOKENS
+        return Reply(calls=tuple(self._conversation.calls(completion, 0)), stop=stop)
+
+    async def close(self) -> None:
+        pass
+
+    def _segments(self) -> Iterator[Segment]:
+        template = self._conversation.template
+        system, turns = split(messages_of(self._problem))
+        (question, *_), specs = turns[0], specs_of(self._problem)
+        yield from template.opening(question, specs, system)
+        for (_, said), (following, _) in pairwise(turns):
+            yield from (foreign(said), ours(template.stop), *template.next_question(following))
+
+
+def messages_of(problem: Problem) -> list[Message]:
+    """The conversation so far; of an ordinary problem, its question."""
+    found: list[Message] = problem.metadata.get("messages") or [{"role": "user", "content": problem.question}]
+    return found
+
+
+def specs_of(problem: Problem) -> list[ToolSpec]:
+    """What the model is told that it may call."""
+    return [
+        ToolSpec(name=one["name"], description=one.get("description", ""), parameters=one["parameters"])
+        for one in problem.metadata.get("functions", ())
+    ]
+
+
+def split(messages: Sequence[Message]) -> tuple[str | None, list[tuple[str, str]]]:
+    """(system text, turns of (what the user said, what the assistant answered)); the last answer is empty. What one of
+    them says in a row is joined."""
+    system = "\n\n".join(str(one["content"]) for one in messages if one["role"] == "system") or None
+    turns: list[tuple[str, str]] = []
+    for message in messages:
+        text = str(message["content"])
+        if message["role"] == "assistant" and turns:
+            asked, said = turns[-1]
+            turns[-1] = (asked, f"{said}\n\n{text}" if said else text)
+        elif message["role"] == "user" and turns and not turns[-1][1]:
+            turns[-1] = (f"{turns[-1][0]}\n\n{text}", "")
+        elif message["role"] == "user":
+            turns.append((text, ""))
+    return system, turns

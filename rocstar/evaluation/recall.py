@@ -1,0 +1,121 @@
+"""What an evaluation has asked already, kept as it comes: a killed one that is made again asks only what is missing.
+
+One JSONL file, a line for each answer that came: an attempt, or what a judge said. A fault of ours is no answer and is
+asked again. Not here: the finished evaluation (`evaluate.py`), after which the file goes."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import zlib
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rocstar.errors import ConfigError
+from rocstar.runs.journal import Journal, read_journal
+from rocstar.types import Stop, Trajectory
+
+FILE = "asked.jsonl"
+IDS, NUMBERS = "i", "f"
+
+
+class Recall:
+    """Answers by the name of their question. Without a folder nothing is kept and everything is asked."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Raises ConfigError where another process makes the same evaluation, DataError for a file that is not one."""
+        self._journal = Journal(folder / FILE) if folder else None
+        self._lock: int | None = None
+        self._known: dict[str, Any] = {}
+        if self._journal and self._journal.path.exists():
+            self._hold(self._journal.path)
+            self._known = {row["asked"]: row["answer"] for row in read_journal(self._journal.path)}
+        self.found = len(self._known)
+        """Answers that an earlier process had got."""
+
+    async def answer(self, asked: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What is known of `asked`, else what `ask` gives, in JSON's own types; None is given on and not kept."""
+        if asked in self._known:
+            return self._known[asked]
+        answer = await ask()
+        if answer is not None and self._journal:
+            self._hold(self._journal.path)
+            self._journal.append({"asked": asked, "answer": answer})
+        return answer
+
+    async def attempt(self, asked: str, ask: Callable[[], Awaitable[Trajectory]]) -> Trajectory:
+        """The same for an attempt. One that a fault of ours ended is not kept."""
+        made: list[Trajectory] = []
+
+        async def packed() -> Any:
+            made.append(await ask())
+            return None if made[0].stop is Stop.ENVIRONMENT_FAILED else pack(made[0])
+
+        answer = await self.answer(asked, packed)
+        return made[0] if made else unpack(answer)
+
+    def forget(self) -> None:
+        """Delete the file: the evaluation is finished and kept elsewhere."""
+        if self._journal:
+            self._journal.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        if self._journal:
+            self._journal.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _hold(self, path: Path) -> None:
+        """Be the only process that appends."""
+        if self._lock is not None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise ConfigError(f"another process makes the evaluation in {path.parent}; wait until it ends") from None
+        self._lock = handle
+
+
+def pack(attempt: Trajectory) -> dict[str, Any]:
+    """An attempt in JSON's own types; its lists of numbers as base64 of their compressed bytes (log-probabilities as
+    float32, as in parquet)."""
+    row: dict[str, Any] = msgspec.to_builtins(attempt)
+    turns = [{**turn, "completion": _packed(turn["completion"])} for turn in row["turns"]]
+    turns = [{**turn, "reply_ids": _text(turn["reply_ids"], IDS)} for turn in turns]
+    return {**row, "prompt_ids": _text(row["prompt_ids"], IDS), "turns": turns}
+
+
+def unpack(row: dict[str, Any]) -> Trajectory:
+    turns = [{**turn, "completion": _unpacked(turn["completion"])} for turn in row["turns"]]
+    turns = [{**turn, "reply_ids": _numbers(turn["reply_ids"], IDS)} for turn in turns]
+    return msgspec.convert({**row, "prompt_ids": _numbers(row["prompt_ids"], IDS), "turns": turns}, Trajectory)
+
+
+def _packed(completion: dict[str, Any]) -> dict[str, Any]:
+    ids, logprobs = _text(completion["token_ids"], IDS), _text(completion["logprobs"], NUMBERS)
+    return {**completion, "token_ids": ids, "logprobs": logprobs}
+
+
+def _unpacked(completion: dict[str, Any]) -> dict[str, Any]:
+    ids, logprobs = _numbers(completion["token_ids"], IDS), _numbers(completion["logprobs"], NUMBERS)
+    return {**completion, "token_ids": ids, "logprobs": logprobs}
+
+
+def _text(numbers: Sequence[float], kind: str) -> str:
+    return base64.b64encode(zlib.compress(array(kind, numbers).tobytes(), 1)).decode()
+
+
+def _numbers(text: str, kind: str) -> list[Any]:
+    numbers = array(kind)
+    numbers.frombytes(zlib.decompress(base64.b64decode(text)))
+    return numbers.tolist()

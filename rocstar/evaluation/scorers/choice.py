@@ -1,0 +1,71 @@
+"""Multiple choice in GPQA's columns: one right and three wrong answers, shown as A to D in an order that follows from
+the question, so that every subject and every resumed evaluation sees the same one. The letter in the box is compared;
+without a box, the one that the last phrase announces ("Answer: C").
+
+Source: GPQA (Rein et al. 2023) for the columns and the letters; the order by identity is ours."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rocstar.answers.extract import boxed_answer, phrase_answer
+from rocstar.answers.verifier import settled, written
+from rocstar.errors import VerifierUnavailable
+from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
+from rocstar.evaluation.scoring import Parts, judged
+from rocstar.types import Group, Outcome, Problem, Trajectory, problem_id, seed_for
+
+WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+LETTERS = "ABCD"
+ASK = "The final answer is the letter of the right option."
+_LETTER = re.compile(r"\s*(?:\\(?:text|mathrm|textbf|mathbf)\{)?\s*\(?([A-D])\b[\).:]?.*", re.DOTALL)
+
+
+def columns(file: BenchmarkFile) -> list[str]:
+    return [file.question, file.answer, *WRONG]
+
+
+def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
+    """Raises DataError."""
+    return [_problem(file, part, where, row) for part, where, row in lines(rows, file.files)]
+
+
+def _problem(file: BenchmarkFile, part: str, where: str, row: Mapping[str, Any]) -> Problem:
+    asked, right = (str(column(row, name, where)).strip() for name in (file.question, file.answer))
+    options = [right, *(str(column(row, name, where)).strip() for name in WRONG)]
+    order = random.Random(seed_for("options", asked)).sample(range(len(options)), len(options))
+    shown = "\n".join(f"{letter}) {options[place]}" for letter, place in zip(LETTERS, order, strict=True))
+    question = f"{asked}\n\n{shown}\n\n{ASK}"
+    return Problem(id=problem_id(question), question=question, answer=LETTERS[order.index(0)], source=part)
+
+
+class ChoiceScorer:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
+        return [self._outcome(problem, attempt) for problem, attempt in attempts]
+
+    def figures(self, groups: Sequence[Group]) -> Mapping[str, Any]:
+        return {}
+
+    def _outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
+        texts = written(self._parts.codec, self._parts.calls, attempt)
+        if settled(attempt, "wrong"):
+            return judged(False, method="truncated", extracted=None, text="\n".join(texts))
+        letter = chosen(texts)
+        return judged(letter == problem.answer, method="letter", extracted=letter, text="\n".join(texts))
+
+
+def chosen(texts: Sequence[str]) -> str | None:
+    """The letter that an attempt (one text per turn) ends with; None where it names none."""
+    boxes = (boxed_answer(text) for text in reversed(texts))
+    found = next((box for box in boxes if box is not None), None)
+    if found is None:
+        found = phrase_answer(texts[-1]) if texts else None
+    match = _LETTER.fullmatch(found or "")
+    return match[1] if match else None

@@ -1,0 +1,204 @@
+"""BFCL, single turn, Python: the model is shown functions and calls some, or none where none fits. Nothing is run: the
+calls are compared with the possible answers by name, types and values.
+
+A category (simple, multiple, parallel ..., live or not) is a file of rows, and the file of possible answers of the same
+name. Without one, the category asks whether the model calls at all: `irrelevance` wants no call, `relevance` some.
+Source: BFCL (Patil et al. 2025), Apache-2.0, its `ast_checker` written anew; departure: a "." in a function's name may
+come back as "_", as in the original for models that cannot write dots. Not here: Java, JavaScript, multi-turn."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rocstar.answers.verifier import settled, written
+from rocstar.errors import DataError, VerifierUnavailable
+from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
+from rocstar.evaluation.scoring import Parts, judged
+from rocstar.types import Group, Outcome, Problem, ToolCall, Trajectory, Verdict, problem_id
+
+PYTHON = {
+    "string": str,
+    "integer": int,
+    "float": float,
+    "boolean": bool,
+    "array": list,
+    "tuple": list,
+    "dict": dict,
+    "any": str,
+}
+SCHEMA = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
+"""BFCL's types as those of JSON schema, where they differ."""
+_IGNORED = re.compile(r"[ ,./\-_*^]")
+Possible = Mapping[str, Mapping[str, Sequence[Any]]]
+"""One call: function -> parameter -> the values that are right; "" among them: it may be left out."""
+
+
+def columns(file: BenchmarkFile) -> list[str]:
+    return ["id", "question", "function", "ground_truth"]
+
+
+def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
+    """Raises DataError. `family` is the category."""
+    answers = list(lines(rows, file.answers))
+    truths = {str(column(row, "id", where)): column(row, "ground_truth", where) for _, where, row in answers}
+    answered = {part for part, _, _ in answers}
+    return [
+        _problem(part, where, row, truths if part in answered else None) for part, where, row in lines(rows, file.files)
+    ]
+
+
+def _problem(part: str, where: str, row: Row, truths: Mapping[str, Any] | None) -> Problem:
+    name, conversations = str(column(row, "id", where)), column(row, "question", where)
+    if not isinstance(conversations, list) or len(conversations) != 1:
+        raise DataError(f"{where}: expected one turn of messages; rows of several turns are not scored here.")
+    if truths is not None and name not in truths:
+        raise DataError(f"{where}: there is no possible answer for {name!r} in the files of answers.")
+    functions = column(row, "function", where)
+    metadata = {
+        "family": part,
+        "messages": conversations[0],
+        "functions": [shown(one) for one in functions],
+        "described": functions,
+        "possible": truths[name] if truths is not None else None,
+        "wants_call": "irrelevance" not in part,
+    }
+    said = "\n\n".join(str(message["content"]) for message in conversations[0] if message["role"] == "user")
+    return Problem(id=problem_id(f"{name}\n{said}"), question=said, answer="", source=part, metadata=metadata)
+
+
+def shown(function: Row) -> dict[str, Any]:
+    """A function as the model is shown it: name, description, and its parameters as JSON schema."""
+    return {**function, "parameters": _schema(function["parameters"])}
+
+
+def _schema(value: Any) -> Any:
+    if isinstance(value, dict):
+        kind = value.get("type")
+        own = {"type": SCHEMA.get(kind, kind)} if isinstance(kind, str) else {}
+        return {key: _schema(inner) for key, inner in value.items()} | own
+    return [_schema(inner) for inner in value] if isinstance(value, list) else value
+
+
+class FunctionScorer:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
+        return [self._outcome(problem, attempt) for problem, attempt in attempts]
+
+    def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """`mean_over_categories`: of their accuracies, each with the same weight, as BFCL sums up."""
+        shares: dict[str, list[float]] = {}
+        for group in groups:
+            right = [a.outcome.verdict is Verdict.RIGHT for a in group.trajectories if a.outcome]
+            if right:
+                shares.setdefault(str(group.problem.metadata["family"]), []).append(fmean(right))
+        return {"mean_over_categories": fmean(map(fmean, shares.values()))} if shares else {}
+
+    def _outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
+        settled(attempt, "graded")
+        calls = [call for turn in attempt.turns for call in turn.calls]
+        complaint = complaint_of(problem.metadata, calls)
+        said = json.dumps([{call.tool: call.arguments} for call in calls], default=str) if calls else None
+        text = "\n".join(written(self._parts.codec, self._parts.calls, attempt))
+        return judged(complaint is None, method=complaint or "calls", extracted=said, text=text)
+
+
+def complaint_of(asked: Mapping[str, Any], calls: Sequence[ToolCall]) -> str | None:
+    """What is wrong with the calls, in a word or two; None where they are right. asked: metadata of the problem."""
+    if asked["possible"] is None:
+        called = any(call.parse_error is None for call in calls)
+        return None if called == asked["wants_call"] else "called" if called else "no call"
+    if any(call.parse_error is not None for call in calls):
+        return "malformed call"
+    if len(calls) != len(asked["possible"]):
+        return "wrong number of calls"
+    left, complaint = list(calls), None
+    for possible in asked["possible"]:
+        ((name, values),) = possible.items()
+        parameters = _described(asked["described"], name)
+        complaints = [_mismatch(name, parameters, values, call) for call in left]
+        if None not in complaints:
+            complaint = complaints[0]
+            break
+        left.pop(complaints.index(None))
+    return complaint
+
+
+def _described(functions: Sequence[Row], name: str) -> Row:
+    found: Row = next(function["parameters"] for function in functions if function["name"] == name)
+    return found
+
+
+def _mismatch(name: str, parameters: Row, possible: Mapping[str, Sequence[Any]], call: ToolCall) -> str | None:
+    if call.tool.replace(".", "_") != name.replace(".", "_"):
+        return "wrong function"
+    if any(one not in call.arguments for one in parameters["required"]):
+        return "required parameter missing"
+    for parameter, value in call.arguments.items():
+        if parameter not in parameters["properties"] or parameter not in possible:
+            return "unexpected parameter"
+        if complaint := _wrong_value(parameters["properties"][parameter], value, possible[parameter]):
+            return complaint
+    missing = (one for one, values in possible.items() if one not in call.arguments and "" not in values)
+    return "parameter missing" if next(missing, None) is not None else None
+
+
+def _wrong_value(described: Row, value: Any, possible: Sequence[Any]) -> str | None:
+    kind = PYTHON[described["type"]]
+    inner = PYTHON[described["items"]["type"]] if described["type"] in ("array", "tuple") else None
+    if kind is float and type(value) is int:
+        value = float(value)
+    first = next((type(one) for one in possible if one != ""), None)
+    if type(value) is not kind:
+        if first is None or type(value) is not first:
+            return "wrong type"
+        return None if value in possible else "wrong value"  # a variable's name stands for the value
+    if inner is not None and isinstance(value, list) and not any(_items_fit(inner, value, one) for one in possible):
+        return "wrong type"
+    if first is not None and first is not kind:
+        return None if value in possible else "wrong value"
+    return None if _is_among(kind, inner, value, possible) else "wrong value"
+
+
+def _items_fit(inner: type, value: Sequence[Any], possible: Any) -> bool:
+    """Whether each item is of the declared type, or of that of the items that are right."""
+    if not isinstance(possible, list):
+        return True
+    first = next((type(one) for one in possible if one != ""), None)
+    return all(type(item) is inner or (first is not None and type(item) is first) for item in value)
+
+
+def _is_among(kind: type, inner: type | None, value: Any, possible: Sequence[Any]) -> bool:
+    if kind is dict:
+        return any(_is_dict(value, one) for one in possible if one != "")
+    if kind is list and inner is dict:
+        return any(_are_dicts(value, one) for one in possible if isinstance(one, list))
+    if kind is str:
+        return _plain(value) in [_plain(one) for one in possible if isinstance(one, str)]
+    if kind is list:
+        wanted = [[_plain(item) for item in one] for one in possible if one == "" or isinstance(one, list)]
+        return [_plain(item) for item in value] in wanted
+    return value in possible
+
+
+def _are_dicts(values: Sequence[Any], possible: Sequence[Any]) -> bool:
+    return len(values) == len(possible) and all(map(_is_dict, values, possible))
+
+
+def _is_dict(value: Any, possible: Any) -> bool:
+    """possible: key -> the values that are right; "" among them: the key may be left out."""
+    if not isinstance(value, dict) or not isinstance(possible, dict):
+        return False
+    known = all(key in possible and _plain(one) in map(_plain, possible[key]) for key, one in value.items())
+    return known and all(key in value or "" in values for key, values in possible.items())
+
+
+def _plain(value: Any) -> Any:
+    """A text without case, blanks and the signs that BFCL overlooks; anything else as it is."""
+    return _IGNORED.sub("", value).lower().replace("'", '"') if isinstance(value, str) else value

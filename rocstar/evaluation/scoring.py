@@ -1,0 +1,90 @@
+"""The seam between a benchmark and its figures: a Scorer is a Verifier that may add figures of the benchmark's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
+from typing import Any, Protocol
+
+from rocstar.answers.form import format_facts
+from rocstar.answers.verifier import settled, written
+from rocstar.dialogue.calls import CallSyntax
+from rocstar.evaluation.intervals import Estimate, Z, wilson
+from rocstar.evaluation.recall import Recall
+from rocstar.protocols import TextCodec, Verifier
+from rocstar.types import Group, Outcome, Trajectory, Verdict
+
+
+class Scorer(Verifier, Protocol):
+    """Judges attempts; total and bounded in time like any Verifier."""
+
+    def figures(self, groups: Sequence[Group]) -> Mapping[str, Any]:
+        """Further keys of the result, from judged attempts; pure."""
+        ...
+
+
+class Judge(Protocol):
+    """Somebody else's model that is asked for an opinion."""
+
+    async def ask(self, prompt: str, *, system: str) -> str:
+        """What it says, at temperature 0. Raises VerifierUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a Scorer may be made of."""
+
+    codec: TextCodec
+    """Of the attempts."""
+    calls: CallSyntax
+    """How tool calls stand in their text."""
+    recall: Recall
+    """Keeps what a judge said."""
+    judge: Judge | None = None
+
+
+def final_text(parts: Parts, attempt: Trajectory) -> str:
+    """What the last turn says, without tool calls and without the marker that ends it. Reasoning in a closed
+    `<think>` block is no part of an answer. Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
+    settled(attempt, "graded")
+    texts = written(parts.codec, parts.calls, attempt)
+    text = texts[-1] if texts else ""
+    for marker in ENDS:
+        text = text.removesuffix(marker)
+    _, closed, answer = text.rpartition("</think>")
+    return answer.lstrip("\n") if closed else text
+
+
+ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
+"""Tokens that end a turn in the model families that rocstar reads; they are no words of the answer."""
+
+
+def judged(right: bool, *, method: str, extracted: str | None, text: str) -> Outcome:
+    """An Outcome from a plain yes or no."""
+    return Outcome(
+        verdict=Verdict.RIGHT if right else Verdict.WRONG,
+        reward=float(right),
+        extracted=extracted,
+        method=method,
+        format_facts=format_facts([text]),
+    )
+
+
+def ratio(parts_P: Sequence[tuple[float, int]]) -> Estimate:
+    """Sum of the first over sum of the second, such as instructions followed of instructions given, with a 95%
+    interval that treats the pair (a problem) as the unit: the normal one of a ratio estimator, Wilson's over problems
+    where all are alike."""
+    pairs = [(part, whole) for part, whole in parts_P if whole]
+    n, total = len(pairs), sum(whole for _, whole in pairs)
+    if not n:
+        return wilson(0, 0)
+    value = sum(part for part, _ in pairs) / total
+    residuals = [part - value * whole for part, whole in pairs]
+    spread = sqrt(sum(r * r for r in residuals) / max(1, n - 1)) / fmean(whole for _, whole in pairs)
+    if spread == 0:
+        return wilson(value * n, n)
+    half = Z * spread / sqrt(n)
+    return Estimate(value, max(0.0, value - half), min(1.0, value + half), n)

@@ -1,0 +1,130 @@
+"""`rocstar eval`: a model, a run or an endpoint on a file of problems or on the paper's benchmarks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocstar.exits import need
+from rocstar.verbs.common import AsJson, print_json, quiet, stoppable
+
+ENDPOINT_KEY, JUDGE_KEY = "OPENAI_API_KEY", "ROCSTAR_JUDGE_API_KEY"
+"""Environment variables that hold API keys; none is needed where an endpoint asks for none."""
+STOPPED = "stopped; the same command goes on where this one ended"
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT", help="A model folder, a run's name or `last`; with --endpoint the model's name there."
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip.", show_default=False)
+    ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Comma list of benchmarks, or paths to your own.", show_default=False),
+    ] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Holds the benchmarks' rows; default: the hub.")
+    ] = None,
+    accept_rows: Annotated[
+        bool, typer.Option("--accept-rows", help="Take a benchmark's rows although their checksum differs.")
+    ] = False,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"OpenAI-compatible, up to /v1; key: {ENDPOINT_KEY}.")
+    ] = None,
+    tools: Annotated[
+        str | None, typer.Option(help="With --endpoint: openai (default), its own form of calls, or text, the paper's.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once to an endpoint or judge; default: 32.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"Endpoint that judges arena_hard; key: {JUDGE_KEY}.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(metavar="NAME", help="The judge's name there.")] = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", min=1, metavar="K", help="Attempts per problem; default: 1, or the benchmark's."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0 is greedy; default: 1.0, or the benchmark's.")
+    ] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(help="Default: the benchmark's, the run's, else the recipe default.")
+    ] = None,
+    max_response_tokens: Annotated[int | None, typer.Option(help="Same default.")] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
+    ] = None,
+    answer: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")] = "answer",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    template: Annotated[str | None, typer.Option(help="As rollout.template; same default.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="As evaluate.verifier; same default.")] = None,
+    as_json: AsJson = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+) -> None:
+    """Measure a model on problems: avg@k and pass@k with 95% intervals. Killed, it goes on with the same command.
+
+    Example: rocstar eval last --benchmark aime24,math500 --data-folder data"""
+    need("train")
+    quiet()
+    from rocstar.evaluation.plan import Given, evaluations
+    from rocstar.screen import Screen
+
+    changes = {
+        "rollout.max_turns": max_turns,
+        "rollout.max_response_tokens": max_response_tokens,
+        "rollout.template": template,
+        "evaluate.verifier": verifier,
+    }
+    given = Given(
+        model=model,
+        settings=settings or [],
+        options={f"{key}={value}": _as_typed(key, value) for key, value in changes.items() if value is not None},
+        data=data,
+        question=question,
+        answer=answer,
+        benchmark=benchmark,
+        data_folder=data_folder,
+        accept_rows=accept_rows,
+        limit=limit,
+        attempts=n,
+        temperature=temperature,
+        endpoint=endpoint,
+        endpoint_key=key_in(ENDPOINT_KEY),
+        tools=tools,
+        parallel=parallel,
+        judge=judge,
+        judge_model=judge_model,
+        judge_key=key_in(JUDGE_KEY),
+        runs=runs,
+    )
+    with stoppable(STOPPED), Screen() as screen:
+        results = []
+        for result in evaluations(given, screen):
+            results.append(result)
+            if not as_json:
+                screen.figures(result)
+    if as_json:
+        print_json(results[0] if len(results) == 1 else {"results": results})
+
+
+def key_in(variable: str) -> str | None:
+    """The API key that the environment holds; an empty one is none."""
+    return os.environ.get(variable) or None
+
+
+def _as_typed(key: str, value: object) -> str:
+    return f"--{key.partition('.')[2].replace('_', '-')} {value}"

@@ -1,0 +1,144 @@
+"""A model behind an OpenAI-compatible endpoint: its tool calls, its tokens, faults of the endpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocstar.answers.verifier import ScriptedVerifier
+from rocstar.dialogue.template import PAPER
+from rocstar.errors import ConfigError
+from rocstar.evaluation.chat_client import TRIES, ChatClient
+from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
+from rocstar.evaluation.one_turn import OneTurn
+from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.tools.scripted import ScriptedTool
+from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict, problem_id
+from tests.evaluation.served import Said, call, served, text
+
+PROBLEM = Problem(id=problem_id("2+3?"), question="2+3?", answer="5")
+ANSWER = "It is <answer>\\boxed{5}</answer>"
+PROGRAM = json.dumps({"code": "print(2+3)"})
+LIMITS = Limits(max_turns=4, max_response_tokens=1000, max_parallel_calls=2)
+SAMPLING = Sampling(max_new_tokens=1, temperature=0.6, seed=7)
+
+
+async def attempted(
+    script: Callable[[Mapping[str, Any]], Said],
+    *,
+    tools: ToolStyle = "openai",
+    limits: Limits = LIMITS,
+    problem: Problem = PROBLEM,
+    one_turn: bool = False,
+) -> tuple[Trajectory, list[Mapping[str, Any]], list[float]]:
+    """(the attempt, bodies of the requests, waits between tries)."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    with served(script) as endpoint:
+        client = ChatClient(endpoint.url, "m", key="secret", parallel=2, sleep=sleep)
+        solver = EndpointSolver(
+            client=client,
+            conversation=Conversation(
+                codec=CodePoints(),
+                template=PAPER,
+                tools=() if one_turn else (ScriptedTool({"print(2+3)": "5\n"}),),
+                feedback=lambda result: result.stdout or result.stderr,
+            ),
+            verifier=ScriptedVerifier(lambda problem, attempt: Verdict.RIGHT),
+            limits=limits,
+            tools=tools,
+            system="Think.",
+            preamble="Solve: ",
+            environment=OneTurn if one_turn else ToolEnvironment,
+        )
+        try:
+            made = await solver.attempt(problem, 0, SAMPLING)
+        finally:
+            await client.close()
+        assert endpoint.keys == {"Bearer secret"}
+        return made, endpoint.bodies, waits
+
+
+def calls_then_answers(body: Mapping[str, Any]) -> Said:
+    return text(ANSWER) if body["messages"][-1]["role"] == "tool" else call("python", PROGRAM, "Let me see.")
+
+
+async def test_calls_in_openai_form_run_here_and_their_results_go_back() -> None:
+    made, (first, second), _ = await attempted(calls_then_answers)
+    assert [one["role"] for one in first["messages"]] == ["system", "user"]
+    assert first["messages"][1]["content"] == "Solve: 2+3?" and first["tools"][0]["function"]["name"] == "python"
+    assert second["messages"][2]["tool_calls"][0]["function"] == {"name": "python", "arguments": PROGRAM}
+    assert second["messages"][3] == {"role": "tool", "tool_call_id": "abc", "content": "5\n"}
+    assert made.stop is Stop.ANSWERED and made.num_calls == 1 and made.num_failed_calls == 0
+    assert first["max_tokens"] == 1000 and first["temperature"] == 0.6 and first["seed"] != second["seed"]
+
+
+async def test_calls_in_the_papers_form_run_as_well() -> None:
+    def script(body: Mapping[str, Any]) -> Said:
+        if "<tool_response>" in body["messages"][-1]["content"]:
+            return text(ANSWER)
+        return text(f'<tool_call>\n{{"name": "python", "arguments": {PROGRAM}}}\n</tool_call>')
+
+    made, (first, second), _ = await attempted(script, tools="text")
+    assert "tools" not in first and '"python"' in first["messages"][0]["content"]
+    assert second["messages"][-1] == {"role": "user", "content": "<tool_response>\n5\n\n</tool_response>"}
+    assert made.stop is Stop.ANSWERED and made.num_calls == 1
+
+
+async def test_tokens_are_those_that_the_server_counts_tool_replies_included() -> None:
+    made, (first, second), _ = await attempted(calls_then_answers)
+    read = [sum(len(str(m["content"]).split()) + 5 * len(m.get("tool_calls") or ()) for m in b["messages"])
+            for b in (first, second)]  # fmt: skip
+    assert made.num_response_tokens == read[1] - read[0] + len(ANSWER.split())
+    assert second["max_tokens"] == 1000 - (len(["Let", "me", "see."]) + 5)
+
+
+async def test_arguments_that_are_no_object_are_a_failed_call() -> None:
+    def script(body: Mapping[str, Any]) -> Said:
+        return text(ANSWER) if body["messages"][-1]["role"] == "tool" else call("python", "[1, 2")
+
+    made, bodies, _ = await attempted(script)
+    assert made.num_failed_calls == 1 and made.stop is Stop.ANSWERED
+    assert "Failed to decode" in bodies[1]["messages"][-1]["content"]
+
+
+async def test_the_limits_end_an_attempt() -> None:
+    made, bodies, _ = await attempted(lambda body: call("python", PROGRAM), limits=replace(LIMITS, max_turns=2))
+    assert made.stop is Stop.MAX_TURNS and len(bodies) == 2
+    made, _, _ = await attempted(lambda body: text("so", finish="length"))
+    assert made.stop is Stop.MAX_TOKENS
+    made, bodies, _ = await attempted(
+        lambda body: call("python", PROGRAM), limits=replace(LIMITS, max_response_tokens=5)
+    )
+    assert made.stop is Stop.MAX_TOKENS and len(bodies) == 1
+
+
+async def test_a_busy_endpoint_is_asked_again_a_bounded_number_of_times() -> None:
+    left = [503, 429]
+    made, bodies, waits = await attempted(lambda body: left.pop() if left else text(ANSWER))
+    assert made.stop is Stop.ANSWERED and len(bodies) == 3 and waits == [1.0, 2.0]
+    made, bodies, waits = await attempted(lambda body: 500)
+    assert made.stop is Stop.ENVIRONMENT_FAILED and len(bodies) == TRIES and waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert made.fault is not None and "status 500" in made.fault and "secret" not in made.fault
+
+
+async def test_a_refused_request_ends_the_evaluation_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="refuses the request with status 401"):
+        await attempted(lambda body: 401)
+
+
+async def test_one_turn_shows_a_problems_own_functions_and_runs_nothing() -> None:
+    function = {"name": "math.add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Add 2 and 3."}]
+    problem = replace(PROBLEM, metadata={"messages": messages, "functions": [function]})
+    made, (body,), _ = await attempted(lambda body: call("math_add", "{}"), problem=problem, one_turn=True)
+    assert body["messages"] == messages and body["tools"][0]["function"]["name"] == "math_add"
+    assert made.stop is Stop.ANSWERED and [one.tool for one in made.turns[0].calls] == ["math_add"]
+    assert made.turns[0].results == ()

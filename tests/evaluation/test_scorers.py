@@ -1,0 +1,341 @@
+"""Scorers: what each instruction of IFEval means, which calls BFCL takes, which letter an answer names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocstar.dialogue.calls import HERMES
+from rocstar.evaluation.benchmark import find_benchmarks
+from rocstar.evaluation.endpoint import CodePoints
+from rocstar.evaluation.kinds import KINDS
+from rocstar.evaluation.one_turn import split
+from rocstar.evaluation.recall import Recall
+from rocstar.evaluation.scorers.arena import verdict_in
+from rocstar.evaluation.scorers.choice import chosen
+from rocstar.evaluation.scorers.functions import complaint_of, shown
+from rocstar.evaluation.scorers.ifeval import IfevalScorer
+from rocstar.evaluation.scorers.instructions import CHECKS, follows, variants
+from rocstar.evaluation.scoring import Parts, ratio
+from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
+
+CODEC = CodePoints()
+PARTS = Parts(codec=CODEC, calls=HERMES, recall=Recall())
+
+
+def attempt(text: str, index: int = 0) -> Trajectory:
+    ids = tuple(CODEC.encode(text))
+    completion = Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
+    turns = (Turn(completion=completion),)
+    return Trajectory(problem_id="p", index=index, prompt_ids=(), turns=turns, stop=Stop.ANSWERED)
+
+
+# IFEval: instruction, its arguments, answers that follow, answers that do not
+
+LESS, MORE = "less than", "at least"
+CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
+    ("keywords:existence", {"keywords": ["sea", "sky"]}, ["The Sky and the seaside"], ["The sky"]),
+    (
+        "keywords:frequency",
+        {"keyword": "ox", "frequency": 2, "relation": MORE},
+        ["ox OX", "a boxer, an ox"],
+        ["one ox"],
+    ),
+    ("keywords:frequency", {"keyword": "ox", "frequency": 2, "relation": LESS}, ["ox"], ["ox ox"]),
+    ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, ["concatenate"], ["A CAT."]),
+    (
+        "keywords:letter_frequency",
+        {"letter": "q", "let_frequency": 2, "let_relation": MORE},
+        ["Quite quick"],
+        ["quite"],
+    ),
+    ("keywords:letter_frequency", {"letter": "#", "let_frequency": 1, "let_relation": MORE}, ["# x"], ["x"]),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, ["a *** b", "***\na\n***\nb"], ["a", "a******b"]),
+    ("length_constraints:number_words", {"num_words": 3, "relation": LESS}, ["two words"], ["it's three"]),
+    ("length_constraints:number_words", {"num_words": 3, "relation": MORE}, ["one two three"], ["one two"]),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "hello"},
+        ["a\n\nHello, b", "a\n\n'Hello' b"],
+        ["a\n\nb", "a\n\nHello\n\nc", "Hello"],
+    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[a] and [b c]"], ["[a] (b)"]),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["Bye.\nP. S. more"], ["Bye. PS more"]),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["p.p.s more"], ["P.S. more"]),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, ["* a\n- b"], ["* a", "* a\n* b\n* c"]),
+    ("detectable_format:constrained_response", {}, ["My answer is maybe."], ["My answer is perhaps."]),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, ["*a* *b*"], ["*a* **"]),
+    (
+        "detectable_format:multiple_sections",
+        {"section_spliter": "Day", "num_sections": 2},
+        ["Day 1 a Day 2 b"],
+        ["Day 1 a"],
+    ),
+    ("detectable_format:json_format", {}, ['```json\n{"a": 1}\n```', "[1]"], ["Here: {}", "{a: 1}"]),
+    ("detectable_format:title", {}, ["<<A song>>\nla"], ["<< >>\nla", "<A song>"]),
+    ("combination:two_responses", {}, ["a\n******\nb"], ["a\n******\na", "a ****** b ****** c", "a"]),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Say it. "}, [" say it. Yes"], ["Yes. Say it."]),
+    ("startend:end_checker", {"end_phrase": "The end."}, ['So, the END."'], ["The end. Bye"]),
+    ("startend:quotation", {}, ['"a"'], ['"a', '"', "a"]),
+    ("punctuation:no_comma", {}, ["a; b"], ["a, b"]),
+]
+WITH_LIBRARIES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
+    ("language:response_language", {"language": "de"}, ["Das ist ein guter Tag für uns alle."], ["A fine day for us."]),
+    (
+        "length_constraints:number_sentences",
+        {"num_sentences": 2, "relation": MORE},
+        ["It rains. We go."],
+        ["It rains."],
+    ),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": MORE},
+        ["STOP right NOW"],
+        ["STOP right now"],
+    ),
+    ("change_case:english_capital", {}, ["THIS IS A FINE DAY FOR ALL OF US."], ["This is a fine day for all of us."]),
+    ("change_case:english_lowercase", {}, ["this is a fine day for all of us."], ["This is a fine day for all of us."]),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "passing", "failing"), CASES, ids=[case[0] for case in CASES])
+def test_an_instruction_tells_answers_that_follow(
+    name: str, arguments: dict[str, Any], passing: list[str], failing: list[str]
+) -> None:
+    assert [follows(name, arguments, answer) for answer in passing] == [True] * len(passing)
+    assert [follows(name, arguments, answer) for answer in (*failing, "", " \n")] == [False] * (len(failing) + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "passing", "failing"), WITH_LIBRARIES, ids=[c[0] for c in WITH_LIBRARIES]
+)
+def test_an_instruction_that_needs_libraries_tells_answers_that_follow(
+    name: str, arguments: dict[str, Any], passing: list[str], failing: list[str]
+) -> None:
+    if find_spec("nltk") is None or find_spec("langdetect") is None:
+        pytest.skip("nltk and langdetect are not installed: pip install 'rocstar[eval]'")
+    from rocstar.errors import ConfigError
+    from rocstar.evaluation.scorers.ifeval import check
+
+    try:
+        check()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    test_an_instruction_tells_answers_that_follow(name, arguments, passing, failing)
+
+
+def test_every_kind_has_a_case() -> None:
+    assert {case[0] for case in (*CASES, *WITH_LIBRARIES)} == set(CHECKS) and len(CHECKS) == 25
+
+
+def test_the_loose_forms_are_the_eight_of_the_original() -> None:
+    assert set(variants("Sure:\n*a*\nb\nBye")) == {
+        "Sure:\n*a*\nb\nBye", "*a*\nb\nBye", "Sure:\n*a*\nb", "*a*\nb",
+        "Sure:\na\nb\nBye", "a\nb\nBye", "Sure:\na\nb", "a\nb",
+    }  # fmt: skip
+
+
+async def test_ifeval_counts_prompts_and_instructions_strict_and_loose() -> None:
+    metadata = {"instructions": ["startend:quotation", "punctuation:no_comma"], "arguments": [{}, {}]}
+    problem = Problem(id="p", question="?", answer="", metadata=metadata)
+    texts = ['"a"', 'Sure\n"a"', 'Sure, yes\n"a"', "a"]
+    scorer = IfevalScorer(PARTS)
+    found = await scorer.verify_all([(problem, attempt(text)) for text in texts])
+    assert [one.method for one in found] == ["instructions SS", "instructions lS", "instructions ll", "instructions .S"]
+    assert [one.verdict is Verdict.RIGHT for one in found] == [True, False, False, False]
+    groups = [_group(problem, text, outcome) for text, outcome in zip(texts, found, strict=True)]
+    figures = {name: figure["value"] for name, figure in scorer.figures(groups).items()}
+    assert figures == {"prompt_strict": 1 / 4, "prompt_loose": 3 / 4, "instruction_strict": 4 / 8,
+                       "instruction_loose": 7 / 8}  # fmt: skip
+
+
+def _group(problem: Problem, text: str, outcome: Any) -> Group:
+    from dataclasses import replace
+
+    return Group(problem=problem, trajectories=(replace(attempt(text), outcome=outcome),))
+
+
+# BFCL
+
+PARAMETERS = {
+    "type": "dict",
+    "required": ["city"],
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "share": {"type": "float"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "place": {"type": "dict", "properties": {"lat": {"type": "float"}}},
+        "dry": {"type": "boolean"},
+    },
+}
+POSSIBLE = {
+    "city": ["San Francisco, CA", "SF"],
+    "days": [3, ""],
+    "share": [0.5, 2.0, ""],
+    "tags": [["rain", "wind"], ""],
+    "place": [{"lat": [1.5], "name": ["x", ""]}, ""],
+    "dry": [True, ""],
+}
+ASKED = {
+    "described": [{"name": "get.weather", "parameters": PARAMETERS}],
+    "possible": [{"get.weather": POSSIBLE}],
+    "wants_call": True,
+}
+
+
+def call(tool: str = "get.weather", **arguments: Any) -> ToolCall:
+    return ToolCall(id="call_0", tool=tool, arguments=arguments, raw="")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"city": "SF"},
+        {"city": "san francisco CA"},
+        {"city": "SF", "days": 3, "share": 2},
+        {"city": "SF", "tags": ["Rain", "wind."], "dry": True},
+        {"city": "SF", "place": {"lat": 1.5}},
+        {"city": "SF", "place": {"lat": 1.5, "name": "X"}},
+    ],
+)
+def test_a_call_with_possible_values_is_right(arguments: dict[str, Any]) -> None:
+    assert complaint_of(ASKED, [call(**arguments)]) is None
+    assert complaint_of(ASKED, [call("get_weather", **arguments)]) is None
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ([], "wrong number of calls"),
+        ([call(city="SF"), call(city="SF")], "wrong number of calls"),
+        ([call("get.rain", city="SF")], "wrong function"),
+        ([call(days=3)], "required parameter missing"),
+        ([call(city="SF", nights=3)], "unexpected parameter"),
+        ([call(city="LA")], "wrong value"),
+        ([call(city="SF", days=3.0)], "wrong type"),
+        ([call(city="SF", days=True)], "wrong type"),
+        ([call(city="SF", days="3")], "wrong type"),
+        ([call(city="SF", share=0.7)], "wrong value"),
+        ([call(city="SF", tags=["wind", "rain"])], "wrong value"),
+        ([call(city="SF", tags=["rain", 1])], "wrong value"),
+        ([call(city="SF", place={"lat": 2.5})], "wrong value"),
+        ([call(city="SF", place={"name": "x"})], "wrong value"),
+        ([call(city="SF", dry=False)], "wrong value"),
+        ([ToolCall(id="call_0", tool="", arguments={}, raw="{", parse_error="no JSON")], "malformed call"),
+    ],
+)
+def test_a_call_that_is_wrong_is_told_why(calls: list[ToolCall], told: str) -> None:
+    assert complaint_of(ASKED, calls) == told
+
+
+def test_parallel_calls_may_come_in_any_order_but_each_once() -> None:
+    possible = [{"get.weather": {"city": ["SF"]}}, {"get.weather": {"city": ["LA"]}}]
+    asked = {**ASKED, "possible": possible}
+    assert complaint_of(asked, [call(city="LA"), call(city="SF")]) is None
+    assert complaint_of(asked, [call(city="SF"), call(city="SF")]) == "wrong value"
+
+
+def test_where_no_function_fits_a_call_is_wrong_and_elsewhere_its_absence() -> None:
+    irrelevant = {"described": [], "possible": None, "wants_call": False}
+    assert complaint_of(irrelevant, []) is None and complaint_of(irrelevant, [call()]) == "called"
+    relevant = {**irrelevant, "wants_call": True}
+    assert complaint_of(relevant, []) == "no call" and complaint_of(relevant, [call()]) is None
+
+
+def test_functions_are_shown_with_types_of_json_schema() -> None:
+    properties = shown({"name": "f", "parameters": PARAMETERS})["parameters"]["properties"]
+    assert (properties["share"]["type"], properties["place"]["type"]) == ("number", "object")
+    described = {"type": "dict", "properties": {"type": {"type": "any"}}}  # a parameter called type
+    assert shown({"name": "f", "parameters": described})["parameters"]["properties"] == {"type": {"type": "string"}}
+
+
+@settings(max_examples=40)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+                    max_leaves=6))  # fmt: skip
+def test_no_value_of_a_model_makes_the_scorer_fail(value: Any) -> None:
+    for name in PARAMETERS["properties"]:
+        complaint_of(ASKED, [call(**{"city": "SF", name: value})])
+
+
+# The others
+
+
+@pytest.mark.parametrize(
+    ("texts", "letter"),
+    [
+        (["so \\boxed{C}"], "C"),
+        (["\\boxed{\\text{B}}"], "B"),
+        (["\\boxed{(D)}", "done"], "D"),
+        (["\\boxed{A) 3 metres}"], "A"),
+        (["Therefore the answer is (B)."], "B"),
+        (["**Answer:** D"], "D"),
+        (["A is wrong, and so is B"], None),
+        (["\\boxed{Because}"], None),
+        (["\\boxed{E}"], None),
+        ([], None),
+    ],
+)
+def test_the_letter_that_an_answer_ends_with(texts: Sequence[str], letter: str | None) -> None:
+    assert chosen(texts) == letter
+
+
+async def test_a_choice_is_right_by_its_letter() -> None:
+    (benchmark,) = find_benchmarks("gpqa_diamond")
+    row = {"Question": "Q?", "Correct Answer": "yes"} | {f"Incorrect Answer {n}": f"no {n}" for n in (1, 2, 3)}
+    (problem,) = KINDS["choice"].problems(benchmark.file, {benchmark.file.files[0]: [(1, row)]})
+    build = KINDS["choice"].scorer
+    assert build is not None
+    texts = [f"\\boxed{{{letter}}}" for letter in "ABCD"]
+    found = await build(PARTS).verify_all([(problem, attempt(text)) for text in texts])
+    assert ["ABCD"[n] for n, one in enumerate(found) if one.verdict is Verdict.RIGHT] == [problem.answer]
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("[[A>>B]]", "A>>B"),
+        ("first [[A<B]], so [[B>A]]", "B>A"),
+        ("[[A>B]] no, [[B>A]]", None),
+        ("A>B", None),
+        ("[[A>A]]", None),
+    ],
+)
+def test_a_judge_has_one_verdict_or_none(said: str, verdict: str | None) -> None:
+    assert verdict_in(said) == verdict
+
+
+def test_a_conversation_is_split_into_turns() -> None:
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    assert split(messages) == ("s", [("a\n\nb", "c"), ("d", "")])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), max_size=20))
+def test_a_ratio_lies_in_its_interval(pairs: list[tuple[int, int]]) -> None:
+    bounded = [(min(part, whole), whole) for part, whole in pairs]
+    found = ratio(bounded)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    if bounded:
+        assert found.value == pytest.approx(sum(p for p, _ in bounded) / sum(w for _, w in bounded))
+
+
+def test_made_up_rows_of_each_kind_are_told_where_they_do_not_fit() -> None:
+    from rocstar.errors import DataError
+
+    for name in ("ifeval", "bfcl", "arena_hard", "math500"):
+        (benchmark,) = find_benchmarks(name)
+        with pytest.raises(DataError, match="line 3"):
+            KINDS[benchmark.file.kind].problems(benchmark.file, {benchmark.file.files[0]: [(3, json.loads("{}"))]})
