@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 LENGTHS = 64  # rows of the table, evenly over 0 .. limit
 PRIOR_ENDS = 4.0  # ends assumed before any is seen, evenly over all lengths
 MEMORY = 16_384.0  # ends remembered; then the older half counts half, since the policy changes slowly
-SHRINKAGE = 1.0  # ends that a group's factor of one weighs as much as
+SHRINKAGE = 4.0  # ends that a group's factor of one weighs as much as
 LEVELS = range(-10, 11)  # factors 2 ** (level / 2), from 1/32 to 32: finer steps change no decision
 
 
