@@ -209,15 +209,21 @@ class Book:
     def _peak_with(self, resident: Resident, spread: float) -> float:
         """Most own tokens that are expected to be held at any later step, room for bad luck included: just before the
         residents of a slot end."""
-        base, width = resident.response - self.step, self._width
+        base, width, step, root = resident.response - self.step, self._width, self.step, math.sqrt
         last = int((resident.end - base) / width)
-        self._slots.setdefault(last, [0.0, 0.0])
+        slots = self._slots
+        slots.setdefault(last, [0.0, 0.0])
         number = total = peak = 0.0
-        for slot in sorted(self._slots, reverse=True):
-            here, bases = self._slots[slot]
-            number += here + (slot == last)
-            total += bases + (base if slot == last else 0.0)
+        for slot in sorted(slots, reverse=True):
+            here, bases = slots[slot]
+            number += here
+            total += bases
+            if slot == last:
+                number += 1.0
+                total += base
             if number > 0.5:
-                held = total + number * max(self.step, (slot + 0.5) * width)
-                peak = max(peak, held * (1.0 + spread / math.sqrt(number)))
+                then = (slot + 0.5) * width
+                held = (total + number * (then if then > step else step)) * (1.0 + spread / root(number))
+                if held > peak:
+                    peak = held
         return peak

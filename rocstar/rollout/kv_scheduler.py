@@ -10,9 +10,11 @@
   evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
 - An engine takes nobody whom it would finish later than all engines together finish everything: a faster one will have
   room before.
-- Later turns stay where their cache is. Only when nobody waits for admission, and an engine is behind the others or has
+- Later turns stay where their cache is. Who returns to an engine that overflows is admitted anew, as newcomers are, but
+  before them: the scheduler's only way to take back what it has promised too much, and cheaper than the engine's
+  own choice, which refills the cache to the brim and overflows again. Otherwise, only when nobody waits for admission, and an engine is behind the others or has
   evicted, a trajectory may move at the start of a turn, if what is still to come outweighs what has to be fed again.
-  All moves together feed at most 1% of what is sampled.
+  These moves together feed at most 1% of what is sampled.
 - At most nine tenths of a cache are promised; of an engine that evicted less, and then slowly more again.
 
 What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
@@ -195,6 +197,8 @@ class KvScheduler:
         books = [self._books[name] for name in self._changed if name in engines]
         for book in books:
             book.look(engines[book.name], now)
+        if not books:
+            return []
         order = sorted((book.finish(), book.name) for book in books)
         latest = self._finish_of_all(engines)
         found = []
@@ -249,7 +253,7 @@ class KvScheduler:
     def _expect(self, resident: Resident) -> None:
         """Its work from here on, and where it is assumed to end."""
         expectation, kin = self._expectation, resident.kin
-        resident.reads = expectation.rest(kin, resident.response, resident.prompt).reads
+        resident.reads = expectation.reads(kin, resident.response, resident.prompt)
         resident.end = expectation.length(kin, resident.response, resident.share)
 
     def _settle(self, resident: Resident, book: Book) -> None:
@@ -260,7 +264,7 @@ class KvScheduler:
         self._events = len(self._open)
 
     def _learn(self, engines: Mapping[str, EngineLoad], now: float) -> None:
-        """Take in how far everybody has come; forecast and sort anew."""
+        """Take in how far everybody has come, and forecast anew."""
         self._events = 0
         self._meet(engines)
         books = [self._books[name] for name in sorted(engines)]
@@ -295,7 +299,7 @@ class KvScheduler:
 
     def _forecast(self, resident: Resident, response: float) -> None:
         """Enter it into its book again; an end that it has passed is drawn anew."""
-        resident.reads = self._expectation.rest(resident.kin, response, resident.prompt).reads
+        resident.reads = self._expectation.reads(resident.kin, response, resident.prompt)
         if response >= resident.end:
             resident.share = self._share()
             resident.end = self._expectation.length(resident.kin, response, resident.share)
