@@ -10,11 +10,12 @@
   evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
 - An engine takes nobody whom it would finish later than all engines together finish everything: a faster one will have
   room before.
-- Later turns stay where their cache is. Who returns to an engine that overflows is admitted anew, as newcomers are, but
-  before them: the scheduler's only way to take back what it has promised too much, and cheaper than the engine's
-  own choice, which refills the cache to the brim and overflows again. Otherwise, only when nobody waits for admission, and an engine is behind the others or has
-  evicted, a trajectory may move at the start of a turn, if what is still to come outweighs what has to be fed again.
-  These moves together feed at most 1% of what is sampled.
+- Later turns stay where their cache is. Who returns to an engine that overflows is admitted anew, before newcomers: the
+  scheduler's only way to take back what it has promised too much. The engine's own rule refills the cache to the brim
+  and overflows again.
+- Otherwise a trajectory may move at the start of a turn only when nobody waits for admission and its engine is behind
+  the others or has evicted, if what is still to come outweighs what has to be fed again. These moves together feed at
+  most 1% of what is sampled.
 - At most nine tenths of a cache are promised; of an engine that evicted less, and then slowly more again.
 
 What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
