@@ -316,12 +316,11 @@ def test_nobody_waits_for_ever_however_often_engines_evict_or_are_away(
     assert not open_
 
 
-def test_a_slow_engine_takes_nobody_whom_it_would_finish_after_all_others() -> None:
-    work = [synthetic_workload("even", problems=16, attempts=8, limit=2000, seed=seed) for seed in range(2)]
-    fleet = {"engine0": model(40_000, 4.0), **{f"engine{number}": model(40_000) for number in (1, 2, 3)}}
-    ours = simulate_steps(work, fleet, scheduler("rocstar", work))[-1]
-    theirs = simulate_steps(work, fleet, scheduler("round-robin", work))[-1]
-    assert ours.makespan < 0.7 * theirs.makespan
+def test_a_slow_engine_takes_nobody_when_it_would_end_after_all_others() -> None:
+    work = [synthetic_workload("even", problems=16, attempts=16, limit=2000, seed=seed) for seed in range(3)]
+    fleet = {"engine0": model(30_000, 3.0), **{f"engine{number}": model(30_000) for number in (1, 2, 3)}}
+    reports = simulate_steps(work, fleet, scheduler("rocstar", work))
+    assert sum(report.makespan for report in reports) < 1.7 * sum(report.lower_bound for report in reports)
 
 
 # What is expected
