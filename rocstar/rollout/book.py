@@ -16,7 +16,7 @@ from rocstar.rollout.scheduler import Ask
 from rocstar.types import EngineLoad
 
 ENDS = 32  # steps of ends are told apart to this part of the longest response
-FIRST_TARGET = 0.8  # of the cache, filled before anything is known of lengths
+FIRST_TARGET = 0.85  # of the cache, filled before anything is known of lengths
 MOST_TARGET = 0.9  # later: what is expected is a little off, and overflow costs more than a tenth left free
 LEAST_TARGET = 0.6  # however often it evicts
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
