@@ -134,10 +134,13 @@ class WorstCase(_Sticky):
         self._reserved: dict[str, int] = {}
         """Session id -> tokens."""
         self._reserved_at: Counter[str] = Counter()
+        self._capacity: dict[str, int] = {}
 
     def _choose(self, ask: Ask, engines: Mapping[str, EngineLoad]) -> str | None:
         need = ask.tokens + ask.limit
-        left = {name: engines[name].capacity_tokens - self._reserved_at[name] for name in sorted(engines)}
+        for name in engines.keys() - self._capacity.keys():
+            self._capacity[name] = engines[name].capacity_tokens
+        left = {name: self._capacity[name] - self._reserved_at[name] for name in sorted(engines)}
         chosen = max(left, key=left.__getitem__)
         if left[chosen] < need and self._reserved_at[chosen]:
             return None
@@ -147,6 +150,10 @@ class WorstCase(_Sticky):
 
     def _released(self, session_id: str, engine: str) -> None:
         self._reserved_at[engine] -= self._reserved.pop(session_id)
+
+    def lose(self, engine: str, now: float) -> None:
+        super().lose(engine, now)
+        self._capacity.pop(engine, None)
 
 
 BASELINES: Mapping[str, Callable[[], Scheduler]] = {

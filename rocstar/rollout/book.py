@@ -31,8 +31,6 @@ class Resident:
     prompt: int
     asked: Ask
     """Its latest."""
-    number: int
-    """In order of arrival."""
     most: int
     """Longest response it may come to, tokens."""
     kin: Any = None
@@ -88,8 +86,9 @@ class Book:
         self.residents: dict[str, Resident] = {}
         self.groups: dict[str, int] = {}
         """Residents by group: the prompt is held once."""
-        self.step, self.reads, self._ends, self._limits = 0.0, 0.0, 0.0, 0
+        self.step, self.reads, self.ends, self._limits = 0.0, 0.0, 0.0, 0
         self.produced, self._evictions, self._adjusted = load.produced_tokens, load.evictions, load.evictions
+        self._overflows = False
         self._paces, self._last, self._seen_at = paces, load, -1.0
         self._seconds = self._expected = 1e-3
         self._rate = 0.0
@@ -118,14 +117,20 @@ class Book:
         self._evictions = load.evictions
 
     def adjust(self, fall: float, regained: float) -> bool:
-        """Fill less far if it has evicted since the last time, the more the larger the part was; whether it has."""
+        """Fill less far if it has begun to evict since the last time, the more the larger the part that it gave up;
+        whether it has evicted. An overflow that lasts counts once: who is there cannot be taken back."""
         evicted, self._adjusted = self._evictions - self._adjusted, self._evictions
-        if evicted:
+        if evicted and not self._overflows:
             part = min(1.0, evicted / max(1, len(self.residents)))
-            self.target = max(LEAST_TARGET, self.target * (1.0 - fall * (0.1 + part)))
-        else:
-            self.target = min(MOST_TARGET, self.target + regained)
-        return evicted > 0
+            self.target = max(LEAST_TARGET, self.target * (1.0 - fall * (0.2 + part)))
+        elif not evicted:
+            self.target = min(MOST_TARGET, self.target + (regained if self._evictions else 10 * regained))
+        self._overflows = evicted > 0
+        return self._overflows
+
+    def overflows_at(self, load: EngineLoad) -> bool:
+        """Whether it has evicted lately."""
+        return self._overflows or load.evictions > self._adjusted
 
     # Residents
 
@@ -137,7 +142,7 @@ class Book:
             self._prompts += resident.prompt
         self.groups[resident.group] = siblings + 1
         self.reads += resident.reads
-        self._ends += resident.end
+        self.ends += resident.end
         self._limits += resident.most
         resident.base = response - self.step
         if not self._slots:
@@ -154,7 +159,7 @@ class Book:
             del self.groups[resident.group]
             self._prompts -= resident.prompt
         self.reads -= resident.reads
-        self._ends -= resident.end
+        self.ends -= resident.end
         self._limits -= resident.most
         slot = self._slots[resident.slot]
         slot[0] -= 1.0
@@ -165,7 +170,7 @@ class Book:
     def clear(self) -> None:
         self.residents, self._slots = {}, {}  # new ones: callers iterate over the old
         self.groups.clear()
-        self.reads, self._ends, self._limits, self._prompts = 0.0, 0.0, 0, 0
+        self.reads, self.ends, self._limits, self._prompts = 0.0, 0.0, 0, 0
 
     def step_at(self, now: float) -> float:
         """Its count of steps, a little after the last look."""
@@ -199,27 +204,26 @@ class Book:
             return True
         promised = self.capacity * self.target - prompts
         luck = 1.0 + spread / math.sqrt(len(self.residents) + 1)
-        return (self._ends + resident.end) * luck <= promised or self._peak_with(resident, spread) <= promised
+        return (self.ends + resident.end) * luck <= promised or self._peak_with(resident, spread) <= promised
 
     def _peak_with(self, resident: Resident, spread: float) -> float:
-        """Most own tokens that are expected to be held at any later step, room for bad luck included."""
-        base = resident.response - self.step
-        last = int((resident.end - base) / self._width)
+        """Most own tokens that are expected to be held at any later step, room for bad luck included: just before the
+        residents of a slot end."""
+        base, width, step, root = resident.response - self.step, self._width, self.step, math.sqrt
+        last = int((resident.end - base) / width)
+        slots = self._slots
+        slots.setdefault(last, [0.0, 0.0])
         number = total = peak = 0.0
-        entered = False
-        for slot in sorted(self._slots, reverse=True):
-            if not entered and slot <= last:
-                entered, number, total = True, number + 1.0, total + base
-                peak = max(peak, self._bound(number, total, last, spread)) if slot < last else peak
-            here = self._slots[slot]
-            number += here[0]
-            total += here[1]
-            peak = max(peak, self._bound(number, total, slot, spread))
-        if not entered:
-            peak = max(peak, self._bound(number + 1.0, total + base, last, spread))
+        for slot in sorted(slots, reverse=True):
+            here, bases = slots[slot]
+            number += here
+            total += bases
+            if slot == last:
+                number += 1.0
+                total += base
+            if number > 0.5:
+                then = (slot + 0.5) * width
+                held = (total + number * (then if then > step else step)) * (1.0 + spread / root(number))
+                if held > peak:
+                    peak = held
         return peak
-
-    def _bound(self, number: float, total: float, slot: int, spread: float) -> float:
-        """Just before the residents of `slot` end."""
-        step = max(self.step, (slot + 0.5) * self._width)
-        return (total + number * step) * (1.0 + spread / math.sqrt(number))

@@ -13,21 +13,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 LENGTHS = 64  # rows of the table, evenly over 0 .. limit
 PRIOR_ENDS = 4.0  # ends assumed before any is seen, evenly over all lengths
 MEMORY = 16_384.0  # ends remembered; then the older half counts half, since the policy changes slowly
-SHRINKAGE = 1.0  # ends that a group's factor of one weighs as much as
+SHRINKAGE = 4.0  # ends that a group's factor of one weighs as much as
 LEVELS = range(-10, 11)  # factors 2 ** (level / 2), from 1/32 to 32: finer steps change no decision
-
-
-class Rest(NamedTuple):
-    """What is still to come of a trajectory, expected."""
-
-    tokens: float
-    reads: float
-    """Cached tokens to be read for them: the work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +51,9 @@ class Expectation(Protocol):
         """`live`: kin and length of each trajectory under way."""
         ...
 
-    def rest(self, kin: Any, response: float, prompt: int) -> Rest: ...
+    def reads(self, kin: Any, response: float, prompt: int) -> float:
+        """The work that is still to come: cached tokens to be read."""
+        ...
 
     def length(self, kin: Any, response: float, share: float) -> float:
         """The length that a `share` of such trajectories do not pass."""
@@ -77,7 +71,8 @@ class LifeTable:
         self._groups: dict[str, Kin] = {}
         self._hazard = [0.0] * (LENGTHS + 1)
         """[i] ends expected of one trajectory before length i / rows."""
-        self._rests: dict[int, list[Rest]] = {}
+        self._rests: dict[int, list[tuple[float, float]]] = {}
+        """Level -> [LENGTHS] tokens still to come and reads for them, without the prompt's."""
 
     def begin(self, session_id: str, group: str, limit: int) -> Kin:
         """A limit larger than any before makes the table start anew: what it holds was cut by the old one."""
@@ -115,10 +110,10 @@ class LifeTable:
             self._ended, self._cut = [count / 2 for count in self._ended], self._cut / 2
         self._renew(here)
 
-    def rest(self, kin: Kin, response: float, prompt: int) -> Rest:
+    def reads(self, kin: Kin, response: float, prompt: int) -> float:
         rests = self._rests.get(kin.level) or self._rests_at(kin.level)
-        tokens, reads = rests[self._row(response)]
-        return Rest(tokens, reads + prompt * tokens)
+        tokens, reads = rests[min(LENGTHS - 1, int(response * self._rows))]
+        return reads + prompt * tokens
 
     def length(self, kin: Kin, response: float, share: float) -> float:
         ends = self._ends_before(response) - math.log(1.0 - share) / 2 ** (kin.level / 2)
@@ -150,14 +145,14 @@ class LifeTable:
         step = self._hazard[row + 1] - self._hazard[row]
         return (row + (ends - self._hazard[row]) / step) / self._rows
 
-    def _rests_at(self, level: int) -> list[Rest]:
-        """[LENGTHS] what is still to come in each row, counted backwards from the limit; without the prompt."""
-        factor, width, rests = 2 ** (level / 2), 1.0 / self._rows, [Rest(0.0, 0.0)]
+    def _rests_at(self, level: int) -> list[tuple[float, float]]:
+        """Counted backwards from the limit."""
+        factor, width, rests = 2 ** (level / 2), 1.0 / self._rows, [(0.0, 0.0)]
         for row in range(LENGTHS - 1, -1, -1):
             stays = math.exp(-factor * (self._hazard[row + 1] - self._hazard[row]))
-            tokens, after = width * (1 + stays) / 2, rests[-1]
-            reads = tokens * width * (row + 0.5) + stays * after.reads
-            rests.append(Rest(tokens + stays * after.tokens, reads))
+            tokens, (tokens_after, reads_after) = width * (1 + stays) / 2, rests[-1]
+            reads = tokens * width * (row + 0.5) + stays * reads_after
+            rests.append((tokens + stays * tokens_after, reads))
         self._rests[level] = rests[:0:-1]
         return self._rests[level]
 
@@ -179,9 +174,8 @@ class Clairvoyant:
 
     def learn(self, live: Sequence[tuple[int, float]]) -> None: ...
 
-    def rest(self, kin: int, response: float, prompt: int) -> Rest:
-        tokens = max(1.0, kin - response)
-        return Rest(tokens, tokens * (prompt + (kin + response) / 2))
+    def reads(self, kin: int, response: float, prompt: int) -> float:
+        return max(1.0, kin - response) * (prompt + (kin + response) / 2)
 
     def length(self, kin: int, response: float, share: float) -> float:
         return max(response + 1.0, kin)

@@ -3,15 +3,19 @@
 - A newcomer is admitted where the expected peak of the cache, with it, fits; `book.py` forecasts it. No room is held
   for what will probably not come: every trajectory is assumed to end at a length drawn from what is expected of it, the
   shares spread evenly, so that together they end as such trajectories do.
-- One of each problem goes first, while nothing is known of its siblings. Then the longest expected and the one that
-  has waited longest take turns: long ones must not come last, a batch of only long ones would fill the cache all at
-  the same time, and nobody starves.
-- Among engines with room it goes where the expected work would be done first, at the pace that engine has shown.
+- Newcomers are served in the order in which they came, what a lost engine held before them. Taking the longest expected
+  first brings less than 1% (docs/rollouts.md).
+- Among engines with room one goes where the expected work would be done first, at the pace that engine has shown.
   Where that is nearly equal, siblings are spread: whether a problem is long, its siblings share, so spreading them
   evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
-- Later turns stay where their cache is. Only when nobody waits for admission, and an engine is behind the others or has
-  evicted, a trajectory may move at the start of a turn, if what is still to come outweighs what has to be fed again.
-  All moves together feed at most 1% of what was sampled.
+- An engine takes nobody whom it would finish later than all engines together finish everything: a faster one will have
+  room before.
+- Later turns stay where their cache is. Who returns to an engine that overflows is admitted anew, before newcomers: the
+  scheduler's only way to take back what it has promised too much. The engine's own rule refills the cache to the brim
+  and overflows again.
+- Otherwise a trajectory may move at the start of a turn only when nobody waits for admission and its engine is behind
+  the others or has evicted, if what is still to come outweighs what has to be fed again. These moves together feed at
+  most 1% of what is sampled.
 - At most nine tenths of a cache are promised; of an engine that evicted less, and then slowly more again.
 
 What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
@@ -24,6 +28,7 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from rocstar.rollout.book import Book, Paces, Resident
 from rocstar.rollout.expected import Expectation, LifeTable
@@ -32,10 +37,10 @@ from rocstar.types import EngineLoad
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
 FEED_READS = 1000.0  # feeding a token again costs about as much as reading so many cached ones (14B on two MI300X)
-MOVED_SHARE = 0.01  # of the sampled tokens: what moves may feed again
+MOVED_SHARE = 0.01  # of the tokens sampled and expected: what moves may feed again
 BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
-OLDEST_EACH = 2  # admissions
 NEAR = 4  # engines looked at for a newcomer
+SAMPLE = 256  # of those that wait, looked at for the work they bring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +50,8 @@ class Caution:
     spread: float = 2.0
     """Room kept for bad luck: so many times the expected peak over the square root of the residents."""
     fall: float = 0.3
-    """The fill target of an engine that has evicted falls by a tenth of it, and by it times the part evicted."""
-    regained: float = 0.005
+    """The fill target of an engine that has evicted falls by a fifth of it, and by it times the part evicted."""
+    regained: float = 0.001
     """Added to a lowered target each time the table is learned anew."""
 
 
@@ -59,10 +64,8 @@ class KvScheduler:
         self._open: dict[str, Resident] = {}
         """Session id -> trajectory, from its first ask until it is closed."""
         self._by_request: dict[str, Resident] = {}
-        self._waiting: list[Resident] = []
-        """Without an engine; the last is next. Those no longer waiting are skipped."""
-        self._oldest: OrderedDict[str, Resident] = OrderedDict()
-        """The same by session id, in order of arrival."""
+        self._waiting: OrderedDict[str, Resident] = OrderedDict()
+        """Without an engine, by session id; the first is next."""
         self._returning: dict[str, Resident] = {}
         """Later turns, by session id."""
         self._books: dict[str, Book] = {}
@@ -70,8 +73,11 @@ class KvScheduler:
         self._changed: set[str] = set()
         """Engines where a newcomer might fit that did not before."""
         self._behind: set[str] = set()
-        self._events = self._drawn = self._admitted = self._begun = 0
-        self._moved_tokens = self._produced = 0.0
+        self._events = self._drawn = self._moved_tokens = 0
+        self._movable = 0.0
+        """Tokens that moves may have fed again by now."""
+        self._each = 0.0
+        """Reads that one who waits is expected to bring."""
 
     # Facts
 
@@ -98,7 +104,7 @@ class KvScheduler:
             return
         self._events += 1
         self._by_request.pop(resident.request_id, None)
-        self._oldest.pop(session_id, None)
+        self._waiting.pop(session_id, None)
         self._returning.pop(session_id, None)
         self._expectation.end(resident.kin, resident.response)
         if resident.engine is not None:
@@ -108,11 +114,12 @@ class KvScheduler:
     def lose(self, engine: str, now: float) -> None:
         """Whoever is in the middle of a turn waits again; whoever waits for a tool will when it has answered."""
         book = self._books.pop(engine, None)
-        for resident in book.residents.values() if book else ():
+        for resident in reversed(book.residents.values()) if book else ():
             resident.engine, resident.since = None, -1.0
             self._returning.pop(resident.session_id, None)
             if resident.request_id:
                 self._wait(resident)
+                self._waiting.move_to_end(resident.session_id, last=False)
         self._changed.update(self._books)
         self._changed.discard(engine)
         self._learn_soon()
@@ -120,12 +127,17 @@ class KvScheduler:
     # Decisions
 
     def assign(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
-        if len(self._books) < len(engines):
+        if self._waiting and len(self._books) < len(engines):
             self._meet(engines)
-        if self._events >= len(self._open) - len(self._oldest):
+        if not self._returning and not (self._waiting and self._changed):
+            return []
+        if self._events >= len(self._open) - len(self._waiting):
             self._learn(engines, now)
-        found = [self._return(resident, engines, now) for resident in self._here(engines)] if self._returning else []
-        if self._oldest and self._changed:
+        found = []
+        for resident in self._here(engines) if self._returning else ():
+            if self._keeps(resident, engines):
+                found.append(self._return(resident, engines, now))
+        if self._waiting and self._changed:
             found += self._admit(engines, now)
         return found
 
@@ -143,6 +155,18 @@ class KvScheduler:
             del self._returning[resident.session_id]
         return here
 
+    def _keeps(self, resident: Resident, engines: Mapping[str, EngineLoad]) -> bool:
+        """Whether its engine goes on with it; who returns to one that overflows waits to be admitted anew."""
+        book = self._books[resident.engine or ""]
+        if len(book.residents) == 1 or not book.overflows_at(engines[book.name]):
+            return True
+        book.remove(resident)
+        self._changed.add(book.name)
+        resident.engine = None
+        self._wait(resident)
+        self._waiting.move_to_end(resident.session_id, last=False)
+        return False
+
     def _return(self, resident: Resident, engines: Mapping[str, EngineLoad], now: float) -> Assignment:
         """A later turn: to where its cache is, or away from an engine that is behind."""
         assert resident.engine is not None
@@ -154,7 +178,7 @@ class KvScheduler:
     def _rehome(self, resident: Resident, engines: Mapping[str, EngineLoad]) -> None:
         """Move to the engine that finishes first, if that pays."""
         home, tokens = self._books[resident.engine or ""], resident.asked.tokens
-        if self._oldest or self._moved_tokens + tokens > MOVED_SHARE * self._produced:
+        if self._waiting or self._moved_tokens + tokens > self._movable:
             return
         best = min((self._books[name] for name in engines), key=Book.finish)
         self._expect(resident)
@@ -170,21 +194,25 @@ class KvScheduler:
         self._settle(resident, best)
 
     def _admit(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
+        self._meet(engines)
         books = [self._books[name] for name in self._changed if name in engines]
         for book in books:
             book.look(engines[book.name], now)
+        if not books:
+            return []
         order = sorted((book.finish(), book.name) for book in books)
+        latest = self._finish_of_all(engines)
         found = []
-        while order and (resident := self._next()) is not None:
+        while order and self._waiting:
+            resident = next(iter(self._waiting.values()))
             self._expect(resident)
             _, name = place = self._among(order, resident)
             order.remove(place)
             book = self._books[name]
-            if not self._fits(resident, book):
+            if book.finish() > latest or not self._fits(resident, book):
                 self._changed.discard(name)
                 continue
-            del self._oldest[resident.session_id]
-            self._admitted += 1
+            del self._waiting[resident.session_id]
             self._settle(resident, book)
             insort(order, (book.finish(), name))
             resident.since = book.step
@@ -204,34 +232,20 @@ class KvScheduler:
             return all(resident.asked.tokens >= other.capacity for other in self._books.values())
         return not book.residents or book.fits(resident, self._caution.spread)
 
-    def _next(self) -> Resident | None:
-        """Of those that wait for an engine; it goes on waiting until it is settled."""
-        if not self._oldest:
-            return None
-        if self._admitted % OLDEST_EACH == OLDEST_EACH - 1:
-            return next(iter(self._oldest.values()))
-        while self._waiting and self._waiting[-1].session_id not in self._oldest:
-            self._waiting.pop()
-        if not self._waiting:
-            self._sort()
-        return self._waiting[-1]
-
     # Estimates
 
     def _newcomer(self, ask: Ask) -> Resident:
-        self._begun += 1
         limit = ask.tokens - ask.prompt_tokens + ask.limit
-        resident = Resident(ask.session_id, ask.group, ask.prompt_tokens, ask, self._begun, limit)
+        resident = Resident(ask.session_id, ask.group, ask.prompt_tokens, ask, limit)
         resident.kin = self._expectation.begin(ask.session_id, ask.group, limit)
         resident.share = self._share()
         self._open[ask.session_id] = resident
         return resident
 
     def _wait(self, resident: Resident) -> None:
-        """Into the queue; its place there is found when the queue is sorted next."""
-        if not self._oldest:
+        if not self._waiting:
             self._changed.update(self._books)
-        self._oldest[resident.session_id] = resident
+        self._waiting[resident.session_id] = resident
 
     def _share(self) -> float:
         self._drawn += 1
@@ -240,7 +254,7 @@ class KvScheduler:
     def _expect(self, resident: Resident) -> None:
         """Its work from here on, and where it is assumed to end."""
         expectation, kin = self._expectation, resident.kin
-        resident.reads = expectation.rest(kin, resident.response, resident.prompt).reads
+        resident.reads = expectation.reads(kin, resident.response, resident.prompt)
         resident.end = expectation.length(kin, resident.response, resident.share)
 
     def _settle(self, resident: Resident, book: Book) -> None:
@@ -251,7 +265,7 @@ class KvScheduler:
         self._events = len(self._open)
 
     def _learn(self, engines: Mapping[str, EngineLoad], now: float) -> None:
-        """Take in how far everybody has come; forecast and sort anew."""
+        """Take in how far everybody has come, and forecast anew."""
         self._events = 0
         self._meet(engines)
         books = [self._books[name] for name in sorted(engines)]
@@ -263,29 +277,31 @@ class KvScheduler:
         self._expectation.learn([(resident.kin, response) for resident, response in live])
         for resident, response in live:
             self._forecast(resident, response)
-        self._produced = sum(book.produced for book in books)
-        self._sort()
+        self._movable = MOVED_SHARE * sum(book.produced + book.ends for book in books)
+        self._each = self._mean_reads()
         self._changed.update(engines)  # what did not fit may fit by what is expected now
         average = sum(book.finish() for book in books) / max(1, len(books))
         evicted = {book.name for book in books if book.adjust(self._caution.fall, self._caution.regained)}
         self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted
 
+    def _mean_reads(self) -> float:
+        """Of those that wait, from a sample."""
+        some = list(islice(self._waiting.values(), 0, None, 1 + len(self._waiting) // SAMPLE))
+        for resident in some:
+            self._expect(resident)
+        return sum(resident.reads for resident in some) / max(1, len(some))
+
+    def _finish_of_all(self, engines: Mapping[str, EngineLoad]) -> float:
+        """When all work, shared out by the paces of the engines, would be done; in reads of an average engine. The
+        first engine to finish does so no later, so somebody always takes the next one."""
+        books = [self._books[name] for name in engines]
+        work = sum(book.reads for book in books) + self._each * len(self._waiting)
+        return 1.000001 * work / sum(1.0 / book.slowness() for book in books)
+
     def _forecast(self, resident: Resident, response: float) -> None:
         """Enter it into its book again; an end that it has passed is drawn anew."""
-        resident.reads = self._expectation.rest(resident.kin, response, resident.prompt).reads
+        resident.reads = self._expectation.reads(resident.kin, response, resident.prompt)
         if response >= resident.end:
             resident.share = self._share()
             resident.end = self._expectation.length(resident.kin, response, resident.share)
         self._books[resident.engine or ""].add(resident, response)
-
-    def _sort(self) -> None:
-        """Longest expected last, and after all the first of problems of which nothing is known; siblings apart."""
-        tried = {resident.group for book in self._books.values() for resident in book.residents.values()}
-        order = []
-        for number, resident in enumerate(self._oldest.values()):
-            first = resident.group not in tried
-            tried.add(resident.group)
-            tokens = self._expectation.rest(resident.kin, resident.response, resident.prompt).tokens
-            order.append((first, tokens, -number, resident))
-        order.sort(key=lambda entry: entry[:3])
-        self._waiting = [entry[3] for entry in order]

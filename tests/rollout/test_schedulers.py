@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping
 
@@ -246,6 +247,82 @@ def test_an_engine_that_is_away_without_being_lost_gets_its_later_turns_when_it_
     assert ours.assign({"engine0": FREE}, 3.0) == [Assignment("0/1", "engine0")]
 
 
+def loaded(produced: int, *, used: int = 0, evictions: int = 0, capacity: int = 100_000) -> EngineLoad:
+    return EngineLoad(
+        capacity_tokens=capacity,
+        used_tokens=used,
+        running=1,
+        waiting=0,
+        produced_tokens=produced,
+        evictions=evictions,
+    )
+
+
+def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room_before_all_newcomers() -> None:
+    ours = KvScheduler()
+    for number in range(4):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    first = dict(ours.assign({"engine0": loaded(0)}, 0.0))
+    assert set(first.values()) == {"engine0"}
+    ours.answered("0/0", 20, 1.0)
+    ours.ask(ask("new", group="new"), 1.0)
+    ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 1.0)
+    engines = {"engine0": loaded(80, evictions=2), "engine1": loaded(0)}
+    assert ours.assign(engines, 1.0)[0] == Assignment("0/1", "engine1")
+
+
+def test_an_overflowing_engine_keeps_the_last_that_it_has() -> None:
+    ours = KvScheduler()
+    ours.ask(ask("0"), 0.0)
+    ours.assign({"engine0": loaded(0)}, 0.0)
+    ours.answered("0/0", 20, 1.0)
+    ours.ask(ask("0", turn=1, tokens=130, limit=370), 1.0)
+    engines = {"engine0": loaded(20, evictions=1), "engine1": loaded(0)}
+    assert ours.assign(engines, 1.0) == [Assignment("0/1", "engine0")]
+
+
+@settings(deadline=None, max_examples=25)
+@given(workloads, fleets, st.randoms(use_true_random=False))
+def test_nobody_waits_for_ever_however_often_engines_evict_or_are_away(
+    work: list[PlannedAttempt], fleet: dict[str, EngineModel], chance: random.Random
+) -> None:
+    """Engines that say that they evict at random, and come and go; each call may end one of the turns under way."""
+    ours = KvScheduler()
+    names = sorted(fleet)
+    for number, plan in enumerate(work):
+        ours.ask(ask(f"{number}", group=plan.group, tokens=8, prompt=8, limit=LIMIT), 0.0)
+    open_ = {f"{number}": 0 for number in range(len(work))}
+    on: dict[str, str] = {}
+    for clock in range(40 * len(work) + 40):
+        up = [name for name in names if chance.random() < 0.7]
+        loads = {
+            name: loaded(9 * clock, evictions=chance.randrange(1 + clock), capacity=fleet[name].capacity_tokens)
+            for name in up
+        }
+        for request, engine in ours.assign(loads, float(clock)):
+            assert request not in on and engine in up
+            on[request] = engine
+        if on:
+            request = chance.choice(sorted(on))
+            del on[request]
+            session, _, turn = request.partition("/")
+            ours.answered(request, 5, float(clock))
+            if int(turn) == 2:
+                ours.close(session, float(clock))
+                del open_[session]
+            else:
+                later = ask(session, group="", turn=int(turn) + 1, tokens=8 + 5 * int(turn), prompt=8, limit=LIMIT)
+                ours.ask(later, float(clock))
+    assert not open_
+
+
+def test_a_slow_engine_takes_nobody_when_it_would_end_after_all_others() -> None:
+    work = [synthetic_workload("even", problems=16, attempts=16, limit=2000, seed=seed) for seed in range(3)]
+    fleet = {"engine0": model(30_000, 3.0), **{f"engine{number}": model(30_000) for number in (1, 2, 3)}}
+    reports = simulate_steps(work, fleet, scheduler("rocstar", work))
+    assert sum(report.makespan for report in reports) < 1.7 * sum(report.lower_bound for report in reports)
+
+
 # What is expected
 
 
@@ -268,13 +345,13 @@ def test_siblings_of_long_ones_are_expected_to_be_long() -> None:
         for number, one in enumerate(kin[:8]):
             table.end(one, (400 if long else 100) + 10 * number)
     table.learn([])
-    rest = [table.rest(table.begin("new", str(group), 640), 0, 50).tokens for group in (0, 1)]
-    assert rest[1] > 1.3 * rest[0]
+    reads = [table.reads(table.begin("new", str(group), 640), 0, 50) for group in (0, 1)]
+    assert reads[1] > 1.3 * reads[0]
 
 
 def test_what_is_still_to_come_shrinks_to_nothing_at_the_limit() -> None:
     table = LifeTable()
     kin = table.begin("0", "a", 640)
-    rests = [table.rest(kin, length, 50).tokens for length in (0, 300, 639)]
-    assert rests == sorted(rests, reverse=True)
-    assert rests[-1] <= 10
+    reads = [table.reads(kin, length, 50) for length in (0, 300, 639)]
+    assert reads == sorted(reads, reverse=True)
+    assert reads[-1] <= 10 * (50 + 640)
