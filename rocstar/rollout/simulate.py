@@ -45,8 +45,13 @@ class Report:
     """Turns asked of another engine than the turn before, deaths left aside."""
     decision_seconds: float
     """CPU spent in the scheduler."""
-    ended: int
-    """Attempts that came to their end."""
+    ends: tuple[float, ...]
+    """When each attempt had come to its end, in their order; seconds."""
+
+    @property
+    def ended(self) -> int:
+        """Attempts that came to their end."""
+        return len(self.ends)
 
     @property
     def recomputed_share(self) -> float:
@@ -189,7 +194,8 @@ class _Step:
         self.asked: dict[str, SimulatedAttempt] = {}
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = 0
-        self.ends: list[float] = []
+        self.ends: dict[str, float] = {}
+        """Session id -> seconds since the start."""
         self.moves = 0
         self.deciding = 0.0
         self.changed: dict[str, None] = {}
@@ -211,8 +217,8 @@ class _Step:
             self._decide()
 
     def report(self, bound: float) -> Report:
-        makespan = self.ends[-1]
-        tail = self.ends[max(0, math.ceil(TAIL * len(self.ends)) - 1)]
+        ends = sorted(self.ends.values())
+        makespan, tail = ends[-1], ends[max(0, math.ceil(TAIL * len(ends)) - 1)]
         return Report(
             makespan=makespan,
             lower_bound=bound,
@@ -224,7 +230,7 @@ class _Step:
             recomputed_after_loss=self._since(lambda engine: engine.recomputed_after_loss),
             moves=self.moves,
             decision_seconds=self.deciding,
-            ended=len(self.ends),
+            ends=tuple(self.ends[attempt.session_id] for attempt in self.attempts),
         )
 
     def _since(self, counter: Callable[[SimulatedEngine], int]) -> int:
@@ -310,7 +316,7 @@ class _Step:
         started = time.thread_time()
         self.scheduler.close(attempt.session_id, self.now)
         self.deciding += time.thread_time() - started
-        self.ends.append(self.now - self.start)
+        self.ends[attempt.session_id] = self.now - self.start
 
     def _die(self, name: str) -> None:
         """What it decoded is asked again from its last turn; what it cached is fed again elsewhere."""

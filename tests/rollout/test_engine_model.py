@@ -35,9 +35,9 @@ def roll(attempts: list[PlannedAttempt], *engines: EngineModel, deaths: dict[str
     return simulate(attempts, named, RoundRobin(), deaths=deaths)
 
 
-def test_a_prompt_is_fed_in_one_step_and_each_token_takes_another() -> None:
+def test_the_step_that_feeds_a_prompt_samples_the_first_token_and_each_other_takes_one_more() -> None:
     report = roll([attempt((5, 0, 0.0))], engine(step=1.0, prefill=0.1))
-    assert report.makespan == pytest.approx((1 + 10 * 0.1) + 5 * 1)
+    assert report.makespan == pytest.approx((1 + 10 * 0.1) + 4 * 1)
 
 
 def test_a_batch_advances_together_until_its_shortest_ends() -> None:
@@ -65,7 +65,7 @@ def test_long_prompts_are_fed_in_chunks_beside_decoding() -> None:
         chunk_tokens=5,
     )
     report = roll([attempt((5, 0, 0.0), prompt=5), attempt((5, 0, 0.0), group="b", prompt=10)], small)
-    assert report.makespan == pytest.approx(1 + 2 + 5)
+    assert report.makespan == pytest.approx(1 + 2 + 4)
 
 
 def test_after_a_tool_only_its_reply_is_fed() -> None:
@@ -77,8 +77,8 @@ def test_after_a_tool_only_its_reply_is_fed() -> None:
 def test_when_the_cache_is_full_the_latest_request_is_fed_again_later() -> None:
     attempts = [attempt((10, 0, 0.0), group=group, prompt=1) for group in "ab"]
     report = roll(attempts, engine(13, step=1.0))
-    # Fed at 1; five steps hold 12 of 13 tokens; the second goes with 6, the first ends after 5 more; 6 fed; 5 steps.
-    assert report.makespan == pytest.approx(1 + 5 + 5 + 1 + 5)
+    # Fed at 1; four steps hold 12 of 13 tokens; the second goes with 6, the first ends after 5 more; 6 fed; 4 steps.
+    assert report.makespan == pytest.approx(1 + 4 + 5 + 1 + 4)
     assert (report.evictions, report.recomputed_tokens) == (1, 6)
 
 
@@ -99,8 +99,8 @@ def test_half_of_the_requests_go_where_the_engine_does_that() -> None:
 def test_an_engine_that_dies_leaves_its_work_to_the_other() -> None:
     attempts = [attempt((10, 0, 0.0), group=group) for group in "ab"]
     report = roll(attempts, engine(step=1.0), engine(step=1.0), deaths={"engine1": 5.5})
-    # The second attempt starts over on the first engine at its next boundary, 6: fed by 7, then ten steps.
-    assert report.makespan == pytest.approx(17)
+    # The second attempt starts over on the first engine at its next boundary, 6: fed by 7, then nine steps.
+    assert report.makespan == pytest.approx(16)
     assert (report.ended, report.recomputed_after_loss) == (2, 10)
 
 
@@ -115,7 +115,7 @@ def test_an_attempt_larger_than_an_engine_is_refused() -> None:
 
 
 def test_idle_time_is_what_is_left_of_the_makespan() -> None:
-    attempts = [attempt((9, 0, 0.0)), attempt((4, 0, 0.0))]
+    attempts = [attempt((8, 0, 0.0)), attempt((4, 0, 0.0))]
     report = roll(attempts, engine(step=1.0), engine(step=1.0))
     assert report.idle_share == pytest.approx({"engine0": 0.0, "engine1": 0.5})
 
