@@ -41,8 +41,8 @@ class EngineModel:
     """Most tokens fed in one step."""
     most_running: int = 1 << 30
     """Requests that run at once."""
-    watermark: float = 0.01
-    """Share of the cache that has to stay free when a request is admitted beside others (vLLM's default)."""
+    watermark: float = 0.0
+    """Share of the cache that has to stay free when a request is admitted beside others (0 is vLLM's default)."""
     evicted_share: float = 0.0
     """Of the running requests, given up when the next step does not fit; at least one. 0 is vLLM's rule, 0.5 what the
     paper says of SGLang (3.2). Without effect where `oldest_first`."""
@@ -74,6 +74,22 @@ class EngineModel:
     def in_pages(self, tokens: int) -> int:
         """Tokens of the cache that so many of one trajectory take."""
         return -(-tokens // self.page_tokens) * self.page_tokens
+
+
+def torch_engine(*, capacity_tokens: int, most_running: int) -> EngineModel:
+    """Sizes and rules of rocstar's torch engine; what it costs is to be measured."""
+    return EngineModel(
+        capacity_tokens=capacity_tokens,
+        step_seconds=0.0,
+        seconds_per_cached_token=0.0,
+        seconds_per_sequence=0.0,
+        seconds_per_prefill_token=0.0,
+        chunk_tokens=256,
+        most_running=most_running,
+        page_tokens=16,
+        patience_seconds=1.0,
+        oldest_first=True,
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rocstar.errors import ConfigError
@@ -94,6 +96,46 @@ def test_half_of_the_requests_go_where_the_engine_does_that() -> None:
         evicted_share=0.5,
     )
     assert roll(attempts, model).evictions == 2
+
+
+def torch_like(pages: int, **costs: float) -> EngineModel:
+    """Pages of four tokens, five seconds of patience."""
+    rules = {"page_tokens": 4, "oldest_first": True, "patience_seconds": 5.0}
+    return replace(engine(4 * pages, step=1.0), **rules, **costs)
+
+
+def test_a_cache_is_given_out_in_pages_and_the_newest_gives_way() -> None:
+    attempts = [attempt((10, 0, 0.0), group=group, prompt=1) for group in "ab"]
+    report = roll(attempts, torch_like(4))
+    # One page each until both hold 4 tokens, at 3; two each until 8, at 7; then the newest goes, with 7 sampled. The
+    # first ends at 10; the second is fed 8 by 11, with its eighth token, and samples two more.
+    assert report.makespan == pytest.approx(13)
+    assert (report.evictions, report.recomputed_tokens) == (1, 8)
+
+
+def test_who_waits_for_a_tool_keeps_its_cache_only_where_the_newest_gives_way() -> None:
+    waits, works = attempt((4, 3, 10.0), (2, 0, 0.0), prompt=1), attempt((14, 0, 0.0), group="b", prompt=1)
+    newest = roll([waits, works], torch_like(5))
+    # From 4 on the first waits with two pages; at 11 the second has three, needs one more and goes. The first is back
+    # at 14 and has ended at 16; the second is fed its 12 by 17, and samples two more.
+    assert newest.ends == pytest.approx((16, 19))
+    assert (newest.evictions, newest.recomputed_tokens) == (1, 12)
+    waiting = roll([waits, works], engine(18, step=1.0))
+    assert waiting.ends == pytest.approx((16, 14))
+    assert (waiting.evictions, waiting.recomputed_tokens) == (1, 5)
+
+
+def test_with_nothing_to_compute_an_engine_waits_for_a_tool_as_long_as_its_patience() -> None:
+    """The newer fits only without the older's cache, whose tool takes longer than the patience."""
+    waits, newcomer = attempt((6, 1, 50.0), (1, 0, 0.0), prompt=1), attempt((3, 0, 0.0), group="b", prompt=12)
+    report = roll([waits, newcomer], torch_like(5))
+    assert report.ends == pytest.approx((6 + 50 + 1, 6 + 5 + 3))
+    assert (report.evictions, report.recomputed_tokens) == (1, 7)
+
+
+def test_each_request_costs_its_part_of_the_step_that_it_begins_in() -> None:
+    model = replace(engine(), seconds_per_request=1.0)
+    assert roll([attempt((2, 0, 0.0), (2, 0, 0.0)), attempt((2, 0, 0.0))], model).makespan == pytest.approx(3)
 
 
 def test_an_engine_that_dies_leaves_its_work_to_the_other() -> None:
