@@ -127,26 +127,12 @@ async def rolled(engines: Any, policy: str, work: Sequence[Any]) -> Any:
 
 
 def torch_sizes(options: argparse.Namespace) -> Any:
-    """rocstar's torch engine as the simulator knows it, without costs."""
     from rocstar.engines.memory import kv_pages
     from rocstar.engines.pages import PAGE
-    from rocstar.engines.torch_decoder import PREFILL_TOKENS
-    from rocstar.engines.torch_engine import PATIENCE_SECONDS
-    from rocstar.rollout.engine_model import EngineModel
+    from rocstar.rollout.engine_model import torch_engine
 
-    return EngineModel(
-        capacity_tokens=kv_pages(options.kv_tokens, options.rows, CAP // SHRINK) * PAGE,
-        step_seconds=0.0,
-        seconds_per_cached_token=0.0,
-        seconds_per_sequence=0.0,
-        seconds_per_prefill_token=0.0,
-        chunk_tokens=PREFILL_TOKENS,
-        most_running=options.rows,
-        watermark=0.0,
-        page_tokens=PAGE,
-        patience_seconds=PATIENCE_SECONDS,
-        oldest_first=True,
-    )
+    capacity = kv_pages(options.kv_tokens, options.rows, CAP // SHRINK) * PAGE
+    return torch_engine(capacity_tokens=capacity, most_running=options.rows)
 
 
 def workload(options: argparse.Namespace) -> list[Any]:
