@@ -57,16 +57,18 @@ def test_the_designed_workloads_tell_all_costs_apart(true: tuple[float, ...]) ->
 REAL = (2e-3, 1e-7, 3e-5, 2e-5, 1e-3)  # about what a small torch engine on one core costs
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_what_was_fitted_with_noise_predicts_another_workload(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    model = with_costs(SIZES, REAL)
+def test_what_was_fitted_with_noise_predicts_other_workloads() -> None:
+    """Of their sum: when the last of a few attempts ends is partly luck, which small changes of a cost turn."""
+    rng, model = np.random.default_rng(0), with_costs(SIZES, REAL)
     trials = measured(model, 128) * 3
     noisy = [replace(trial, ends=tuple(np.array(trial.ends) * rng.normal(1, 0.02))) for trial in trials]
     found = fit(SIZES, noisy)
-    other = small_workload("spread", seed)
     predicted, truly = (
-        simulate(other, {"engine0": each, "engine1": each}, LeastRequests()).makespan for each in (found.model, model)
+        sum(
+            simulate(small_workload("spread", seed), {"engine0": each, "engine1": each}, LeastRequests()).makespan
+            for seed in range(4)
+        )
+        for each in (found.model, model)
     )
     assert predicted == pytest.approx(truly, rel=0.05)
 
