@@ -17,6 +17,7 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from rocstar.errors import ConfigError
 from rocstar.rollout.workload import PlannedAttempt
 from rocstar.types import EngineLoad
 
@@ -45,7 +46,7 @@ class EngineModel:
     """Share of the cache that has to stay free when a request is admitted beside others (0 is vLLM's default)."""
     evicted_share: float = 0.0
     """Of the running requests, given up when the next step does not fit; at least one. 0 is vLLM's rule, 0.5 what the
-    paper says of SGLang (3.2). Without effect where `oldest_first`."""
+    paper says of SGLang (3.2). Not where `oldest_first`."""
     page_tokens: int = 1
     """The cache is given out in pages of so many tokens; a page with a prompt's end is not shared."""
     patience_seconds: float = 0.0
@@ -54,6 +55,14 @@ class EngineModel:
     """False: requests whose cache is there go first, then in order of arrival; caches of trajectories that wait for a
     tool give way first, then the latest requests (vLLM). True: trajectories are served in the order in which they came
     to the engine, and the newest gives way, whatever it does (rocstar's torch engine)."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if self.oldest_first and self.evicted_share:
+            raise ConfigError(
+                f"evicted_share {self.evicted_share} is no rule of an engine whose newest trajectory gives way alone; "
+                "leave it at 0"
+            )
 
     def slower(self, factor: float) -> EngineModel:
         """The same engine, every step of it `factor` times as long."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from rocstar.errors import ConfigError
 from rocstar.verbs.common import AsJson, print_json
 
 if TYPE_CHECKING:
     from rocstar.rollout.engine_model import EngineModel
     from rocstar.rollout.fit import Fit
-    from rocstar.rollout.simulate import Moment, Report, Watch
+    from rocstar.rollout.simulate import Moment, Report
     from rocstar.rollout.workload import PlannedAttempt
 
 # Qwen3-14B in bf16 on two MI300X at 60% of their bandwidth: 28 GB of weights, 160 KiB of KV a token, 6.4 TB/s.
@@ -28,14 +29,15 @@ PAPER_COSTS: dict[str, Any] = {
 CAPACITY = 610_000  # tokens of KV cache on two 80 GB GPUs beside those weights
 ENGINES = 4
 CAP = 8192
+DRAWN: dict[str, Any] = {"lengths": "even", "problems": 128, "attempts": 32, "seed": 0}
 
 Steps = list[list["PlannedAttempt"]]
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Replay this run's recorded steps: name, path or `last`.", show_default=False),
+    typer.Argument(metavar="RUN", help="Replay this run's recorded steps: name, path or `last`.", show_default=False),
 ]
 Step = Annotated[int | None, typer.Option(help="Of RUN, the last to replay; default: its last with rollouts.")]
-Lengths = Annotated[str, typer.Option(help="even, spread, easy-or-hard or alike; without RUN.")]
+Lengths = Annotated[str | None, typer.Option(help="even, spread, easy-or-hard or alike; without RUN.  [default: even]")]
 Cap = Annotated[int | None, typer.Option(min=1, help="Most response tokens; default: 8192, or the run's.")]
 Engines = Annotated[int | None, typer.Option(min=1, help="Default: 4, or as many as the run had.")]
 Capacity = Annotated[
@@ -57,12 +59,12 @@ Picture = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw tim
 def simulate(
     run: Run = None,
     step: Step = None,
-    lengths: Lengths = "even",
-    problems: Annotated[int, typer.Option(min=1, help="Without RUN.")] = 128,
-    attempts: Annotated[int, typer.Option(min=1, help="Per problem, without RUN.")] = 32,
+    lengths: Lengths = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Without RUN.  [default: 128]")] = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="Per problem, without RUN.  [default: 32]")] = None,
     cap: Cap = None,
     steps: Annotated[int, typer.Option(min=1, help="One after another; the last is shown.")] = 1,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the first step, without RUN.  [default: 0]")] = None,
     engines: Engines = None,
     capacity: Capacity = None,
     most_running: Rows = None,
@@ -86,12 +88,9 @@ def simulate(
     Example, the paper's step on 64 GPUs as 32 engines: rocstar simulate --problems 512 --engines 32 --capacity 1700000
 
     Example, a run's last step on two small engines: rocstar simulate last --engines 2 --capacity 8192"""
-    from rocstar.rollout.policies import POLICIES
-    from rocstar.rollout.workload import synthetic_workload
-
     if picture is not None:
         _need_matplotlib()
-    given = _given(
+    costs = _given(
         step_seconds=step_seconds,
         seconds_per_cached_token=cached_token_seconds,
         seconds_per_sequence=sequence_seconds,
@@ -99,29 +98,37 @@ def simulate(
         seconds_per_request=request_seconds,
     )
     sizes = _given(capacity_tokens=capacity, most_running=most_running)
+    drawn = _given(lengths=lengths, problems=problems, attempts=attempts, seed=seed)
+    _refuse_unused(run, step, drawn)
     if run is None:
-        numbers = range(seed, seed + steps)
-        work = [
-            synthetic_workload(lengths, problems=problems, attempts=attempts, limit=cap or CAP, seed=number)
-            for number in numbers
-        ]
-        model, there = _drawn_engine(), ENGINES
+        case = _drawn(**{**DRAWN, **drawn}, limit=cap or CAP, steps=steps)
     else:
-        work, model, there = _replayed(run, runs, step, steps, cap, given)
-    model = replace(model, evicted_share=evicted_share, **sizes, **given)
-    fleet = _fleet(model, engines or there, slow)
-    names = [name.strip() for name in policies.split(",")] if policies else list(POLICIES)
-    moments: dict[str, list[Moment]] = {name: [] for name in names}
-    reports = _reports(work, fleet, dies, {name: moments[name].append if picture else None for name in names})
-    if picture is not None:
-        _draw(moments, fleet, picture)
-    rows = [_row(name, report) for name, report in reports.items()]
+        case = _replayed(run, runs, step, steps, cap, costs)
+    model = replace(case.model, evicted_share=evicted_share, **sizes, **costs)
+    fleet = _fleet(model, engines or case.engines, slow)
+    rows = [_row(name, report) for name, report in _reports(case.work, fleet, policies, dies, picture).items()]
     print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
 
 
-def _given(**settings: float | None) -> dict[str, Any]:
+class Case(NamedTuple):
+    """What is to be simulated."""
+
+    work: Steps
+    model: EngineModel
+    engines: int
+
+
+def _given(**settings: Any) -> dict[str, Any]:
     """Those that are not left out."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _refuse_unused(run: str | None, step: int | None, drawn: Mapping[str, Any]) -> None:
+    """Raises ConfigError."""
+    if run is not None and drawn:
+        raise ConfigError(f"--{next(iter(drawn))} draws a workload, and the one of {run} is recorded; leave one out")
+    if run is None and step is not None:
+        raise ConfigError(f"--step {step} is a step of a run; name the run")
 
 
 def _need_matplotlib() -> None:
@@ -130,25 +137,28 @@ def _need_matplotlib() -> None:
     need("plot")
 
 
-def _drawn_engine() -> EngineModel:
+def _drawn(*, lengths: str, problems: int, attempts: int, seed: int, limit: int, steps: int) -> Case:
     from rocstar.rollout.engine_model import EngineModel
+    from rocstar.rollout.workload import synthetic_workload
 
-    return EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS)
+    work = [
+        synthetic_workload(lengths, problems=problems, attempts=attempts, limit=limit, seed=number)
+        for number in range(seed, seed + steps)
+    ]
+    return Case(work, EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS), ENGINES)
 
 
-def _replayed(
-    run: str, runs: Path, last: int | None, steps: int, cap: int | None, given: Mapping[str, float]
-) -> tuple[Steps, EngineModel, int]:
-    """Work, engine and number of engines of a run; what they cost is fitted where it is not all given."""
-    from rocstar.verbs.simulate_run import recorded
+def _replayed(run: str, runs: Path, last: int | None, steps: int, cap: int | None, given: Mapping[str, float]) -> Case:
+    """A run's work and engines; what these cost is fitted where it is not all given."""
+    from rocstar.replay import recorded
 
     found = recorded(run, runs, last=last, steps=steps, cap=cap)
-    work = [step.attempts for step in found.steps]
-    if set(PAPER_COSTS) <= set(given):
-        return work, found.model, found.engines
-    costs = found.fitted()
-    print(_fit_sentence(costs), file=sys.stderr)
-    return work, costs.model, found.engines
+    model = found.model
+    if not set(PAPER_COSTS) <= set(given):
+        fitted = found.fitted()
+        print(_fit_sentence(fitted), file=sys.stderr)
+        model = fitted.model
+    return Case([step.attempts for step in found.steps], model, found.engines)
 
 
 def _fit_sentence(found: Fit) -> str:
@@ -166,23 +176,23 @@ def _fleet(model: EngineModel, count: int, slow: float) -> dict[str, EngineModel
 
 
 def _reports(
-    work: Steps, fleet: Mapping[str, EngineModel], dies: float | None, watches: Mapping[str, Watch | None]
+    work: Steps, fleet: Mapping[str, EngineModel], policies: str, dies: float | None, picture: Path | None
 ) -> dict[str, Report]:
-    """Of the last step, by policy."""
-    from rocstar.rollout.policies import scheduler
+    """Of the last step, by policy; drawn where a picture is wanted."""
+    from rocstar.rollout.policies import POLICIES, scheduler
     from rocstar.rollout.simulate import simulate_steps
-
-    deaths = None if dies is None else {max(fleet): dies}
-    return {
-        name: simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)[-1]
-        for name, watch in watches.items()
-    }
-
-
-def _draw(moments: Mapping[str, Sequence[Moment]], fleet: Mapping[str, EngineModel], path: Path) -> None:
     from rocstar.rollout.timeline import draw
 
-    draw(moments, fleet, path)
+    names = [name.strip() for name in policies.split(",")] if policies else list(POLICIES)
+    moments: dict[str, list[Moment]] = {name: [] for name in names}
+    deaths = None if dies is None else {max(fleet): dies}
+    found = {}
+    for name in names:
+        watch = moments[name].append if picture else None
+        found[name] = simulate_steps(work, fleet, scheduler(name, work), deaths=deaths, watch=watch)[-1]
+    if picture is not None:
+        draw(moments, fleet, picture)
+    return found
 
 
 def _row(name: str, report: Report) -> dict[str, Any]:

@@ -111,6 +111,20 @@ def test_a_step_that_was_not_recorded_is_named(tmp_path: Path, capsys: pytest.Ca
     assert "has rollouts of the steps [0, 1]; choose --step" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tiny", "--problems", "3"), "--problems draws a workload, and the one of tiny is recorded"),
+        (("--step", "3"), "--step 3 is a step of a run; name the run"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["simulate", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_torch_engine_is_simulated_with_its_own_sizes() -> None:
     pytest.importorskip("torch")
     from rocstar.engines.pages import PAGE
