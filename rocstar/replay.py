@@ -17,6 +17,8 @@ from rocstar.runs.rollouts import read_rollouts
 
 FITTED_ATTEMPTS = 2048  # of a recorded step at most; a step of the paper has 16,384, and is simulated a hundred times
 
+GIVE = "give --step-seconds, --cached-token-seconds, --sequence-seconds and --prefill-token-seconds"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
@@ -26,14 +28,18 @@ class Recorded:
     engines: int
     model: EngineModel
     """Sizes and rules of each; no costs."""
+    overlapped: bool
+    """Attempts of several steps may have been under way at once, beside learning."""
 
     def fitted(self) -> Fit:
         """Costs with which the simulated attempts end when the recorded ones did. Raises DataError."""
-        if (most := max(len(step.attempts) for step in self.steps)) > FITTED_ATTEMPTS:
+        most = max(len(step.attempts) for step in self.steps)
+        if most > FITTED_ATTEMPTS:
             raise DataError(
-                f"a recorded step has {most} attempts and costs are fitted to at most {FITTED_ATTEMPTS}; give "
-                "--step-seconds, --cached-token-seconds, --sequence-seconds and --prefill-token-seconds"
+                f"a recorded step has {most} attempts and costs are fitted to at most {FITTED_ATTEMPTS}; {GIVE}"
             )
+        if self.overlapped:
+            raise DataError(f"with rollout.max_staleness_steps the attempts of a step do not begin together; {GIVE}")
         trials = [
             Trial(attempts=step.attempts, ends=step.ends, engines=self.engines, scheduler=KvScheduler)
             for step in self.steps
@@ -52,7 +58,9 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
         recorded_step(attempts, cap or max(settings["rollout"]["max_response_tokens"], longest)) for attempts in rows
     ]
     engines = sum(entry.get("count", 1) for entry in settings.get("engine", [])) or 1
-    return Recorded(steps=found, engines=engines, model=_model(settings, found))
+    stages = [stage.get("rollout", {}) for stage in settings["stage"]]
+    overlapped = any(rollout.get("max_staleness_steps") for rollout in (settings["rollout"], *stages))
+    return Recorded(steps=found, engines=engines, model=_model(settings, found), overlapped=overlapped)
 
 
 def _chosen(folder: RunFolder, last: int | None, steps: int) -> list[int]:

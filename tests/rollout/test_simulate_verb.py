@@ -105,6 +105,15 @@ def test_costs_that_are_given_are_not_fitted(tmp_path: Path, capsys: pytest.Capt
     assert found["policies"][0]["makespan_seconds"] >= max(sum(t.sampled_tokens for t in one.turns) for one in work(1))
 
 
+def test_costs_are_not_fitted_to_steps_that_overlapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recorded(tmp_path)
+    settings = json.loads(folder.resolved.read_text())
+    settings["rollout"]["max_staleness_steps"] = 1
+    folder.resolved.write_text(json.dumps(settings))
+    assert command(["simulate", str(folder.path)]) == 2
+    assert "do not begin together; give --step-seconds" in capsys.readouterr().err
+
+
 def test_a_step_that_was_not_recorded_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recorded(tmp_path)
     assert command(["simulate", str(folder.path), "--step", "7"]) == 2
