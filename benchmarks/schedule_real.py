@@ -132,7 +132,7 @@ def torch_sizes(options: argparse.Namespace) -> Any:
     from rocstar.rollout.engine_model import torch_engine
 
     capacity = kv_pages(options.kv_tokens, options.rows, CAP // SHRINK) * PAGE
-    return torch_engine(capacity_tokens=capacity, most_running=options.rows)
+    return replace(torch_engine(capacity_tokens=capacity, most_running=options.rows), told_lengths=True)
 
 
 def workload(options: argparse.Namespace) -> list[Any]:

@@ -49,6 +49,9 @@ class EngineModel:
     paper says of SGLang (3.2). Not where `oldest_first`."""
     page_tokens: int = 1
     """The cache is given out in pages of so many tokens; a page with a prompt's end is not shared."""
+    told_lengths: bool = False
+    """Where lengths are dictated the engine is told how long a turn will be, and keeps no page free for who is on its
+    last one."""
     patience_seconds: float = 0.0
     """With nothing to compute, until the cache of a trajectory that waits for its tool goes to a request that waits."""
     oldest_first: bool = False
@@ -396,8 +399,25 @@ class SimulatedEngine:
             return True
         if not cached and self._full and growing:
             return False
-        spare = (growing + 1) * self.model.page_tokens + int(self.model.watermark * self.model.capacity_tokens)
+        pages = self._growing() + (0 if self._begins_as_sibling(job) else 1)
+        spare = pages * self.model.page_tokens + int(self.model.watermark * self.model.capacity_tokens)
         return self._need(job) + (spare if growing else 1) <= self._room()
+
+    def _growing(self) -> int:
+        """Requests here that may need another page."""
+        if not self.model.told_lengths:
+            return len(self.running) + len(self.feeding)
+        ends = ((self._own_tokens(job), self._own_tokens(job) + self._left(job)) for job in self.running)
+        return len(self.feeding) + sum(end > self.model.in_pages(now) for now, end in ends)
+
+    def _left(self, job: Job) -> int:
+        """Tokens still to sample of one that decodes."""
+        return job.finish_step - self.steps
+
+    def _begins_as_sibling(self, job: Job) -> bool:
+        """The page that it needs for itself is then the one that it writes its first token to."""
+        plan = job.attempt.plan
+        return self.model.page_tokens > 1 and job.context == plan.prompt_tokens and plan.group in self.prompts
 
     def _waits_for_others(self, job: Job) -> bool:
         """False where nobody is left to wait for, and a cache was given up for it."""
@@ -458,7 +478,7 @@ class SimulatedEngine:
             self.feeding.remove(job)
             job.attempt.computed = max(job.attempt.computed, job.context - job.to_feed)
         else:
-            job.context, job.left = self._stop(job), job.finish_step - self.steps
+            job.context, job.left = self._stop(job), self._left(job)
         job.finish_step, job.to_feed = -1, 0
         self._free(job.attempt, own)
         self._enqueue_again(job)
