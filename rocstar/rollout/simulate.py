@@ -36,7 +36,7 @@ class Report:
     """Part of the makespan that was left when 95% of the attempts had ended."""
     evictions: int
     produced_tokens: int
-    """Sampled and kept."""
+    """Sampled, also in turns that a dying engine took with it."""
     recomputed_tokens: int
     """Fed although some engine had held them: after evictions, and where a trajectory changed its engine."""
     recomputed_after_loss: int
@@ -45,8 +45,13 @@ class Report:
     """Turns asked of another engine than the turn before, deaths left aside."""
     decision_seconds: float
     """CPU spent in the scheduler."""
-    ended: int
-    """Attempts that came to their end."""
+    ends: tuple[float, ...]
+    """When each attempt had come to its end, in their order; seconds."""
+
+    @property
+    def ended(self) -> int:
+        """Attempts that came to their end."""
+        return len(self.ends)
 
     @property
     def recomputed_share(self) -> float:
@@ -88,10 +93,12 @@ def simulate_steps(
 ) -> list[Report]:
     """One step after another on the same engines, as in training: the scheduler keeps what it has learned. `deaths`
     happen in the last step, seconds after its beginning. Session ids are `STEP/NUMBER`, both from 0."""
-    least = min(model.capacity_tokens for model in engines.values())
     longest = max(attempt.tokens for attempts in steps for attempt in attempts)
-    if longest >= least:
-        raise ConfigError(f"an attempt needs {longest} tokens of KV cache and an engine has {least}; give it more")
+    for model in engines.values():
+        if (need := model.in_pages(longest)) >= model.capacity_tokens:
+            raise ConfigError(
+                f"an attempt needs {need} tokens of KV cache and an engine has {model.capacity_tokens}; give it more"
+            )
     alive = {name: SimulatedEngine(name, model) for name, model in engines.items()}
     found, start = [], 0.0
     for number, attempts in enumerate(steps):
@@ -113,12 +120,17 @@ def lower_bound(attempts: Sequence[PlannedAttempt], engines: Sequence[EngineMode
     own = sum(_reads(attempt) - attempt.prompt_tokens * _sampled(attempt) for attempt in attempts)
     sampled = sum(_sampled(attempt) for attempt in attempts)
     fed = prompts + sum(turn.reply_tokens for attempt in attempts for turn in attempt.turns)
-    speed = 0.0
-    for model in engines:
+    requests = sum(len(attempt.turns) for attempt in attempts)
+
+    def whole(model: EngineModel) -> float:
+        """All the work on one engine, seconds."""
         seconds = reads * model.seconds_per_cached_token + sampled * model.seconds_per_sequence
-        seconds += fed * model.seconds_per_prefill_token + own / model.capacity_tokens * model.step_seconds
-        speed += 1.0 / seconds
-    return max(1.0 / speed, max(min(_alone(attempt, model) for model in engines) for attempt in _longest(attempts)))
+        seconds += fed * model.seconds_per_prefill_token + requests * model.seconds_per_request
+        return seconds + own / model.capacity_tokens * model.step_seconds
+
+    alone = [whole(model) for model in engines]
+    shared = 1.0 / sum(1.0 / seconds for seconds in alone) if all(alone) else 0.0
+    return max(shared, max(min(_alone(attempt, model) for model in engines) for attempt in _longest(attempts)))
 
 
 def _longest(attempts: Sequence[PlannedAttempt]) -> list[PlannedAttempt]:
@@ -128,7 +140,7 @@ def _longest(attempts: Sequence[PlannedAttempt]) -> list[PlannedAttempt]:
 
 def _alone(attempt: PlannedAttempt, model: EngineModel) -> float:
     step = model.step_seconds + model.seconds_per_sequence
-    waits = sum(turn.tool_seconds for turn in attempt.turns)
+    waits = sum(turn.tool_seconds + model.seconds_per_request for turn in attempt.turns)
     return step * _sampled(attempt) + model.seconds_per_cached_token * _reads(attempt) + waits
 
 
@@ -189,7 +201,8 @@ class _Step:
         self.asked: dict[str, SimulatedAttempt] = {}
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = 0
-        self.ends: list[float] = []
+        self.ends: dict[str, float] = {}
+        """Session id -> seconds since the start."""
         self.moves = 0
         self.deciding = 0.0
         self.changed: dict[str, None] = {}
@@ -211,20 +224,20 @@ class _Step:
             self._decide()
 
     def report(self, bound: float) -> Report:
-        makespan = self.ends[-1]
-        tail = self.ends[max(0, math.ceil(TAIL * len(self.ends)) - 1)]
+        ends = sorted(self.ends.values())
+        makespan, tail = ends[-1], ends[max(0, math.ceil(TAIL * len(ends)) - 1)]
         return Report(
             makespan=makespan,
             lower_bound=bound,
             idle_share={name: self._idle_share(name, makespan) for name in self.all_engines},
             tail_share=1.0 - tail / makespan,
             evictions=self._since(lambda engine: engine.evictions),
-            produced_tokens=sum(_sampled(attempt.plan) for attempt in self.attempts),
+            produced_tokens=self._since(lambda engine: engine.produced),
             recomputed_tokens=self._since(lambda engine: engine.recomputed),
             recomputed_after_loss=self._since(lambda engine: engine.recomputed_after_loss),
             moves=self.moves,
             decision_seconds=self.deciding,
-            ended=len(self.ends),
+            ends=tuple(self.ends[attempt.session_id] for attempt in self.attempts),
         )
 
     def _since(self, counter: Callable[[SimulatedEngine], int]) -> int:
@@ -310,7 +323,7 @@ class _Step:
         started = time.thread_time()
         self.scheduler.close(attempt.session_id, self.now)
         self.deciding += time.thread_time() - started
-        self.ends.append(self.now - self.start)
+        self.ends[attempt.session_id] = self.now - self.start
 
     def _die(self, name: str) -> None:
         """What it decoded is asked again from its last turn; what it cached is fed again elsewhere."""

@@ -117,21 +117,46 @@ def _poisson(rng: random.Random, mean: float) -> int:
     return count
 
 
-def recorded_workload(rows: Iterable[Mapping[str, Any]], limit: int) -> list[PlannedAttempt]:
+def shrunk(attempts: Iterable[PlannedAttempt], divisor: float) -> list[PlannedAttempt]:
+    """The same shape for a small engine: every length divided, the waits kept. A turn samples a token at least."""
+
+    def less(tokens: int) -> int:
+        return round(tokens / divisor)
+
+    def turn(lengths: TurnLengths) -> TurnLengths:
+        return TurnLengths(max(1, less(lengths.sampled_tokens)), less(lengths.reply_tokens), lengths.tool_seconds)
+
+    found = []
+    for attempt in attempts:
+        turns = tuple(map(turn, attempt.turns))
+        limit = max(less(attempt.limit), sum(each.sampled_tokens + each.reply_tokens for each in turns))
+        prompt = max(1, less(attempt.prompt_tokens))
+        found.append(PlannedAttempt(group=attempt.group, prompt_tokens=prompt, turns=turns, limit=limit))
+    return found
+
+
+class RecordedStep(NamedTuple):
+    attempts: list[PlannedAttempt]
+    ends: list[float]
+    """Of each, seconds after the first request of its own; the attempts of a step begin together."""
+
+
+def recorded_step(rows: Iterable[Mapping[str, Any]], limit: int) -> RecordedStep:
     """The attempts of one recorded step, as `runs.rollouts.read_rollouts` gives them. An attempt's tool seconds are
     spread evenly over its tool turns, since only their sum is recorded; attempts that never sampled are left out.
     Raises DataError where nothing is left."""
-    found = []
-    for row in rows:
-        turns = [turn for turn in row["turns"] if turn["sampled_tokens"]]
-        if turns:
-            wait = (row["tool_seconds"] or 0.0) / max(1, len(turns) - 1)
-            lengths = [TurnLengths(turn["sampled_tokens"], turn["reply_tokens"], wait) for turn in turns]
-            lengths[-1] = TurnLengths(lengths[-1].sampled_tokens, 0, 0.0)
-            planned = PlannedAttempt(
-                group=row["problem_id"], prompt_tokens=len(row["prompt_ids"]), turns=tuple(lengths), limit=limit
-            )
-            found.append(planned)
+    found = [(planned, row["seconds"]) for row in rows if (planned := _recorded(row, limit)) is not None]
     if not found:
         raise DataError("the recorded step has no attempt that sampled a token; choose another step")
-    return found
+    return RecordedStep([planned for planned, _ in found], [seconds for _, seconds in found])
+
+
+def _recorded(row: Mapping[str, Any], limit: int) -> PlannedAttempt | None:
+    turns = [turn for turn in row["turns"] if turn["sampled_tokens"]]
+    if not turns:
+        return None
+    wait = (row["tool_seconds"] or 0.0) / max(1, len(turns) - 1)
+    lengths = [TurnLengths(turn["sampled_tokens"], turn["reply_tokens"], wait) for turn in turns]
+    lengths[-1] = TurnLengths(lengths[-1].sampled_tokens, 0, 0.0)
+    prompt = len(row["prompt_ids"])
+    return PlannedAttempt(group=row["problem_id"], prompt_tokens=prompt, turns=tuple(lengths), limit=limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -43,8 +44,16 @@ attempts = st.builds(
     turns,
 )
 workloads = st.lists(attempts, min_size=1, max_size=24)
-fleets = st.lists(st.tuples(st.integers(90, 400), st.floats(0.5, 3)), min_size=1, max_size=3).map(
-    lambda some: {f"engine{number}": model(*one) for number, one in enumerate(some)}
+TORCH = {"page_tokens": 4, "oldest_first": True, "patience_seconds": 5.0, "chunk_tokens": 16, "most_running": 6}
+"""Rules of rocstar's torch engine, in small."""
+engines = st.builds(
+    lambda capacity, slow, rules: replace(model(capacity, slow), **rules),
+    st.integers(23, 100).map(lambda pages: 4 * pages),
+    st.floats(0.5, 3),
+    st.sampled_from([{}, {"evicted_share": 0.5}, TORCH]),
+)
+fleets = st.lists(engines, min_size=1, max_size=3).map(
+    lambda some: {f"engine{number}": one for number, one in enumerate(some)}
 )
 
 
@@ -95,6 +104,7 @@ def test_every_request_is_served_once_within_the_cache_also_when_an_engine_dies(
     deaths = {"engine0": death} if len(fleet) > 1 else {}
     report = simulate(work, fleet, witness, deaths=deaths, watch=moments.append)
     assert report.ended == len(work)
+    assert deaths or report.produced_tokens == sum(turn.sampled_tokens for each in work for turn in each.turns)
     assert not witness.waiting and not witness.assigned
     assert all(moment.used_tokens <= fleet[moment.engine].capacity_tokens for moment in moments)
     assert deaths or report.makespan >= report.lower_bound * 0.999
