@@ -61,6 +61,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
+    "0.34M": Size(96, 3, 3, 1, 256, 512),
     "1M": Size(128, 4, 4, 2, 384, 2048),
     "3.7M": Size(256, 4, 4, 2, 768, 2048),
     "11M": Size(384, 7, 6, 2, 1024, 2048),
@@ -123,7 +124,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--fewer", nargs="+", default=[], metavar="SIZE:ENGINE=COUNT")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "3.7M", "11M", "50M"])
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     parser.add_argument("--engines", nargs="+", choices=CONTESTANTS, default=["torch"])
     parser.add_argument("--bfloat16-engines", nargs="+", choices=CONTESTANTS, help="those of them that run in bfloat16")
