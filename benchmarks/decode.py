@@ -21,7 +21,7 @@ turns, and ratios are taken round by round. `--fewer` gives a slow contestant th
 size. The share of the peak is the arithmetic of the tokens that have to go through the model once (each prompt for all
 its siblings), over what the faster of torch's two products of square matrices gives in the same process. `fed` counts
 the tokens that went through the model, padding included, `passes` the forward passes they took; the fewer tokens a
-pass has, the slower its products are. Prints a table, the ratios, and last one JSON line.
+pass has, the slower its products are. Says on stderr what is measured, prints a table, the ratios and last a JSON line.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ def one(engine: str, size: str, dtype: str, options: argparse.Namespace) -> Figu
     done = subprocess.run([*command, "--requests", str(count)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{engine} failed at {size} in {dtype}:\n{done.stderr[-2000:]}")
-    return Figure(*json.loads(done.stdout.splitlines()[-1]))
+    figure = Figure(*json.loads(done.stdout.splitlines()[-1]))
+    print(f"{size} {dtype} {engine}: {figure.tokens_per_cpu_second:.0f} tokens/CPU-s", file=sys.stderr, flush=True)
+    return figure
 
 
 def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]]) -> Iterator[Row]:
