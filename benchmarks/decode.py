@@ -1,20 +1,27 @@
 """How many useful tokens does a CPU-second of the torch engine give, beside other engines on the same requests?
 
-    python benchmarks/decode.py [--requests 1024] [--sizes 1M 3.7M 11M 50M] [--dtypes float32 bfloat16] [--rounds 3]
-                                [--against CHECKOUT] [--engines torch generate continuous]
+    python benchmarks/decode.py [--requests 1024] [--fewer 50M:generate=256 ...] [--sizes 1M 3.7M 11M 50M]
+                                [--engines torch generate continuous vllm] [--against CHECKOUT]
+                                [--dtypes float32 bfloat16] [--bfloat16-engines torch vllm] [--rounds 1]
 
 The requests are attempts of one to four turns: sixteen siblings share a prompt, each turn asks for an uneven number of
-tokens (drawn once, the same for all), and a tool that takes up to TOOL_SECONDS answers between turns. Contestants:
+tokens (drawn once, the same for all), and a tool that takes up to TOOL_SECONDS answers between turns. Contestants, all
+with ROWS attempts at once and keys and values for ROWS attempts of POSITIONS tokens:
 
     torch        the torch engine of this checkout
     against      the torch engine of another checkout, if one is given
     generate     transformers `generate`, ROWS attempts at a time, padded, turn by turn, nothing kept between turns
     continuous   transformers continuous batching, turn by turn, its prefix cache on
+    vllm         a vLLM server behind our engine, one thread, its prefix cache on; left out with a message where
+                 ROCSTAR_VLLM_PYTHON names no environment (scripts/vllm_env). The CPU of the server's processes counts,
+                 that of this process does not
 
 Useful tokens are those that were asked for. Each measurement is a process of its own with one thread, contestants take
-turns, and ratios are taken round by round. The share of the peak is the arithmetic of the tokens that have to go
-through the model once (each prompt for all its siblings), over what a product of two square matrices gives in the same
-process. Prints a table and last one JSON line.
+turns, and ratios are taken round by round. `--fewer` gives a slow contestant the first so many of the requests, at one
+size. The share of the peak is the arithmetic of the tokens that have to go through the model once (each prompt for all
+its siblings), over what the faster of torch's two products of square matrices gives in the same process. `fed` counts
+the tokens that went through the model, padding included, `passes` the forward passes they took; the fewer tokens a
+pass has, the slower its products are. Says on stderr what is measured, prints a table, the ratios and last a JSON line.
 """
 
 from __future__ import annotations
@@ -22,11 +29,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -50,6 +61,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
+    "0.34M": Size(96, 3, 3, 1, 256, 512),
     "1M": Size(128, 4, 4, 2, 384, 2048),
     "3.7M": Size(256, 4, 4, 2, 768, 2048),
     "11M": Size(384, 7, 6, 2, 1024, 2048),
@@ -73,10 +85,18 @@ class Figure(NamedTuple):
 
     tokens_per_cpu_second: float
     peak_share: float
+    requests: int
     detail: dict[str, int]
 
 
-Contestant = Callable[[Any, list[Attempt]], Awaitable[dict[str, int]]]
+class Contestant(NamedTuple):
+    run: Callable[[list[Attempt]], Awaitable[None]]
+    counted: Callable[[], dict[str, int]] = dict
+    """Since it was opened."""
+    cpu_seconds: Callable[[], float] = time.process_time
+
+
+Row = dict[str, Any]
 
 
 def main() -> None:
@@ -84,42 +104,61 @@ def main() -> None:
     if options.worker:
         engine, checkout = options.worker
         sys.path[0] = checkout
-        print(json.dumps(measured(engine, options.sizes[0], options.dtypes[0], options.requests)))
+        print(json.dumps(asyncio.run(measured(engine, options.sizes[0], options.dtypes[0], options.requests))))
         return
-    engines = [*options.engines, *(["against"] if options.against else [])]
-    table: list[dict[str, Any]] = []
+    table: list[Row] = []
     for size in options.sizes:
         for dtype in options.dtypes:
+            engines = contestants(options, dtype)
             rounds = [{name: one(name, size, dtype, options) for name in engines} for _ in range(options.rounds)]
             table += (row := list(rows_of(size, dtype, rounds)))
             for each in row:
                 print(line(each), flush=True)
-    print(json.dumps({"requests": options.requests, "rounds": options.rounds, "rows": table}))
+    ratios = list(bfloat16_gains(table))
+    for gain in ratios:
+        print(gain, flush=True)
+    print(json.dumps({"requests": options.requests, "rounds": options.rounds, "rows": table, "bfloat16": ratios}))
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1024)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--fewer", nargs="+", default=[], metavar="SIZE:ENGINE=COUNT")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "3.7M", "11M", "50M"])
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    parser.add_argument("--engines", nargs="+", choices=["torch", "generate", "continuous"], default=["torch"])
+    parser.add_argument("--engines", nargs="+", choices=CONTESTANTS, default=["torch"])
+    parser.add_argument("--bfloat16-engines", nargs="+", choices=CONTESTANTS, help="those of them that run in bfloat16")
     parser.add_argument("--against", help="another checkout of rocstar")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def contestants(options: argparse.Namespace, dtype: str) -> list[str]:
+    names = [*options.engines, *(["against"] if options.against and "against" not in options.engines else [])]
+    if dtype == "bfloat16" and options.bfloat16_engines is not None:
+        names = [name for name in names if name in options.bfloat16_engines]
+    if "vllm" in names and not os.environ.get("ROCSTAR_VLLM_PYTHON"):
+        print("vllm is left out: ROCSTAR_VLLM_PYTHON names no environment; scripts/vllm_env makes one", file=sys.stderr)
+        names.remove("vllm")
+    return names
 
 
 def one(engine: str, size: str, dtype: str, options: argparse.Namespace) -> Figure:
     """Measured in a process of its own."""
     checkout = options.against if engine == "against" else str(ROOT)
+    fewer = dict(each.rsplit("=", 1) for each in options.fewer)
+    count = fewer.get(f"{size}:{engine}", options.requests)
     command = [sys.executable, __file__, "--worker", engine, checkout, "--sizes", size, "--dtypes", dtype]
-    done = subprocess.run([*command, "--requests", str(options.requests)], capture_output=True, text=True)
+    done = subprocess.run([*command, "--requests", str(count)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{engine} failed at {size} in {dtype}:\n{done.stderr[-2000:]}")
-    return Figure(*json.loads(done.stdout.splitlines()[-1]))
+    figure = Figure(*json.loads(done.stdout.splitlines()[-1]))
+    print(f"{size} {dtype} {engine}: {figure.tokens_per_cpu_second:.0f} tokens/CPU-s", file=sys.stderr, flush=True)
+    return figure
 
 
-def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]]) -> Iterator[dict[str, Any]]:
+def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]]) -> Iterator[Row]:
     """One for each contestant: medians, and how many times as fast the torch engine was."""
     for name in rounds[0]:
         figures = [each[name] for each in rounds]
@@ -128,6 +167,7 @@ def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]]) -> Iterator[
             "size": size,
             "dtype": dtype,
             "engine": name,
+            "requests": figures[0].requests,
             "tokens_per_cpu_second": [round(f([figure[0] for figure in figures])) for f in (median, min, max)],
             "peak_share": round(median(figure[1] for figure in figures), 3),
             "torch_is_faster_by": [round(f(ratios), 2) for f in (median, min, max)] if ratios else None,
@@ -135,19 +175,28 @@ def rows_of(size: str, dtype: str, rounds: list[dict[str, Figure]]) -> Iterator[
         }
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: Row) -> str:
     speed, least, most = row["tokens_per_cpu_second"]
     ratio = "" if row["torch_is_faster_by"] is None else f"torch is x {row['torch_is_faster_by']}"
     return (
         f"{row['size']:>5} {row['dtype']:<9} {row['engine']:<11} {speed:>6} tokens/CPU-s ({least}-{most})  "
-        f"{row['peak_share']:>6.1%} of peak  {ratio}  {row['detail']}"
+        f"{row['peak_share']:>6.1%} of peak  {row['requests']} requests  {ratio}  {row['detail']}"
     )
+
+
+def bfloat16_gains(table: list[Row]) -> Iterator[Row]:
+    """How many times as fast torch in bfloat16 is as torch, and as the other checkout, in float32."""
+    speed = {(row["size"], row["dtype"], row["engine"]): row["tokens_per_cpu_second"][0] for row in table}
+    for size in SIZES:
+        if half := speed.get((size, "bfloat16", "torch")):
+            single = {name: speed.get((size, "float32", name)) for name in ("torch", "against")}
+            yield {"size": size, **{f"bfloat16_to_float32_of_{n}": round(half / s, 2) for n, s in single.items() if s}}
 
 
 # -- one measurement ------------------------------------------------------------------------------------------------
 
 
-def measured(engine: str, size_name: str, dtype_name: str, requests: int) -> Figure:
+async def measured(engine: str, size_name: str, dtype_name: str, requests: int) -> Figure:
     from rocstar.launch import quiet_torch
 
     quiet_torch(threads=1)
@@ -156,13 +205,17 @@ def measured(engine: str, size_name: str, dtype_name: str, requests: int) -> Fig
     torch.set_num_threads(1)
     size, dtype = SIZES[size_name], getattr(torch, dtype_name)
     work, model = attempts(size, requests), random_model(size, dtype)
-    contestant = CONTESTANTS[engine]
-    asyncio.run(contestant(model, [attempt._replace(turns=(4,)) for attempt in work[:8]]))  # warm
-    began = time.process_time()
-    detail = asyncio.run(contestant(model, work))
-    spent = time.process_time() - began
     operations = 2 * sum(parameter.numel() for parameter in model.parameters()) * necessary(work)
-    return Figure(sum(sum(attempt.turns) for attempt in work) / spent, operations / spent / peak(dtype), detail)
+    async with CONTESTANTS[engine](model) as contestant:
+        await contestant.run([attempt._replace(number=-1 - attempt.number, turns=(4,)) for attempt in work[:8]])  # warm
+        began, before = contestant.cpu_seconds(), contestant.counted()
+        await contestant.run(work)
+        spent = contestant.cpu_seconds() - began
+        detail = {name: count - before[name] for name, count in contestant.counted().items()}
+    detail["necessary"] = necessary(work)
+    return Figure(
+        sum(sum(attempt.turns) for attempt in work) / spent, operations / spent / peak(dtype), requests, detail
+    )
 
 
 def attempts(size: Size, count: int) -> list[Attempt]:
@@ -189,15 +242,17 @@ def necessary(work: list[Attempt]) -> int:
 
 
 def peak(dtype: Any) -> float:
-    """Operations a second of a large product on one thread."""
+    """Operations a second of a large product on one thread, the faster of a plain one and one over packed weights."""
     import torch
 
     a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(b, 1024)
     best = float("inf")
-    for _ in range(8):
-        began = time.thread_time()
-        a @ b
-        best = min(best, time.thread_time() - began)
+    for product in (lambda: a @ b, lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")):
+        for _ in range(8):
+            began = time.thread_time()
+            product()
+            best = min(best, time.thread_time() - began)
     return 2 * 1024**3 / best
 
 
@@ -225,28 +280,71 @@ def random_model(size: Size, dtype: Any) -> Any:
 # -- contestants ----------------------------------------------------------------------------------------------------
 
 
-async def torch_engine(model: Any, work: list[Attempt]) -> dict[str, int]:
+@asynccontextmanager
+async def torch_engine(model: Any) -> AsyncIterator[Contestant]:
     from rocstar.engines.torch_engine import TorchEngine
-    from rocstar.types import Sampling
 
     engine = TorchEngine(model, rows=ROWS, positions=POSITIONS)
+    decoder, passes = engine._decoder, 0
+    forward = decoder._forward
 
-    async def say(attempt: Attempt, turn: int, ids: list[int]) -> list[int]:
-        sampling = Sampling(max_new_tokens=attempt.turns[turn], seed=10 * attempt.number + turn)
-        key = str(attempt.number)
-        completion = await engine.generate(ids, sampling, request_id=f"{key}/{turn}", session_id=key)
-        if turn == len(attempt.turns) - 1:
-            await engine.close_session(key)
-        return list(completion.token_ids)
+    def counting(*arguments: Any, **more: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return forward(*arguments, **more)
 
-    await asyncio.gather(*(converse(attempt, say) for attempt in work))
-    fed, load = engine._decoder.fed_tokens, engine.load()
+    decoder._forward = counting
+
+    def counted() -> dict[str, int]:
+        load = engine.load()
+        more = {name: getattr(load, name) for name in ("evictions", "recomputed_tokens") if hasattr(load, name)}
+        return {"fed": decoder.fed_tokens, "passes": passes, **more}
+
+    yield Contestant(partial(converse_all, partial(say_to, engine)), counted)
     await engine.close()
-    counted = {name: getattr(load, name) for name in ("evictions", "recomputed_tokens") if hasattr(load, name)}
-    return {"fed": fed, "necessary": necessary(work), **counted}
 
 
-async def continuous(model: Any, work: list[Attempt]) -> dict[str, int]:
+@asynccontextmanager
+async def vllm(model: Any) -> AsyncIterator[Contestant]:
+    from rocstar.engines.vllm import VllmEngine
+    from rocstar.engines.vllm_server import VllmServer, VllmSettings
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model.save_pretrained(folder / "model")
+        settings = VllmSettings(
+            model=folder / "model",
+            python=Path(os.environ["ROCSTAR_VLLM_PYTHON"]),
+            log=folder / "log",
+            max_tokens=POSITIONS,
+            rows=ROWS,
+            capacity_tokens=ROWS * POSITIONS,
+            dtype=str(model.dtype).removeprefix("torch."),
+        )
+        server = await VllmServer.start(settings)
+        engine = VllmEngine(server.url, vocab_size=model.config.vocab_size)
+        try:
+            await engine.restart(None)
+            yield Contestant(partial(converse_all, partial(say_to, engine)), cpu_seconds=server.cpu_seconds)
+        finally:
+            await engine.close()
+            await server.close()
+
+
+async def say_to(engine: Any, attempt: Attempt, turn: int, ids: list[int]) -> list[int]:
+    """One turn, with any engine of rocstar's."""
+    from rocstar.types import Sampling
+
+    sampling = Sampling(max_new_tokens=attempt.turns[turn], seed=abs(10 * attempt.number + turn))
+    key = str(attempt.number)
+    completion = await engine.generate(ids, sampling, request_id=f"{key}/{turn}", session_id=key)
+    if turn == len(attempt.turns) - 1:
+        await engine.close_session(key)
+    return list(completion.token_ids)
+
+
+@asynccontextmanager
+async def continuous(model: Any) -> AsyncIterator[Contestant]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1, use_cache=True)
@@ -268,12 +366,18 @@ async def continuous(model: Any, work: list[Attempt]) -> dict[str, int]:
             manager.add_request(ids, request_id=key, max_new_tokens=attempt.turns[turn])
             return await done
 
-    await asyncio.gather(*(converse(attempt, say) for attempt in work))
+    yield Contestant(partial(converse_all, say))
     await asyncio.to_thread(manager.stop, block=True)
-    return {}
 
 
-async def converse(attempt: Attempt, say: Callable[[Attempt, int, list[int]], Awaitable[list[int]]]) -> None:
+Say = Callable[[Attempt, int, list[int]], Awaitable[list[int]]]
+
+
+async def converse_all(say: Say, work: list[Attempt]) -> None:
+    await asyncio.gather(*(converse(attempt, say) for attempt in work))
+
+
+async def converse(attempt: Attempt, say: Say) -> None:
     """All turns of one attempt. Raises SystemExit where fewer tokens came than were asked for."""
     ids = list(attempt.prompt)
     for turn, count in enumerate(attempt.turns):
@@ -285,36 +389,42 @@ async def converse(attempt: Attempt, say: Callable[[Attempt, int, list[int]], Aw
             ids += [*written, *attempt.replies[turn]]
 
 
-async def generate(model: Any, work: list[Attempt]) -> dict[str, int]:
+@asynccontextmanager
+async def generate(model: Any) -> AsyncIterator[Contestant]:
     import torch
 
     model.set_attn_implementation("sdpa")
-    fed = 0
-    for begin in range(0, len(work), ROWS):
-        batch = work[begin : begin + ROWS]
-        texts = {attempt.number: list(attempt.prompt) for attempt in batch}
-        for turn in range(4):
-            asking = [attempt for attempt in batch if turn < len(attempt.turns)]
-            if not asking:
-                break
-            width, count = max(len(texts[a.number]) for a in asking), max(a.turns[turn] for a in asking)
-            padded = torch.tensor([[0] * (width - len(texts[a.number])) + texts[a.number] for a in asking])
-            mask = torch.tensor([[0] * (width - len(texts[a.number])) + [1] * len(texts[a.number]) for a in asking])
-            settings = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "eos_token_id": None}
-            with torch.inference_mode():
-                out = model.generate(padded, attention_mask=mask, max_new_tokens=count, **settings)
-            fed += len(asking) * (width + count - 1)
-            for each, row in zip(asking, out[:, width:].tolist(), strict=True):
-                reply = each.replies[turn] if turn < len(each.replies) else ()
-                texts[each.number] += [*row[: each.turns[turn]], *reply]
-    return {"fed": fed, "necessary": necessary(work)}
+    fed = passes = 0
+
+    async def run(work: list[Attempt]) -> None:
+        nonlocal fed, passes
+        for begin in range(0, len(work), ROWS):
+            batch = work[begin : begin + ROWS]
+            texts = {attempt.number: list(attempt.prompt) for attempt in batch}
+            for turn in range(4):
+                asking = [attempt for attempt in batch if turn < len(attempt.turns)]
+                if not asking:
+                    break
+                width, count = max(len(texts[a.number]) for a in asking), max(a.turns[turn] for a in asking)
+                padded = torch.tensor([[0] * (width - len(texts[a.number])) + texts[a.number] for a in asking])
+                mask = torch.tensor([[0] * (width - len(texts[a.number])) + [1] * len(texts[a.number]) for a in asking])
+                settings = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "eos_token_id": None}
+                with torch.inference_mode():
+                    out = model.generate(padded, attention_mask=mask, max_new_tokens=count, **settings)
+                fed, passes = fed + len(asking) * (width + count - 1), passes + count
+                for each, row in zip(asking, out[:, width:].tolist(), strict=True):
+                    reply = each.replies[turn] if turn < len(each.replies) else ()
+                    texts[each.number] += [*row[: each.turns[turn]], *reply]
+
+    yield Contestant(run, lambda: {"fed": fed, "passes": passes})
 
 
-CONTESTANTS: dict[str, Contestant] = {
+CONTESTANTS: dict[str, Callable[[Any], AbstractAsyncContextManager[Contestant]]] = {
     "torch": torch_engine,
     "against": torch_engine,
     "generate": generate,
     "continuous": continuous,
+    "vllm": vllm,
 }
 
 if __name__ == "__main__":

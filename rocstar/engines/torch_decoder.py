@@ -78,6 +78,7 @@ class PagedDecoder:
     def take(self, weights: Weights) -> None:
         """Go on with new weights; whoever decodes feeds its tokens again. Raises EngineUnavailable."""
         take_weights(self._model, weights)
+        self._forward.renew()
         self._table.forget_all()
         self.version = weights.version
         self._table.admit()

@@ -8,22 +8,28 @@ runs through the transformers forward with our attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from rocstar.engines.torch_attention import PagedAttention, use_paged_attention
 from rocstar.engines.torch_cache import PagedCache, cache_shape
+from rocstar.engines.torch_linear import Product
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles follow from the position alone
 
-Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(ids [T], which of them [N]) -> the logits of those, [N, V]. Positions are those that the cache was aimed at, and
-keys and values go there."""
+
+class Forward(Protocol):
+    def __call__(self, ids_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
+        """(ids [T], which of them [N]) -> the logits of those, [N, V]. Positions are those that the cache was aimed at,
+        and keys and values go there."""
+        ...
+
+    def renew(self) -> None:
+        """The weights of the model have changed."""
+        ...
 
 
 def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
@@ -60,6 +66,9 @@ class _LibraryForward:
         ).logits
         return logits[0]
 
+    def renew(self) -> None:
+        """Nothing to do: it has no copy of the weights."""
+
 
 class CompactForward:
     """Tokens stand in one axis, [T, hidden], from the embedding to the head."""
@@ -67,7 +76,7 @@ class CompactForward:
     def __init__(self, model: Any, cache: PagedCache, attention: PagedAttention, positions: int) -> None:
         base = model.model
         self._cache = cache
-        self._embedding, self._norm, self._head = base.embed_tokens, base.norm, model.lm_head
+        self._embedding, self._norm, self._head = base.embed_tokens, base.norm, Product(model.lm_head)
         parts = (cache, attention, model.config)
         self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
         with torch.inference_mode():
@@ -83,7 +92,12 @@ class CompactForward:
         hidden = F.embedding(ids_T, self._embedding.weight)
         for layer in self._layers:
             hidden = layer(hidden, cos, sin)
-        return F.linear(_normed(hidden[wanted_N], self._norm), self._head.weight)
+        return self._head(_normed(hidden[wanted_N], self._norm))
+
+    def renew(self) -> None:
+        """Take the model's new weights over into what is kept beside them."""
+        for product in (self._head, *(product for layer in self._layers for product in layer.products)):
+            product.renew()
 
 
 class _Layer:
@@ -94,19 +108,20 @@ class _Layer:
         self._heads = config.num_attention_heads
         self._place, self._cache, self._scaling = place, cache, self._width**-0.5
         self._first, self._second = layer.input_layernorm, layer.post_attention_layernorm
-        self._projections = _joined((attention.q_proj, attention.k_proj, attention.v_proj))
+        self._project = Product(attention.q_proj, attention.k_proj, attention.v_proj)
         self._head_norms = (attention.q_norm, attention.k_norm) if config.model_type == "qwen3" else None
-        self._gate_up = _joined((mlp.gate_proj, mlp.up_proj))
-        self._output, self._down = attention.o_proj, mlp.down_proj
+        self._gate_up = Product(mlp.gate_proj, mlp.up_proj)
+        self._output, self._down = Product(attention.o_proj), Product(mlp.down_proj)
+        self.products = (self._project, self._output, self._gate_up, self._down)
 
     def __call__(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         mixed = self._attend(_normed(hidden, self._first), cos, sin)
-        hidden = hidden + F.linear(mixed, self._output.weight, self._output.bias)
-        gate, up = F.linear(_normed(hidden, self._second), *self._gate_up).chunk(2, -1)
-        return hidden + F.linear(F.silu(gate).mul_(up), self._down.weight, self._down.bias)
+        hidden = hidden + self._output(mixed)
+        gate, up = self._gate_up(_normed(hidden, self._second)).chunk(2, -1)
+        return hidden + self._down(F.silu(gate).mul_(up))
 
     def _attend(self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        projected = F.linear(normed, *self._projections).view(len(normed), -1, self._width)
+        projected = self._project(normed).view(len(normed), -1, self._width)
         turned = projected[:, : self._heads + self._kv_heads]
         if self._head_norms:
             for norm, part in zip(self._head_norms, turned.tensor_split((self._heads,), 1), strict=True):
@@ -119,19 +134,3 @@ class _Layer:
 
 def _normed(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
     return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
-
-
-def _joined(parts: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias of several projections of the same input as one, in memory that the projections now view, so
-    that whoever writes new weights into them writes here."""
-    biases = [part.bias for part in parts]
-    return _one_of([part.weight for part in parts]), None if biases[0] is None else _one_of(biases)
-
-
-def _one_of(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    whole = torch.cat([parameter.detach() for parameter in parameters])
-    begin = 0
-    for parameter in parameters:
-        parameter.data = whole[begin : begin + len(parameter)]
-        begin += len(parameter)
-    return whole

@@ -47,9 +47,15 @@ class SequenceTable:
             sequence.behind.append(work)
 
     def admit(self) -> None:
-        """Begin what there is room for, oldest first."""
-        while self.waiting and len(self.running) < self._most and self._fits(self.waiting[0]):
-            self._start(self.waiting.pop(0))
+        """Begin what there is room for, oldest first; who has pages already passes older ones that lack room."""
+        full = False
+        for sequence in tuple(self.waiting):
+            if len(self.running) >= self._most:
+                return
+            full = full or not self._fits(sequence)
+            if sequence.row is not None or not full:
+                self.waiting.remove(sequence)
+                self._start(sequence)
 
     def end(self, sequence: Sequence) -> Work:
         """End its request, with what is written so far; its pages stay."""
@@ -166,7 +172,7 @@ class SequenceTable:
         if sequence.row is not None:
             return True
         names = names_of(_tokens(sequence)[:-1])
-        needed = len(names) - len(self._pages.known(names)) + 1
+        needed = min(len(names) - len(self._pages.known(names)) + 1, self._pages.count)
         growing = self.columns.limit[self._rows] > self.columns.room[self._rows]
         return self._pages.free >= needed + int(growing.sum())
 

@@ -206,6 +206,27 @@ def test_the_newest_gives_its_pages_up_and_writes_on_later() -> None:
     assert next(iter(ended)) == "a"
 
 
+def test_who_comes_back_to_its_pages_does_not_wait_for_an_older_one_that_lacks_room() -> None:
+    table = Table(pages=6)
+    table.ask("older", range(50, 50 + 2 * PAGE), new=1)
+    table.ask("newer", range(150, 150 + 3 * PAGE), new=1)
+    table.finish()
+    table.table._give_up(table.table._sessions["older"])
+    table.ask("older", range(300, 300 + 4 * PAGE))
+    table.ask("newer", (*range(150, 150 + 3 * PAGE), 100, 7))
+    assert [sequence.session_id for sequence in table.table.running] == ["newer"]
+    assert list(table.finish(close=True)) == ["newer", "older"]
+
+
+def test_a_sequence_may_take_all_pages_and_be_fed_again() -> None:
+    table = Table(pages=POSITIONS // PAGE)
+    table.ask("only", range(POSITIONS - 8), new=4)
+    table.step()
+    table.table.forget_all()
+    table.table.admit()
+    assert table.finish()["only"].written == (100, 101, 102, 103)
+
+
 def test_who_gives_its_own_pages_up_keeps_nobody_from_decoding() -> None:
     table = Table(pages=8)
     table.ask("older", range(3 * PAGE), new=2 * PAGE + 8)
