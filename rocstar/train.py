@@ -143,7 +143,7 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
 
     run.record(stage, learnt.chosen, learnt.rows, written_by)
     return {
-        **step_metrics(learnt.chosen, learnt.rows),
+        **step_metrics(learnt.chosen, learnt.rows, written_by),
         **suspicion(learnt.chosen, run.policy.codec.decode),
         **mean_of_updates([update.metrics for update in learnt.updates]),
         **staleness_metrics(groups, written_by, stage, overlap),

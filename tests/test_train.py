@@ -141,6 +141,7 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
 
     ages = [filed - version for filed, wrote in versions(folder) for version in wrote]
     assert min(ages) >= 0 and 0 < max(ages) <= 2 == max(row["staleness/max"] for row in rows)
+    assert all(row["policy/logprob_gap_max"] < 1e-4 for row in rows if "policy/logprob_gap_max" in row)
     learnt = [row for row in rows if row["learn/updates"]]
     assert all(0 < row["learn/importance_weight"] <= 2 for row in learnt)
     fresh = [row["learn/importance_weight"] for row in learnt if row["staleness/max"] == 0]

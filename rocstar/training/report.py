@@ -22,11 +22,13 @@ def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
     return len(failed) / max(1, len(attempts)), next((t.fault for t in failed), None)
 
 
-def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[str, float]:
-    """Figures of all attempts drawn, then of the ones kept. Every drop has its own counter."""
+def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version: int | None = None) -> dict[str, float]:
+    """Figures of all attempts drawn, then of the ones kept. Every drop has its own counter. version: of the weights
+    that learnt from them, which alone say how far engine and learner differ; None where they wrote all of it."""
     attempts = max(len(r.group.trajectories) for r in groups)
     summary = summarise([(r.group.problem, r.group.trajectories) for r in groups], attempts)
-    gap_mean, gap_max = engine_gap(rows)
+    fresh = rows if version is None else _written_by(version, groups, rows)
+    gap_mean, gap_max = engine_gap(fresh)
     reasons = Counter(choice.reason for r in groups for choice in r.choices)
     metrics: dict[str, float | None] = {
         "reward/mean": summary.avg_at_k.value,
@@ -44,8 +46,8 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> dict[
         "group/usable": sum(bool(r.kept) for r in groups),
         "group/solved_share": _mean([float(is_solved(r.group)) for r in groups]),
         "policy/entropy": mean_entropy(rows) if rows else None,
-        "policy/logprob_gap": gap_mean if rows else None,
-        "policy/logprob_gap_max": gap_max if rows else None,
+        "policy/logprob_gap": gap_mean if fresh else None,
+        "policy/logprob_gap_max": gap_max if fresh else None,
         **penalties(groups),
         **{f"drop/{reason.value.removeprefix('dropped.')}": reasons[reason] for reason in Reason if _drops(reason)},
     }
@@ -98,6 +100,18 @@ def staleness_metrics(groups: Sequence[Group], version: int, stage: RlStage, ove
         **{f"staleness/share_{age}": steps[age] / total for age in range(most + 1)},
         "step/overlap_seconds": overlap,
     }
+
+
+def _written_by(version: int, groups: Sequence[Resampled], rows: Sequence[BatchRow]) -> list[BatchRow]:
+    """Rows of attempts without a token of older weights."""
+    stale = {
+        identity(number, choice.index)
+        for number, resampled in enumerate(groups)
+        for choice in resampled.choices
+        for turn in resampled.group.trajectories[choice.index].turns
+        if any(span.version != version for span in turn.completion.version_spans)
+    }
+    return [row for row in rows if row.identity not in stale]
 
 
 def attempt_records(

@@ -109,6 +109,25 @@ def test_a_token_past_the_bound_is_a_bug_that_ends_the_run_and_a_strict_stage_te
     assert staleness_metrics([written_by((10, 1))], 10, stage(0, 2), 0.0) == {}
 
 
+def test_attempts_with_stale_tokens_say_nothing_of_the_gap_between_engine_and_learner() -> None:
+    """One attempt by version 4 alone, one by version 3; the learner is 0.1 from the first and 0.5 from the other."""
+    group = written_by((4, 10), (3, 10))
+    verdicts = (Verdict.RIGHT, Verdict.WRONG)
+    attempts = tuple(
+        replace(attempt, index=place, outcome=trajectory(place, verdict=verdict).outcome)
+        for place, (attempt, verdict) in enumerate(zip(group.trajectories[:2], verdicts, strict=True))
+    )
+    kept = tuple(choice(place, True, Reason.KEPT_ALL) for place in range(2))
+    groups = [Resampled(group=replace(group, trajectories=attempts), choices=kept)]
+    rows = [
+        replace(row, old_logprobs=[value + gap for value in row.sampled_logprobs], entropies=[0.5] * len(row.token_ids))
+        for row, gap in zip(rows_of(groups, True), (0.1, 0.5), strict=True)
+    ]
+    assert step_metrics(groups, rows, 4)["policy/logprob_gap"] == pytest.approx(0.1)
+    assert step_metrics(groups, rows)["policy/logprob_gap"] == pytest.approx(0.3)
+    assert "policy/logprob_gap" not in step_metrics(groups, rows, 5)
+
+
 def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:
     groups = [with_losses()]
     assert step_metrics(groups, scored(groups))["reward/mean"] == 0.5
