@@ -99,7 +99,8 @@ class VllmServer:
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, END_SECONDS)
         await _end_group(self._process.pid)
-        await asyncio.to_thread(self._process.wait)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, GROUP_SECONDS)
 
     async def _until_it_answers(self, settings: VllmSettings, tell: Callable[[str], None]) -> None:
         begun, told = time.monotonic(), 0.0
