@@ -159,9 +159,9 @@ class VllmEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Raises ConfigError for a request that makes no sense or that this engine can't obey, EngineUnavailable when
-        the server fails."""
-        room = self._opened()[1].max_tokens - len(token_ids)
+        """One that comes while weights are exchanged waits. Raises ConfigError for a request that makes no sense or
+        that this engine can't obey, EngineUnavailable when the server fails."""
+        room = self._started()[1].max_tokens - len(token_ids)
         _refuse(token_ids, sampling, self._known)
         if room < 1:
             return without_tokens(Finish.LENGTH)
