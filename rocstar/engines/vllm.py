@@ -3,6 +3,9 @@
 Here is who waits for what, and how weights are exchanged; what is said to the server is in vllm_client.py, what we add
 to its workers in inside_vllm/, how one is started in vllm_server.py (by hand: docs/vllm.md).
 
+At most as many requests are with the server as it can decode at once, but for one row: that one is left to the canary
+rows, which would wait for the end of a completion otherwise, and all that decode with them.
+
 It differs from the torch engine in three ways. The seed of a request is not obeyed (`deterministic`): vLLM 0.32 on CPUs
 dies of a request that brings one. top_p and top_k are refused, because vLLM reports log-probabilities either before the
 temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
@@ -23,7 +26,7 @@ from typing import Any
 import msgspec
 
 from rocstar.engines.vllm_client import PATIENCE_SECONDS, Metrics, VllmClient, Written
-from rocstar.engines.vllm_server import LOGPROBS_MODE, VllmServer, VllmSettings
+from rocstar.engines.vllm_server import CANARY_ROWS, LOGPROBS_MODE, SCHEDULING, VllmServer, VllmSettings
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
@@ -45,6 +48,10 @@ class Facts(msgspec.Struct):
     logprobs_mode: str
     dtype: str
     """Of the weights."""
+    rows: int
+    """Requests that decode at once at most."""
+    scheduling: str
+    """Which request that waits is next."""
 
 
 @dataclass(slots=True)
@@ -98,6 +105,7 @@ class VllmEngine:
         self._settled.set()
         self._asked = asyncio.Event()  # set when a request is sent
         self._exchange = asyncio.Lock()
+        self._rows = asyncio.Semaphore(0)
         self._requests: dict[str, Request] = {}
         self._sessions: dict[str, Session] = {}
         self._name, self._numbers = secrets.token_hex(4), count()  # no two engines give a request the same id
@@ -149,6 +157,7 @@ class VllmEngine:
         except EngineUnavailable as error:
             raise EngineUnavailable(f"{error}; docs/vllm.md says which options it must be started with") from error
         self._facts = _suitable(told, self._known, self.url)
+        self._rows = asyncio.Semaphore(self._facts.rows - CANARY_ROWS)
         await client.resume()  # whoever used it before may have died while it was paused
         self._version = await client.version()
         await client.set_version(self._version)
@@ -243,7 +252,7 @@ class VllmEngine:
 
     async def _complete(self, request: Request, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
         session = self._sessions.setdefault(request.session_id, Session())
-        async with session.turn:
+        async with session.turn, self._rows:
             await self._settled.wait()
             client, _ = self._opened()
             request.sent_as = self._next_id()
@@ -395,6 +404,10 @@ def _suitable(told: list[dict[str, Any]], known: int, url: str) -> Facts:
         raise EngineUnavailable(f"vLLM at {url} does not say what it serves: {error}") from error
     if facts.logprobs_mode != LOGPROBS_MODE:
         raise ConfigError(f"vLLM at {url} has --logprobs-mode {facts.logprobs_mode}; start it with {LOGPROBS_MODE}")
+    if facts.scheduling != SCHEDULING:
+        raise ConfigError(f"vLLM at {url} has --scheduling-policy {facts.scheduling}; start it with {SCHEDULING}")
+    if facts.rows <= CANARY_ROWS:
+        raise ConfigError(f"vLLM at {url} has --max-num-seqs {facts.rows}; start it with {CANARY_ROWS + 1} or more")
     if facts.vocab_size < known:
         raise ConfigError(f"the tokenizer has {known} ids and the model at {url} embeds {facts.vocab_size}")
     if facts.dtype not in TOLERANCES:

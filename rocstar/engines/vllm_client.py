@@ -156,9 +156,9 @@ class VllmClient:
         return read_answer(await self._post("/inference/v1/generate", body, Answer, seconds=None), known)
 
     async def score(self, token_ids: Sequence[int], *, request_id: str) -> list[float]:
-        """[n-1] log-probabilities of each token but the first, computed anew."""
+        """[n-1] log-probabilities of each token but the first, computed anew; before whoever waits."""
         sampling = {"max_tokens": 1, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
-        body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
+        body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling, "priority": -1}
         scored = (await self._post("/inference/v1/generate", body, Answer)).prompt_logprobs or []
         places = list(zip(token_ids[1:], scored[1:], strict=False))
         if len(scored) != len(token_ids) or any(not place or token not in place for token, place in places):

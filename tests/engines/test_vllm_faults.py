@@ -176,6 +176,20 @@ async def test_a_request_that_comes_during_an_exchange_waits_for_its_end(server:
     assert [span.version for span in (await request).version_spans] == [3]
 
 
+async def test_one_row_of_the_server_is_left_to_the_canary_rows_which_come_first() -> None:
+    async with StandIn(rows=3) as server, opened(server) as engine:
+        server.free.clear()
+        asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(5)]
+        await server.asked_for(GENERATE, 2)
+        exchange = asyncio.create_task(engine.load_weights(NEW))
+        await server.asked_for(GENERATE, 3)
+        bodies = [body for _, path, body in server.asked if path == GENERATE]
+        assert [body.get("priority") for body in bodies] == [None, None, -1]
+        server.free.set()
+        await exchange
+        assert [len(completion.token_ids) for completion in await asyncio.gather(*asked)] == [4] * 5
+
+
 async def test_a_server_without_workers_is_refused(server: StandIn) -> None:
     server.faults["/collective_rpc"] = says('{"results": []}')
     with pytest.raises(EngineUnavailable, match="no worker"):
@@ -295,6 +309,8 @@ async def test_what_is_no_url_is_a_config_error(url: str) -> None:
     [
         ({"vocab_size": VOCAB - 1}, f"the tokenizer has {VOCAB} ids and the model at http.* embeds {VOCAB - 1}"),
         ({"dtype": "float8_e4m3fn"}, "must be started with --dtype float32 or .*, not float8_e4m3fn"),
+        ({"rows": 1}, "has --max-num-seqs 1; start it with 2 or more"),
+        ({"scheduling": "fcfs"}, "has --scheduling-policy fcfs; start it with priority"),
         ({"logprobs_mode": "raw_logits"}, "has --logprobs-mode raw_logits; start it with processed_logprobs"),
     ],
 )

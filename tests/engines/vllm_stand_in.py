@@ -25,8 +25,8 @@ class StandIn:
     """Use as `async with StandIn() as server`; `server.faults[path]` is what happens to requests for that path."""
 
     def __init__(self, **facts: Any) -> None:
-        self.facts = {"vocab_size": VOCAB, "max_tokens": 64, "dtype": "float32", **facts}
-        self.facts.setdefault("logprobs_mode", "processed_logprobs")
+        said = {"vocab_size": VOCAB, "max_tokens": 64, "dtype": "float32", "logprobs_mode": "processed_logprobs"}
+        self.facts: dict[str, Any] = {**said, "rows": 17, "scheduling": "priority", **facts}
         self.faults: dict[str, Fault] = {}
         self.asked: list[tuple[int, str, dict[str, Any]]] = []
         """Number of the connection, path, body."""
