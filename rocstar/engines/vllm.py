@@ -3,6 +3,9 @@
 Here is who waits for what, and how weights are exchanged; what is said to the server is in vllm_client.py, what we add
 to its workers in inside_vllm/, how one is started in vllm_server.py (by hand: docs/vllm.md).
 
+At most as many requests are with the server as it can decode at once, but for one row: that one is left to the canary
+rows, which would wait for the end of a completion otherwise, and all that decode with them.
+
 It differs from the torch engine in three ways. The seed of a request is not obeyed (`deterministic`): vLLM 0.32 on CPUs
 dies of a request that brings one. top_p and top_k are refused, because vLLM reports log-probabilities either before the
 temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
@@ -10,18 +13,20 @@ temperature or after truncation. And new weights come from a folder, with canary
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rocstar.engines.vllm_client import Metrics, VllmClient, Written
-from rocstar.engines.vllm_server import LOGPROBS_MODE, VllmServer, VllmSettings
+from rocstar.engines.vllm_client import PATIENCE_SECONDS, Metrics, VllmClient, Written
+from rocstar.engines.vllm_server import CANARY_ROWS, LOGPROBS_MODE, SCHEDULING, VllmServer, VllmSettings
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
@@ -43,6 +48,10 @@ class Facts(msgspec.Struct):
     logprobs_mode: str
     dtype: str
     """Of the weights."""
+    rows: int
+    """Requests that decode at once at most."""
+    scheduling: str
+    """Which request that waits is next."""
 
 
 @dataclass(slots=True)
@@ -61,6 +70,8 @@ class Request:
     sent_as: str | None = None
     """Its id on the server, once it is there."""
     aborted: bool = False
+    failed: str | None = None
+    """Why its waiter gets EngineUnavailable, once it does."""
     task: asyncio.Task[Completion] = field(init=False)
 
 
@@ -74,10 +85,16 @@ class VllmEngine:
     """Whether the same request gets the same completion."""
 
     def __init__(
-        self, server: str | VllmSettings, *, vocab_size: int, tell: Callable[[str], None] = lambda line: None
+        self,
+        server: str | VllmSettings,
+        *,
+        vocab_size: int,
+        patience_seconds: float = PATIENCE_SECONDS,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """tell: gets a line of progress now and then while a server starts."""
-        self._place, self._known, self._tell = server, vocab_size, tell
+        """patience_seconds: a server that takes longer for an answer, or that writes no token for so long while it is
+        asked for some, has failed. tell: gets a line of progress now and then while a server starts."""
+        self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
         self.url = server if isinstance(server, str) else ""
         self._server: VllmServer | None = None
         self._client: VllmClient | None = None
@@ -88,9 +105,10 @@ class VllmEngine:
         self._settled.set()
         self._asked = asyncio.Event()  # set when a request is sent
         self._exchange = asyncio.Lock()
+        self._rows = asyncio.Semaphore(0)
         self._requests: dict[str, Request] = {}
         self._sessions: dict[str, Session] = {}
-        self._numbers = count()
+        self._name, self._numbers = secrets.token_hex(4), count()  # no two engines give a request the same id
         self._version = 0
         self._metrics = self._first = Metrics()
         self._before = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
@@ -112,7 +130,7 @@ class VllmEngine:
             newest = weights.folder if weights and weights.folder else self._place.model  # the first may be gone
             self._server = await VllmServer.start(replace(self._place, model=Path(newest)), self._tell)
             self.url = self._server.url
-        await self._open(VllmClient(self.url))
+        await self._open(VllmClient(self.url, self._patience))
         if weights is not None:
             await self.load_weights(weights)
 
@@ -124,7 +142,7 @@ class VllmEngine:
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
         if self._watch:
             self._watch.cancel()
-        await asyncio.gather(*self._fail_all(), return_exceptions=True)
+        await asyncio.gather(*self._fail_all(self._broken), return_exceptions=True)
         self._sessions.clear()
         if self._client:
             await self._client.close()
@@ -139,6 +157,7 @@ class VllmEngine:
         except EngineUnavailable as error:
             raise EngineUnavailable(f"{error}; docs/vllm.md says which options it must be started with") from error
         self._facts = _suitable(told, self._known, self.url)
+        self._rows = asyncio.Semaphore(self._facts.rows - CANARY_ROWS)
         await client.resume()  # whoever used it before may have died while it was paused
         self._version = await client.version()
         await client.set_version(self._version)
@@ -149,9 +168,9 @@ class VllmEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
-        """Raises ConfigError for a request that makes no sense or that this engine can't obey, EngineUnavailable when
-        the server fails."""
-        room = self._opened()[1].max_tokens - len(token_ids)
+        """One that comes while weights are exchanged waits. Raises ConfigError for a request that makes no sense or
+        that this engine can't obey, EngineUnavailable when the server fails."""
+        room = self._started()[1].max_tokens - len(token_ids)
         _refuse(token_ids, sampling, self._known)
         if room < 1:
             return without_tokens(Finish.LENGTH)
@@ -164,7 +183,8 @@ class VllmEngine:
         except asyncio.CancelledError:
             if (asking := asyncio.current_task()) and asking.cancelling():
                 raise
-            self._opened()
+            if request.failed:
+                raise EngineUnavailable(request.failed) from None
             return without_tokens(Finish.ABORTED)
         finally:
             if self._requests.get(request_id) is request:
@@ -214,7 +234,7 @@ class VllmEngine:
                 raise
             finally:
                 if self._broken:
-                    self._fail_all()
+                    self._fail_all(self._broken)
                 self._settled.set()
 
     async def abort(self, request_id: str) -> None:
@@ -232,10 +252,10 @@ class VllmEngine:
 
     async def _complete(self, request: Request, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
         session = self._sessions.setdefault(request.session_id, Session())
-        async with session.turn:
+        async with session.turn, self._rows:
             await self._settled.wait()
             client, _ = self._opened()
-            request.sent_as = str(next(self._numbers))
+            request.sent_as = self._next_id()
             self._asked.set()
             written = await client.generate(token_ids, sampling, request_id=request.sent_as, known=self._known)
             await self._settled.wait()  # what weights wrote that turn out wrong is not handed out
@@ -250,10 +270,16 @@ class VllmEngine:
             version_spans=written.version_spans,
         )
 
+    def _next_id(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"
+
     async def _end(self, request: Request) -> None:
-        """Until its answer is here: the server may not know the request yet when it is told to abort it."""
+        """Until its answer is here: the server may not know the request yet when it is told to abort it. One that does
+        not come is not waited for."""
         request.aborted = True
-        while request.sent_as and self._client and not request.task.done():
+        for _ in range(ceil(self._patience / ABORT_SECONDS)):
+            if not (request.sent_as and self._client) or request.task.done():
+                break
             try:
                 await self._client.abort(request.sent_as)
             except EngineUnavailable:
@@ -294,7 +320,7 @@ class VllmEngine:
         """Raises EngineUnavailable where the server's log-probabilities are not those of the weights."""
         self._checked += len(weights.canary)  # vLLM must write a token to score a row
         scored = await asyncio.gather(
-            *(client.score(row.token_ids, request_id=str(next(self._numbers))) for row in weights.canary)
+            *(client.score(row.token_ids, request_id=self._next_id()) for row in weights.canary)
         )
         gap = max(_gap(ours, row.logprobs) for ours, row in zip(scored, weights.canary, strict=True))
         if not gap <= tolerance:
@@ -306,17 +332,35 @@ class VllmEngine:
     # -- facts ------------------------------------------------------------------------------------------------------
 
     async def _look(self, client: VllmClient) -> None:
-        """Produces `_metrics` while the server answers; waits for a request to be sent, or IDLE_SECONDS; ends when the
-        engine is closed."""
+        """Produces `_metrics` while the server answers, and fails requests that it no longer works on; waits for one to
+        be sent, or IDLE_SECONDS; ends when the engine is closed."""
+        quiet, seen = 0.0, self._metrics
         while True:
             if not self._requests:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._asked.wait(), IDLE_SECONDS)
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        await self._asked.wait()
             self._asked.clear()
             await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun what was asked
-            with suppress(EngineUnavailable):  # whoever asks it to generate hears of it
-                self._metrics = await client.metrics()
+            waited = await self._look_once(client)
+            is_due = bool(self._requests) and self._settled.is_set()
+            quiet = quiet + waited + LOOK_SECONDS if is_due and self._metrics == seen else 0.0
+            seen = self._metrics
+            if quiet > self._patience:
+                self._fail_all(
+                    f"vLLM at {self.url} did nothing for {quiet:.0f} s, asked for {len(self._requests)} requests"
+                )
             await asyncio.sleep(LOOK_SECONDS / 2)
+
+    async def _look_once(self, client: VllmClient) -> float:
+        """Seconds that were waited for nothing. An answer that comes is none, however late: while a learner keeps the
+        event loop busy nobody reads it."""
+        began = time.monotonic()
+        try:
+            self._metrics = await client.metrics()
+        except EngineUnavailable:  # whoever asks it to generate hears of it
+            return time.monotonic() - began
+        return 0.0
 
     def _started(self) -> tuple[VllmClient, Facts]:
         if self._client is None or self._facts is None:
@@ -329,12 +373,13 @@ class VllmEngine:
             raise EngineUnavailable(self._broken)
         return self._started()
 
-    def _fail_all(self) -> list[asyncio.Task[Completion]]:
-        """Waiters get EngineUnavailable with what `_broken` says."""
-        tasks = [request.task for request in self._requests.values()]
-        for task in tasks:
-            task.cancel()
-        return tasks
+    def _fail_all(self, reason: str) -> list[asyncio.Task[Completion]]:
+        """Waiters get EngineUnavailable."""
+        requests = list(self._requests.values())
+        for request in requests:
+            request.failed = reason
+            request.task.cancel()
+        return [request.task for request in requests]
 
 
 def _refuse(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:
@@ -359,6 +404,10 @@ def _suitable(told: list[dict[str, Any]], known: int, url: str) -> Facts:
         raise EngineUnavailable(f"vLLM at {url} does not say what it serves: {error}") from error
     if facts.logprobs_mode != LOGPROBS_MODE:
         raise ConfigError(f"vLLM at {url} has --logprobs-mode {facts.logprobs_mode}; start it with {LOGPROBS_MODE}")
+    if facts.scheduling != SCHEDULING:
+        raise ConfigError(f"vLLM at {url} has --scheduling-policy {facts.scheduling}; start it with {SCHEDULING}")
+    if facts.rows <= CANARY_ROWS:
+        raise ConfigError(f"vLLM at {url} has --max-num-seqs {facts.rows}; start it with {CANARY_ROWS + 1} or more")
     if facts.vocab_size < known:
         raise ConfigError(f"the tokenizer has {known} ids and the model at {url} embeds {facts.vocab_size}")
     if facts.dtype not in TOLERANCES:

@@ -4,6 +4,7 @@ Not here: sessions, weights and aborts, which `vllm.py` decides."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from rocstar.errors import EngineUnavailable
+from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Finish, Sampling, VersionSpan
 
 CONNECT_SECONDS = 10.0
-CONTROL_SECONDS = 600.0  # the longest control request loads the weights of a large model
-KEEP_SECONDS = 1.0  # an idle connection is used again; the server closes it after 5, and a request then sent is lost
+PATIENCE_SECONDS = 600.0  # the longest request loads the weights of a large model
+ANSWER_BYTES = 64 << 20  # one token of an answer takes about 100
+OWN_CONNECTION = {"Content-Type": "application/json", "Connection": "close"}
+VERSION = re.compile(r"[0-9]{1,18}")
 NAN = -9999.0  # what vLLM writes in place of a log-probability that is not a number
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORTED}
 METRIC = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
@@ -111,19 +114,31 @@ class Metrics:
 
 
 class VllmClient:
-    """One server. Everything raises EngineUnavailable where it can't be reached or answers what it should not."""
+    """One server. Everything raises EngineUnavailable where it can't be reached, answers what it should not, or, but
+    for `generate`, does not answer within `patience_seconds`.
 
-    def __init__(self, url: str) -> None:
-        timeout = httpx.Timeout(CONTROL_SECONDS, connect=CONNECT_SECONDS, pool=None)
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_SECONDS)
-        self._url = url
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False)
+    Each request has a connection of its own, so none is ever sent twice. On one that is used again it may be lost: a
+    server that was busy for longer than its keep-alive (5 s) closes the connection before it reads what came meanwhile.
+    A second connection costs 1 ms of CPU here and 0.2 ms there."""
+
+    def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        """Raises ConfigError for what is no URL of a server."""
+        self._url, self._patience, base = url, patience_seconds, _base(url)
+        self._http = httpx.AsyncClient(
+            base_url=base,
+            verify=base.scheme == "https",  # to read the certificates takes 20 ms
+            headers=OWN_CONNECTION,
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=False,
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, known: int) -> Written:
-        """Waits for as long as the server takes; cancelling this ends the request there. known: ids that may come."""
+        """Waits for as long as the server takes; cancelling this ends the request there. known: ids that may come,
+        from 0."""
         body = {
             "request_id": request_id,
             "token_ids": token_ids,
@@ -138,12 +153,12 @@ class VllmClient:
                 "detokenize": False,
             },
         }
-        return read_answer(await self._post("/inference/v1/generate", body, Answer, timeout=None), known)
+        return read_answer(await self._post("/inference/v1/generate", body, Answer, seconds=None), known)
 
     async def score(self, token_ids: Sequence[int], *, request_id: str) -> list[float]:
-        """[n-1] log-probabilities of each token but the first, computed anew."""
+        """[n-1] log-probabilities of each token but the first, computed anew; before whoever waits."""
         sampling = {"max_tokens": 1, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
-        body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
+        body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling, "priority": -1}
         scored = (await self._post("/inference/v1/generate", body, Answer)).prompt_logprobs or []
         places = list(zip(token_ids[1:], scored[1:], strict=False))
         if len(scored) != len(token_ids) or any(not place or token not in place for token, place in places):
@@ -169,39 +184,68 @@ class VllmClient:
     async def version(self) -> int:
         """Policy version last set, 0 where none was."""
         label = (await self._ask("GET", "/weight_info", _Label)).weight_version
-        return int(label) if label.isdecimal() else 0
+        return int(label) if VERSION.fullmatch(label) else 0
 
     async def set_version(self, version: int) -> None:
         """Stamped on every token written from now on."""
         await self._post("/update_weight_version", {"new_version": str(version)}, _Done)
 
     async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
-        """Call a method of every worker process; their results."""
-        return (await self._post("/collective_rpc", {"method": method, "args": arguments}, _Result)).results
+        """Call a method of every worker process; their results, at least one."""
+        results = (await self._post("/collective_rpc", {"method": method, "args": arguments}, _Result)).results
+        if not results:
+            raise EngineUnavailable(f"vLLM at {self._url} has no worker that answers {method}")
+        return results
 
     async def metrics(self) -> Metrics:
-        return read_metrics((await self._send("GET", "/metrics")).text, self._url)
+        return read_metrics((await self._send("GET", "/metrics")).decode(errors="replace"), self._url)
 
     async def _post(self, path: str, body: Mapping[str, Any], answer: type[T], **options: Any) -> T:
         return await self._ask("POST", path, answer, content=msgspec.json.encode(body), **options)
 
     async def _ask(self, method: str, path: str, answer: type[T], **options: Any) -> T:
-        response = await self._send(method, path, **options)
+        content = await self._send(method, path, **options)
         try:
-            return msgspec.json.decode(response.content, type=answer)
-        except msgspec.DecodeError as error:
+            return msgspec.json.decode(content, type=answer)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineUnavailable(f"vLLM at {self._url} answered {path} with something else: {error}") from error
 
-    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def _send(self, method: str, path: str, content: bytes = b"", **options: float | None) -> bytes:
+        """The body of a good answer. seconds: until it is here, `patience_seconds` where not given."""
+        seconds = options.get("seconds", self._patience)
         try:
-            response = await self._http.request(method, path, headers={"Content-Type": "application/json"}, **options)
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(seconds), self._http.stream(method, path, content=content) as response:
+                status, body = response.status_code, await self._read(response, path)
+        except TimeoutError:
+            raise EngineUnavailable(f"vLLM at {self._url} did not answer {path} within {seconds:g} s") from None
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise EngineUnavailable(f"vLLM at {self._url} could not be reached: {error!r}") from error
-        if response.status_code != 200:
+        except httpx.HTTPError as error:
             raise EngineUnavailable(
-                f"vLLM at {self._url} answered {path} with {response.status_code}: {response.text[:300]}"
-            )
-        return response
+                f"vLLM at {self._url} broke the connection before its answer to {path} was whole: {error!r}"
+            ) from error
+        if status != 200:
+            told = " ".join(body[:300].decode(errors="replace").split())
+            raise EngineUnavailable(f"vLLM at {self._url} answered {path} with {status}: {told}")
+        return body
+
+    async def _read(self, response: httpx.Response, path: str) -> bytes:
+        body = bytearray()
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > ANSWER_BYTES:
+                raise EngineUnavailable(f"vLLM at {self._url} answered {path} with more than {ANSWER_BYTES} bytes")
+        return bytes(body)
+
+
+def _base(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the URL of a vLLM server must be like http://127.0.0.1:8000, got {url}: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"the URL of a vLLM server must be like http://127.0.0.1:8000, got {url}")
+    return parsed
 
 
 def read_answer(answer: Answer, known: int) -> Written:
@@ -232,7 +276,7 @@ def read_answer(answer: Answer, known: int) -> Written:
 def _spans(choice: _Choice) -> tuple[VersionSpan, ...]:
     place, spans = 0, []
     for span in choice.weight_versions or []:
-        if span.start != place or span.end <= place or not span.version.isdecimal():
+        if span.start != place or span.end <= place or not VERSION.fullmatch(span.version):
             raise EngineUnavailable(f"vLLM says that version {span.version!r} wrote tokens {span.start} to {span.end}")
         spans.append(VersionSpan(int(span.version), span.end - span.start))
         place = span.end
@@ -254,10 +298,12 @@ def read_metrics(text: str, url: str) -> Metrics:
     if cache is None:
         raise EngineUnavailable(f"vLLM at {url} does not say how large its KV cache is; it must be 0.32 or newer")
     try:
+        if not 0 <= (used := found["kv_cache_usage_perc"]) <= 1:
+            raise ValueError(f"{used} of its KV cache is in use")
         return Metrics(
             capacity_tokens=int(cache[2]) - int(cache[1]),  # vLLM keeps one block for itself
             block_tokens=max(1, int(cache[1])),
-            used_share=found["kv_cache_usage_perc"],
+            used_share=used,
             running=int(found["num_requests_running"]),
             produced_tokens=int(found["generation_tokens_total"]),
             preemptions=int(found["num_preemptions_total"]),

@@ -28,6 +28,8 @@ GROUP_SECONDS = 10.0  # for what outlives a server that was killed to give its s
 BLOCK_TOKENS = {"cpu": 128, "cuda": 16}  # what vLLM gives out at once where it is not told otherwise
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MODE = "processed_logprobs"  # those after temperature
+SCHEDULING = "priority"  # canary rows come before whoever waits
+CANARY_ROWS = 1  # that decode beside those asked for, however many those are
 LOG_LINES = 15  # of the log, in the error that tells why a server did not start
 
 
@@ -99,7 +101,8 @@ class VllmServer:
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, END_SECONDS)
         await _end_group(self._process.pid)
-        await asyncio.to_thread(self._process.wait)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, GROUP_SECONDS)
 
     async def _until_it_answers(self, settings: VllmSettings, tell: Callable[[str], None]) -> None:
         begun, told = time.monotonic(), 0.0
@@ -135,8 +138,9 @@ def _options(settings: VllmSettings, port: int) -> list[str]:
         "dtype": settings.dtype,
         "max-model-len": settings.max_tokens,
         "logprobs-mode": LOGPROBS_MODE,
+        "scheduling-policy": SCHEDULING,
         "worker-extension-cls": "rocstar_vllm_worker.RocstarWorker",
-        **({} if settings.rows is None else {"max-num-seqs": settings.rows}),
+        **({} if settings.rows is None else {"max-num-seqs": settings.rows + CANARY_ROWS}),
         **_cache(settings),
     }
     flags = ["skip-tokenizer-init", "enable-scale-out", "enable-prompt-tokens-details"]

@@ -15,6 +15,7 @@ from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
 from tests.engines.models import MODELS, VOCAB
+from tests.engines.vllm_server import POSITIONS as VLLM_POSITIONS
 from tests.engines.vllm_server import vllm_engine
 
 POSITIONS = 512
@@ -54,7 +55,8 @@ class Kind:
     positions: int = POSITIONS
     """Tokens of the longest sequence."""
     long: int = 250
-    """Tokens of a completion that lasts long enough to be interrupted, by a caller who sees `load` as late as it is."""
+    """Tokens of a completion that does not end before it is interrupted, by a caller who sees `load` as late as it is.
+    Beside an engine in another process the caller may stand still for seconds: there it must last for many more."""
 
 
 @asynccontextmanager
@@ -111,8 +113,8 @@ KINDS: dict[str, Kind] = {
         places=("folder",),
         truncates=False,
         block=128,
-        positions=2048,
-        long=1900,
+        positions=VLLM_POSITIONS,
+        long=VLLM_POSITIONS - 200,
     ),
     "faulty": Kind(open=partial(without_faults, scripted)),
 }

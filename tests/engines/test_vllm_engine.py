@@ -20,7 +20,7 @@ from rocstar.engines.vllm_client import VllmClient
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import VOCAB, canary, naive_logprobs, qwen, saved
-from tests.engines.vllm_server import vllm_engine
+from tests.engines.vllm_server import POSITIONS, vllm_engine
 
 PROMPT = tuple(range(3, 13))
 
@@ -65,7 +65,7 @@ async def test_nothing_is_served_after_that_until_right_weights_come(engine: Vll
 
 async def test_what_was_in_flight_then_is_not_handed_out(engine: VllmEngine, tmp_path: Path) -> None:
     wrong = body_only(tmp_path)
-    asked = [asyncio.create_task(ask(engine, f"r{n}", tokens=1900)) for n in range(3)]
+    asked = [asyncio.create_task(ask(engine, f"r{n}", tokens=POSITIONS - 200)) for n in range(3)]
     while not engine.load().running:  # noqa: ASYNC110 - an engine's load tells nobody when it changes
         await asyncio.sleep(0.01)
     with pytest.raises(EngineUnavailable):
@@ -141,7 +141,7 @@ async def test_a_restarted_engine_goes_on_with_the_weights_it_is_given(engine: V
 
 
 async def test_a_closed_engine_says_so(engine: VllmEngine) -> None:
-    waiting = asyncio.create_task(ask(engine, tokens=1900))
+    waiting = asyncio.create_task(ask(engine, tokens=POSITIONS - 200))
     await asyncio.sleep(0)
     await engine.close()
     with pytest.raises(EngineUnavailable, match="was closed"):

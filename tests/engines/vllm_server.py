@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import tempfile
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from rocstar.engines.vllm import VllmEngine
+from rocstar.engines.vllm_client import VllmClient
 from rocstar.engines.vllm_server import VllmServer, VllmSettings
 from tests.engines.models import MODELS, VOCAB, saved
 
-POSITIONS, ROWS, CAPACITY = 2048, 4, 8192
+POSITIONS, ROWS, CAPACITY = 16384, 4, 32768  # tokens; so long a completion lasts for half a minute
 SKIPPED = "no vLLM environment: make one with scripts/vllm_env and name its interpreter in ROCSTAR_VLLM_PYTHON"
 
 
@@ -43,7 +45,9 @@ class Shared:
 
     async def url(self) -> str:
         if self.server is None:
-            saved(MODELS["qwen"](0), self.folder / "0", 0)
+            model = MODELS["qwen"](0)
+            model.config.max_position_embeddings = POSITIONS
+            saved(model, self.folder / "0", 0)
             self.server = await VllmServer.start(settings(self.folder / "0", self.folder / "vllm.log"), print)
         return self.server.url
 
@@ -53,10 +57,19 @@ def shared() -> Shared:
     return Shared()
 
 
+async def idle(url: str) -> None:
+    """Returns when nothing is left there of the test before."""
+    client = VllmClient(url)
+    while (await client.metrics()).running:  # noqa: ASYNC110 - a server tells nobody
+        await asyncio.sleep(0.05)
+    await client.close()
+
+
 @asynccontextmanager
 async def vllm_engine(vocab_size: int = VOCAB) -> AsyncIterator[VllmEngine]:
     """A fresh engine over it that holds the model of seed 0 as version 0."""
     vllm_python()
+    await idle(await shared().url())
     engine = VllmEngine(await shared().url(), vocab_size=vocab_size)
     await engine.restart(None)
     if engine.load().policy_version != 0:

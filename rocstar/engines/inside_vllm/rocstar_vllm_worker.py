@@ -20,6 +20,7 @@ class RocstarWorker:
 
     model_runner: Any
     model_config: Any
+    vllm_config: Any
     device: torch.device
     rocstar_known: int | None = None
 
@@ -28,12 +29,14 @@ class RocstarWorker:
         if self.rocstar_known is None:
             self._rocstar_mask()
         self.rocstar_known = known
-        config = self.model_config
+        config, scheduler = self.model_config, self.vllm_config.scheduler_config
         return {
             "vocab_size": config.get_vocab_size(),
             "max_tokens": config.max_model_len,
             "logprobs_mode": config.logprobs_mode,
             "dtype": str(config.dtype).removeprefix("torch."),
+            "rows": scheduler.max_num_seqs,
+            "scheduling": scheduler.policy,
         }
 
     def rocstar_load(self, folder: str) -> dict[str, str]:

@@ -1,0 +1,345 @@
+"""What the vLLM engine makes of a server that fails: a clear error within its patience, and no half result. A stand-in
+takes the server's place, so this needs no vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rocstar.engines.vllm import VllmEngine
+from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.rollout.fleet import Fleet
+from rocstar.rollout.kv_scheduler import KvScheduler
+from rocstar.types import Canary, Completion, Finish, Sampling, Weights
+from tests.engines.vllm_stand_in import (
+    VOCAB,
+    Fault,
+    StandIn,
+    broken,
+    cut_short,
+    drop_by_drop,
+    flood,
+    no_answer,
+    no_http,
+    says,
+    send,
+    server_error,
+)
+
+GENERATE = "/inference/v1/generate"
+SHORT = 2.0  # seconds of patience, where a test waits for its end; a busy machine answers in less
+NEW = Weights(version=3, folder="anywhere", canary=(Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -1.0)),))
+QUICK: dict[str, Fault] = {
+    "reset": broken,
+    "cut short": cut_short,
+    "too long": flood,
+    "no HTTP": no_http,
+    "500": server_error,
+    "404": says("<html>Not Found</html>", 404),
+    "redirect": says("", 302),
+    "HTML": says("<html>Welcome to nginx</html>"),
+    "empty": says(""),
+    "other JSON": says('{"choices": 5, "results": 5, "status": 5, "success": 5, "weight_version": 5}'),
+    "deep JSON": says("[" * 100_000),
+}
+SLOW: dict[str, Fault] = {"no answer": no_answer, "drop by drop": drop_by_drop}
+FAULTS = [pytest.param(fault, id=name) for name, fault in {**QUICK, **SLOW}.items()]
+
+
+@asynccontextmanager
+async def opened(server: StandIn, patience: float = 60.0) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(server.url, vocab_size=VOCAB, patience_seconds=patience)
+    await engine.restart(None)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StandIn]:
+    async with StandIn() as server:
+        yield server
+
+
+@pytest.fixture
+async def engine(server: StandIn) -> AsyncIterator[VllmEngine]:
+    async with opened(server) as engine:
+        yield engine
+
+
+async def ask(engine: Any, session: str = "s", tokens: int = 4) -> Completion:
+    sampling = Sampling(max_new_tokens=tokens)
+    completion: Completion = await engine.generate((1, 2), sampling, request_id=f"{session}/0", session_id=session)
+    return completion
+
+
+def patience(fault: Fault) -> float:
+    """Short where the fault lasts until patience ends."""
+    return SHORT if fault in SLOW.values() else 60.0
+
+
+def is_one_sentence(error: pytest.ExceptionInfo[Exception], server: StandIn) -> bool:
+    return server.url in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+# -- one fault at a time ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_completion_that_fails_is_unavailable_and_the_next_one_is_whole(server: StandIn, fault: Fault) -> None:
+    async with opened(server, patience(fault)) as engine:
+        server.faults[GENERATE] = fault
+        with pytest.raises(EngineUnavailable) as error:
+            await ask(engine)
+        assert is_one_sentence(error, server)
+        server.faults.clear()
+        completion = await ask(engine)
+    assert (completion.token_ids, completion.finish) == ((1, 1, 1, 1), Finish.LENGTH)
+
+
+@pytest.mark.parametrize("fault", FAULTS[:-1])
+async def test_a_server_that_cannot_be_opened_says_why_and_opens_later(server: StandIn, fault: Fault) -> None:
+    engine = VllmEngine(server.url, vocab_size=VOCAB, patience_seconds=patience(fault))
+    server.faults["/collective_rpc"] = fault
+    with pytest.raises(EngineUnavailable, match=r"docs/vllm\.md says which options") as error:
+        await engine.restart(None)
+    assert is_one_sentence(error, server)
+    with pytest.raises(EngineUnavailable):
+        await ask(engine)
+    server.faults.clear()
+    await engine.restart(None)
+    assert len((await ask(engine)).token_ids) == 4
+    await engine.close()
+
+
+@pytest.mark.parametrize("path", ["/resume", "/weight_info", "/update_weight_version", "/metrics"])
+async def test_each_step_of_opening_may_fail(server: StandIn, path: str) -> None:
+    server.faults[path] = server_error
+    with pytest.raises(EngineUnavailable, match=path):
+        async with opened(server):
+            pass
+
+
+STEPS = ["/pause", "/metrics", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume", GENERATE]
+EXCHANGE: list[tuple[str, Fault]] = [(path, broken) for path in STEPS]
+EXCHANGE += [("/pause", server_error), ("/collective_rpc", server_error), ("/collective_rpc", no_answer)]
+
+
+@pytest.mark.parametrize(("path", "fault"), EXCHANGE)
+async def test_an_exchange_of_weights_that_fails_serves_nothing_until_one_succeeds(
+    server: StandIn, path: str, fault: Fault
+) -> None:
+    async with opened(server, patience(fault)) as engine:
+        server.faults[path] = fault
+        with pytest.raises(EngineUnavailable) as error:
+            await engine.load_weights(NEW)
+        assert is_one_sentence(error, server)
+        server.faults.clear()
+        with pytest.raises(EngineUnavailable):
+            await ask(engine)
+        await engine.load_weights(NEW)
+        assert [span.version for span in (await ask(engine)).version_spans] == [3]
+
+
+async def test_what_is_in_flight_while_an_exchange_fails_is_unavailable(server: StandIn, engine: VllmEngine) -> None:
+    server.free.clear()
+    asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(3)]
+    await server.asked_for(GENERATE, 3)
+    server.faults["/collective_rpc"] = broken
+    with pytest.raises(EngineUnavailable):
+        await engine.load_weights(NEW)
+    for ended in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(ended, EngineUnavailable)
+
+
+async def test_a_request_that_comes_during_an_exchange_waits_for_its_end(server: StandIn, engine: VllmEngine) -> None:
+    loaded = asyncio.Event()
+
+    async def load(writer: asyncio.StreamWriter) -> None:
+        await loaded.wait()
+        await send(writer, 200, '{"results": [{}]}')
+
+    server.faults["/collective_rpc"] = load
+    exchange = asyncio.create_task(engine.load_weights(NEW))
+    await server.asked_for("/collective_rpc", 2)  # the first was to open it
+    request = asyncio.create_task(ask(engine))
+    await asyncio.sleep(0.05)
+    assert GENERATE not in server.paths()
+    loaded.set()
+    await exchange
+    assert [span.version for span in (await request).version_spans] == [3]
+
+
+async def test_one_row_of_the_server_is_left_to_the_canary_rows_which_come_first() -> None:
+    async with StandIn(rows=3) as server, opened(server) as engine:
+        server.free.clear()
+        asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(5)]
+        await server.asked_for(GENERATE, 2)
+        exchange = asyncio.create_task(engine.load_weights(NEW))
+        await server.asked_for(GENERATE, 3)
+        bodies = [body for _, path, body in server.asked if path == GENERATE]
+        assert [body.get("priority") for body in bodies] == [None, None, -1]
+        server.free.set()
+        await exchange
+        assert [len(completion.token_ids) for completion in await asyncio.gather(*asked)] == [4] * 5
+
+
+async def test_a_server_without_workers_is_refused(server: StandIn) -> None:
+    server.faults["/collective_rpc"] = says('{"results": []}')
+    with pytest.raises(EngineUnavailable, match="no worker"):
+        async with opened(server):
+            pass
+
+
+@pytest.mark.parametrize("used", [math.nan, math.inf, -1.0, 1.5])
+async def test_a_share_of_the_cache_that_cannot_be_is_refused(server: StandIn, used: float) -> None:
+    server.used = str(used)
+    with pytest.raises(EngineUnavailable, match="KV cache is in use"):
+        async with opened(server):
+            pass
+
+
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+async def test_each_request_has_a_connection_of_its_own(server: StandIn, engine: VllmEngine) -> None:
+    for _ in range(3):
+        await ask(engine)
+    await engine.load_weights(NEW)
+    connections = [number for number, _, _ in server.asked]
+    assert len(set(connections)) == len(connections)
+
+
+async def test_no_request_is_sent_twice(server: StandIn, engine: VllmEngine) -> None:
+    server.faults[GENERATE] = broken
+    with pytest.raises(EngineUnavailable, match="broke the connection"):
+        await ask(engine)
+    assert server.paths().count(GENERATE) == 1
+
+
+async def test_two_engines_of_one_server_never_use_the_same_id(server: StandIn) -> None:
+    for _ in range(2):
+        async with opened(server) as engine:
+            await asyncio.gather(*(ask(engine, f"r{n}") for n in range(3)))
+    ids = [body["request_id"] for _, path, body in server.asked if path == GENERATE]
+    assert len(set(ids)) == len(ids) == 6
+
+
+# -- waits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_does_nothing_for_too_long_has_failed(server: StandIn) -> None:
+    async with opened(server, SHORT) as engine:
+        server.free.clear()
+        asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(3)]
+        for ended in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(ended, EngineUnavailable) and "did nothing" in str(ended)
+        server.free.set()
+        assert len((await ask(engine, "later")).token_ids) == 4
+
+
+async def test_a_server_that_works_is_waited_for_beyond_any_patience(server: StandIn) -> None:
+    async with opened(server, SHORT) as engine:
+        server.free.clear()
+        slow = asyncio.create_task(ask(engine))
+        for _ in range(8):
+            server.produced += 1
+            await asyncio.sleep(SHORT / 4)
+        assert not slow.done()
+        server.free.set()
+        assert len((await slow).token_ids) == 4
+
+
+async def test_a_server_that_vanishes_in_mid_request_is_unavailable_at_once(
+    engine: VllmEngine, server: StandIn
+) -> None:
+    server.free.clear()
+    asked = [asyncio.create_task(ask(engine, f"r{n}")) for n in range(3)]
+    await server.asked_for(GENERATE, 3)
+    await server.__aexit__()
+    for ended in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(ended, EngineUnavailable) and "broke the connection" in str(ended)
+    with pytest.raises(EngineUnavailable, match="could not be reached"):
+        await ask(engine)
+
+
+async def test_an_aborted_request_ends_with_what_the_server_wrote(server: StandIn, engine: VllmEngine) -> None:
+    server.free.clear()
+    request = asyncio.create_task(ask(engine))
+    await server.asked_for(GENERATE)
+    await engine.abort("s/0")
+    completion = await request
+    assert (completion.token_ids, completion.finish) == ((1,), Finish.ABORTED)
+
+
+@pytest.mark.parametrize("fault", [None, no_answer, broken], ids=["ignored", "no answer", "reset"])
+async def test_an_abort_ends_even_where_the_server_does_not_heed_it(server: StandIn, fault: Fault | None) -> None:
+    async with opened(server, SHORT) as engine:
+        server.free.clear()
+        server.heeds_aborts = False
+        if fault:
+            server.faults["/abort_requests"] = fault
+        request = asyncio.create_task(ask(engine))
+        await server.asked_for(GENERATE)
+        await engine.close_session("s")
+        try:
+            assert (await request).finish is Finish.ABORTED
+        except EngineUnavailable as error:  # where patience with the request ends first
+            assert "did nothing" in str(error)
+        assert engine.load().running + engine.load().waiting == 0
+
+
+# -- servers that do not suit ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://a:b", "x"])
+async def test_what_is_no_url_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="the URL of a vLLM server must be like"):
+        await VllmEngine(url, vocab_size=VOCAB).restart(None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"vocab_size": VOCAB - 1}, f"the tokenizer has {VOCAB} ids and the model at http.* embeds {VOCAB - 1}"),
+        ({"dtype": "float8_e4m3fn"}, "must be started with --dtype float32 or .*, not float8_e4m3fn"),
+        ({"rows": 1}, "has --max-num-seqs 1; start it with 2 or more"),
+        ({"scheduling": "fcfs"}, "has --scheduling-policy fcfs; start it with priority"),
+        ({"logprobs_mode": "raw_logits"}, "has --logprobs-mode raw_logits; start it with processed_logprobs"),
+    ],
+)
+async def test_a_server_that_cannot_keep_the_promises_is_a_config_error(facts: dict[str, Any], told: str) -> None:
+    async with StandIn(**facts) as server:
+        with pytest.raises(ConfigError, match=told):
+            await VllmEngine(server.url, vocab_size=VOCAB).restart(None)
+
+
+async def test_a_worker_that_says_nothing_of_itself_is_refused(server: StandIn) -> None:
+    del server.facts["dtype"]
+    with pytest.raises(EngineUnavailable, match="does not say what it serves"):
+        await VllmEngine(server.url, vocab_size=VOCAB).restart(None)
+
+
+# -- in a fleet ------------------------------------------------------------------------------------------------------
+
+
+FLEET: list[tuple[str, Fault]] = [(GENERATE, fault) for fault in (broken, no_answer, server_error, cut_short)]
+FLEET += [("/pause", broken), ("/collective_rpc", server_error)]
+
+
+@pytest.mark.parametrize(("path", "fault"), FLEET)
+async def test_a_fleet_goes_on_with_the_server_that_is_well(server: StandIn, path: str, fault: Fault) -> None:
+    async with StandIn() as other, opened(other) as well, opened(server, patience(fault)) as ill:
+        fleet = Fleet({"ill": ill, "well": well}, KvScheduler(), vocab_size=VOCAB, patience_seconds=60)
+        server.faults[path] = fault
+        await fleet.load_weights(NEW)
+        completions = await asyncio.gather(*(ask(fleet, f"r{n}") for n in range(12)))
+        await fleet.close()
+    assert {completion.token_ids for completion in completions} == {(1, 1, 1, 1)}
+    assert {completion.version_spans for completion in completions} == {((3, 4),)}
