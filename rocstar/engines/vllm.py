@@ -10,7 +10,7 @@ temperature or after truncation. And new weights come from a folder, with canary
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rocstar.engines.vllm_client import Metrics, VllmClient, Written
-from rocstar.engines.vllm_server import LOGPROBS_MODE, VllmServer, VllmSettings
+from rocstar.engines.vllm_server import LOGPROBS_MODE, Server, StartServer, Tell, VllmServer, VllmSettings
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
@@ -74,12 +74,17 @@ class VllmEngine:
     """Whether the same request gets the same completion."""
 
     def __init__(
-        self, server: str | VllmSettings, *, vocab_size: int, tell: Callable[[str], None] = lambda line: None
+        self,
+        server: str | VllmSettings,
+        *,
+        vocab_size: int,
+        start: StartServer = VllmServer.start,
+        tell: Tell = lambda line: None,
     ) -> None:
-        """tell: gets a line of progress now and then while a server starts."""
-        self._place, self._known, self._tell = server, vocab_size, tell
+        """start: how a server of its own is started."""
+        self._place, self._known, self._start, self._tell = server, vocab_size, start, tell
         self.url = server if isinstance(server, str) else ""
-        self._server: VllmServer | None = None
+        self._server: Server | None = None
         self._client: VllmClient | None = None
         self._facts: Facts | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -99,7 +104,7 @@ class VllmEngine:
 
     @property
     def pid(self) -> int | None:
-        """Of the server that this engine started."""
+        """Of the server that this engine started, on its machine."""
         return self._server.pid if self._server else None
 
     async def restart(self, weights: Weights | None) -> None:
@@ -110,7 +115,7 @@ class VllmEngine:
         self._broken = "the engine could not be started"
         if isinstance(self._place, VllmSettings):
             newest = weights.folder if weights and weights.folder else self._place.model  # the first may be gone
-            self._server = await VllmServer.start(replace(self._place, model=Path(newest)), self._tell)
+            self._server = await self._start(replace(self._place, model=Path(newest)), self._tell)
             self.url = self._server.url
         await self._open(VllmClient(self.url))
         if weights is not None:

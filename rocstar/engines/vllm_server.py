@@ -1,5 +1,5 @@
-"""A vLLM server as a child of this process: on a free loopback port, with the options that `vllm.py` relies on, and
-gone when this process is. Anyone on this machine who reaches the port can drive it; nothing outside can."""
+"""A vLLM server as a child of this process: on a free port, with the options that `vllm.py` relies on, and gone when
+this process is. Anyone who reaches the port can drive it: on loopback, whoever is on this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -55,6 +55,35 @@ class VllmSettings:
     """That compute, on CPUs."""
     environment: Mapping[str, str] | None = None
     """Variables beyond those of this process, as CUDA_VISIBLE_DEVICES."""
+    host: str = "127.0.0.1"
+    """Address of this machine that it listens on."""
+
+
+class Server(Protocol):
+    """A running server, to whoever started it."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def pid(self) -> int:
+        """On its machine."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """Of its processes, those that have ended left out."""
+        ...
+
+    async def close(self) -> None:
+        """End the server and all that it started. Harmless when they are gone."""
+        ...
+
+
+Tell = Callable[[str], None]
+"""Gets a line of progress now and then while a server starts."""
+StartServer = Callable[[VllmSettings, Tell], Awaitable[Server]]
+"""Returns when the server answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable where it
+ends instead."""
 
 
 class VllmServer:
@@ -64,13 +93,12 @@ class VllmServer:
         self._process, self.url = process, url
 
     @classmethod
-    async def start(cls, settings: VllmSettings, tell: Callable[[str], None] = lambda line: None) -> VllmServer:
-        """Returns when it answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable where it
-        ends instead, with the last lines of its log. `tell` gets a line of progress now and then."""
-        port = _free_port()
+    async def start(cls, settings: VllmSettings, tell: Tell = lambda line: None) -> VllmServer:
+        """A StartServer; why a server ended instead of answering are the last lines of its log."""
+        port = _free_port(settings.host)
         command = [str(settings.python), str(INSIDE / "rocstar_vllm_serve.py"), *_options(settings, port)]
         process = _begin(command, settings)
-        server = cls(process, f"http://127.0.0.1:{port}")
+        server = cls(process, f"http://{settings.host}:{port}")
         try:
             await server._until_it_answers(settings, tell)
         except BaseException:
@@ -83,7 +111,6 @@ class VllmServer:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """Of its processes, those that have ended left out."""
         ticks = 0
         for file in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended meanwhile
@@ -93,7 +120,6 @@ class VllmServer:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     async def close(self) -> None:
-        """End the server and all that it started. Harmless when they are gone."""
         if self._process.stdin:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -101,7 +127,7 @@ class VllmServer:
         await _end_group(self._process.pid)
         await asyncio.to_thread(self._process.wait)
 
-    async def _until_it_answers(self, settings: VllmSettings, tell: Callable[[str], None]) -> None:
+    async def _until_it_answers(self, settings: VllmSettings, tell: Tell) -> None:
         begun, told = time.monotonic(), 0.0
         async with httpx.AsyncClient(trust_env=False) as http:
             while not await _answers(http, f"{self.url}/health"):
@@ -129,7 +155,7 @@ def kv_bytes(config: Mapping[str, Any], tokens: int, dtype: str) -> int:
 def _options(settings: VllmSettings, port: int) -> list[str]:
     options = {
         "model": settings.model,
-        "host": "127.0.0.1",
+        "host": settings.host,
         "port": port,
         "runner": "generate",
         "dtype": settings.dtype,
@@ -203,9 +229,9 @@ async def _end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

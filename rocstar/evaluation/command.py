@@ -16,12 +16,11 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
 from rocstar.evaluation.subject import Subject, find_subject, loaded, opened, positions_of, settings_in_force
-from rocstar.launch import started_sandbox
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
+from rocstar.machines import Machines, opened_machines
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import claim, numbered
-from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.types import Problem
 from rocstar.watch import Patience, Stall, Watch, watching
@@ -89,9 +88,9 @@ def evaluate(
         top_k=rollout.top_k,
         seed=recipe.run.seed,
     )
-    with started_sandbox(recipe.sandbox) as sandbox:
+    with opened_machines(recipe, subject.model.resolve() / "config.json", learns=False) as machines:
         screen.stage("eval", _said(recipe, problems, attempts))
-        made = asyncio.run(_evaluate(subject, recipe, problems, positions, protocol, sandbox, source, screen))
+        made = asyncio.run(_evaluate(subject, recipe, problems, positions, protocol, machines, source, screen))
     folder = _kept(made, subject, runs, source.stem, screen)
     return {"model": str(subject.model), "data": source.path, "saved": str(folder), **_public(made)}
 
@@ -112,14 +111,23 @@ async def _evaluate(
     problems: list[Problem],
     positions: int,
     protocol: Protocol,
-    sandbox: SandboxClient,
+    machines: Machines,
     source: Source,
     screen: Screen,
 ) -> Evaluation:
     use_threads(recipe.run.threads)
     device, rows, tokens = device_of(recipe.model), recipe.rollout.engine_rows, recipe.rollout.kv_tokens
     model = None if recipe.engine else loaded(subject, recipe)
-    async with opened(model, subject, recipe, sandbox, positions=positions, rows=rows, kv_tokens=tokens) as roller:
+    async with opened(
+        model,
+        subject,
+        recipe,
+        machines.sandbox,
+        positions=positions,
+        rows=rows,
+        kv_tokens=tokens,
+        start_server=machines.start_server,
+    ) as roller:
         engine = {"device": device.type, "dtype": name_of_dtype(compute_dtype(recipe.model, device))}
         setup = _setup(subject, recipe, problems, protocol, roller, source, engine)
         budget, watch = recipe.run.fault_budget, Watch()
