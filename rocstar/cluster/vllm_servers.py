@@ -20,7 +20,7 @@ from rocstar.config import VllmEngines
 from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
 from rocstar.errors import EngineUnavailable, RocstarError
 
-ASK_SECONDS = 1.0  # for what is known at once where the machine is well
+ASK_SECONDS = 5.0  # for what is known at once where the machine is well
 END_SECONDS = 40.0  # more than a server takes to end in order
 
 
@@ -77,6 +77,12 @@ class RayServer:
         ray.kill(self._actor)
 
 
+def _without_gpu(settings: VllmSettings) -> VllmSettings:
+    """Which GPU it is, Ray says."""
+    given = (settings.environment or {}).items()
+    return replace(settings, environment={name: value for name, value in given if name != "CUDA_VISIBLE_DEVICES"})
+
+
 def wish(entries: Sequence[VllmEngines], gpus: int) -> Wish:
     """A place for each server that a recipe has started, with so many GPUs."""
     gpu: dict[str, float] = {"GPU": gpus} if gpus else {}
@@ -93,7 +99,7 @@ def starter(group: PlacementGroup | None, gpus: int) -> StartServer:
         assert group is not None, "no server was wished for"
         server = RayServer(actor.options(**at(group, cpus=settings.threads, gpus=gpus)).remote())
         try:
-            await server.start(replace(settings, environment=None))
+            await server.start(_without_gpu(settings))
         except BaseException:
             await server.close()
             raise

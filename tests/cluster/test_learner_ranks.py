@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -25,15 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 # Each rank draws a dropout of its own, and rounding differs: what Muon makes large is left out.
 SHORT = ("sft.dropout=0", "sft.optimizer=adamw", "stage.cold.steps=20", "stage.stage1.steps=2", "stage.stage3.steps=0")
-ON_RAY = ("cluster.launcher=ray", "cluster.learners=2")
+ON_RAY = ("cluster.launcher=ray", "cluster.learners=2", "cluster.sandbox_nodes=1")
 STEPS = 22
-
-
-@pytest.fixture
-def instance() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def actors(command: Command) -> list[psutil.Process]:
@@ -50,7 +42,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.timeout(600)  # four runs, three of them with a Ray of their own
-def test_two_learners_on_ray_learn_what_one_learns_across_a_stop_and_a_dead_actor(
+def test_two_learners_and_a_sandbox_on_ray_learn_what_one_learns_across_a_stop_and_a_dead_actor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster of somebody else on this machine
@@ -76,7 +68,7 @@ def test_two_learners_on_ray_learn_what_one_learns_across_a_stop_and_a_dead_acto
         assert other == pytest.approx(row, abs=1e-5)
 
 
-def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(instance: None) -> None:
+def test_each_rank_has_a_gpu_of_its_own_and_rank_0_knows_which(two_machines: None) -> None:
     with set_aside({"learners": learner_ranks.wish(2, 1, own_address())}) as groups:
         group = groups["learners"]
         own = learner_ranks._own_gpu(group, {})

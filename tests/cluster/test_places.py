@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -32,13 +31,6 @@ def recipe(**sections: object) -> Recipe:
     return Recipe.model_validate({"cluster": cluster, "engine": engine, "sandbox": {"slots": 8}, **sections})
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def test_room_is_wanted_for_every_part_once() -> None:
     found = wishes(recipe(), 0, "10.0.0.1", learns=True)
     assert found[LEARNERS].places == [{"node:10.0.0.1": 0.001}, *[{"CPU": 1}] * 3]
@@ -58,48 +50,56 @@ def test_nothing_is_wanted_for_learners_where_nothing_is_learnt() -> None:
 
 @pytest.mark.slow
 def test_what_ray_has_no_room_for_is_refused_in_one_sentence_and_nothing_starts(
-    instance: None, tmp_path: Path
+    two_machines: None, tmp_path: Path
 ) -> None:
     told = (
-        "cluster.learners 4 and engine.v.count 2 and cluster.sandbox_nodes 2 need 13 CPUs, of which Ray has 2 and 2 "
+        "cluster.learners 4 and engine.v.count 2 and cluster.sandbox_nodes 2 need 13 CPUs, of which Ray has 5 and 5 "
         "free; ask for less or add machines"
     )
     with pytest.raises(ConfigError, match=re.escape(told)), opened(recipe(), tmp_path, learns=True):
         pass
-    assert ray.available_resources()["CPU"] == 2
+    assert ray.available_resources()["CPU"] == 5
 
 
 @pytest.mark.slow
 def test_room_that_somebody_else_has_is_waited_for_and_then_refused(
-    instance: None, monkeypatch: pytest.MonkeyPatch
+    two_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)  # Ray counts whole ones
-    with set_aside({"first": Wish("the first", [{"CPU": 2}])}):
-        with pytest.raises(ConfigError, match="the second need 1 CPUs, of which Ray has 2 and 0 free"):
-            set_aside({"second": Wish("the second", [{"CPU": 1}])}).__enter__()
-    with set_aside({"third": Wish("the third", [{"CPU": 2}])}) as groups:
-        assert are_here(groups["third"])
-
-
-def seen_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this process were on another machine than the places."""
-    monkeypatch.setattr(places, "_here", lambda: "another machine")
+    told = pytest.raises(ConfigError, match="the second need 1 CPUs, of which Ray has 5 and 0 free")
+    with set_aside({"first": Wish("the first", [{"CPU": 2}, {"CPU": 3}])}), told:
+        set_aside({"second": Wish("the second", [{"CPU": 1}])}).__enter__()
 
 
 @pytest.mark.slow
-def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_address(
-    instance: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_places_on_another_machine_are_known_as_such(two_machines: None) -> None:
+    with set_aside({"here": Wish("here", [{"CPU": 1, "GPU": 1}]), "there": Wish("there", [{"CPU": 3}])}) as groups:
+        assert are_here(groups["here"]) and not are_here(groups["there"])
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_address(two_machines: None, tmp_path: Path) -> None:
+    seen, unseen = tmp_path / "run.json", Path("/proc/self/cmdline")  # every process has another one of these
+    seen.write_text("{}")
+    with set_aside({"there": Wish("there", [{"CPU": 3}])}) as groups:
+        refuse_unshared(groups["there"], seen)
+        told = f"Ray places a part of this run on {own_address()}, which does not see {unseen}; put that folder on"
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            refuse_unshared(groups["there"], unseen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threads", "shared"), [(1, True), (3, False)])
+def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
+    two_machines: None, tmp_path: Path, threads: int, shared: bool
 ) -> None:
-    seen_from_elsewhere(monkeypatch)
+    engine = [{"name": "v", "kind": "vllm", "threads": threads}]
     proof = tmp_path / "run.json"
     proof.write_text("{}")
-    with set_aside({"x": Wish("x", [{"CPU": 1}])}) as groups:
-        assert not are_here(groups["x"])
-        refuse_unshared(groups["x"], proof)
-        monkeypatch.setattr(Path, "read_bytes", lambda path: b"what it holds here")
-        told = f"Ray places a part of this run on {own_address()}, which does not see {proof}; put that folder on"
-        with pytest.raises(ConfigError, match=re.escape(told)):
-            refuse_unshared(groups["x"], proof)
+    asked = recipe(cluster={"launcher": "ray"}, engine=engine, sandbox={"slots": 1, "preload": []})
+    others = {"rest": Wish("the other machine", [{"CPU": 3}])} if shared else {}
+    with set_aside(others), opened(asked, proof, learns=True) as machines:
+        assert machines.engines_share_memory is shared
 
 
 OWN = """
