@@ -316,7 +316,8 @@ class VllmEngine:
         while True:
             if not self._requests:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._asked.wait(), IDLE_SECONDS)
+                    async with asyncio.timeout(IDLE_SECONDS):  # wait_for may swallow that it is cancelled
+                        await self._asked.wait()
             self._asked.clear()
             await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun what was asked
             with suppress(EngineUnavailable):  # whoever asks it to generate hears of it
