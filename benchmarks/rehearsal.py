@@ -59,8 +59,9 @@ class Step(NamedTuple):
     twice: int
     failed: int
     """Ended by faults of ours."""
-    gap: float
-    gap_max: float
+    gap: float | None
+    """Mean and largest difference of log-probabilities, nats; None where no attempt was kept to learn from."""
+    gap_max: float | None
     moved: int
     """Turns begun again on another engine."""
     lost: int
@@ -110,7 +111,8 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         process.terminate()
         process.wait()
     steps = list(steps_of(run)) if run.exists() else []
-    left, files = left_over(mark), sorted(shared_memory() - memory)
+    left = left_over(mark)
+    files = sorted(file for file in shared_memory() - memory if not in_use(file))
     away = seconds_away(run)
     say(steps, kills)
     wanted = sum(bool(step) for step in (options.engine_step, options.sandbox_step))
@@ -119,7 +121,7 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "kills_in_mid_step": len(kills) == wanted,
         "every_attempt_once": bool(steps) and not any(step.missing or step.twice for step in steps),
         "no_fault_of_ours": not any(step.failed for step in steps),
-        "gap_below_1e-3": bool(steps) and all(step.gap_max < GAP for step in steps),
+        "gap_below_1e-3": bool(steps) and all(step.gap_max is not None and step.gap_max < GAP for step in steps),
         "the_death_was_seen": sum(step.lost for step in steps) == bool(options.engine_step),
         "nothing_left": not left and not files,
     }
@@ -129,7 +131,7 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "checks": checks,
         "steps": [step._asdict() for step in steps],
         "kills": [kill._asdict() for kill in kills],
-        "gap_max": max((step.gap_max for step in steps), default=None),
+        "gap_max": max((step.gap_max for step in steps if step.gap_max is not None), default=None),
         "engine_away_seconds": away,
         "left_processes": left,
         "left_shared_memory": files,
@@ -268,8 +270,8 @@ def steps_of(run: Path) -> Iterator[Step]:
             missing=wanted - len(counts),
             twice=sum(count > 1 for count in counts.values()),
             failed=sum(attempt["stop"] == "environment_failed" for attempt in attempts),
-            gap=row["policy/logprob_gap"],
-            gap_max=row["policy/logprob_gap_max"],
+            gap=row.get("policy/logprob_gap"),
+            gap_max=row.get("policy/logprob_gap_max"),
             moved=int(row["engine/moved_turns"] + row["engine/repeated_turns"]),
             lost=int(row["engine/lost"]),
             back=int(row["engine/back"]),
@@ -294,6 +296,15 @@ def left_over(mark: str) -> list[str]:
     return [f"{process.pid} {name(process)}" for process in left]
 
 
+def in_use(file: str) -> bool:
+    """By a living process: then it is somebody else's."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            if file in maps.read_text():
+                return True
+    return False
+
+
 def shared_memory() -> set[str]:
     return {str(path) for path in Path("/dev/shm").iterdir()}
 
@@ -307,8 +318,12 @@ def say(steps: Sequence[Step], kills: Sequence[Kill]) -> None:
     for s in steps:
         print(
             f"{s.number:4}  {s.seconds:7.1f}  {s.attempts:8}  {s.missing:7}  {s.twice:5}  {s.failed:6}  "
-            f"{s.gap:8.1e}  {s.gap_max:8.1e}  {s.moved:5}  {s.lost:4}  {s.back:4}"
+            f"{nats(s.gap):>8}  {nats(s.gap_max):>8}  {s.moved:5}  {s.lost:4}  {s.back:4}"
         )
+
+
+def nats(gap: float | None) -> str:
+    return "-" if gap is None else f"{gap:.1e}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import learner_ranks, sandbox_nodes, vllm_servers
-from rocstar.cluster.places import LOOPBACK, Wish, are_here, connected, own_address, refuse_unshared, set_aside
+from rocstar.cluster.places import LOOPBACK, Wish, are_here, connected, needed, own_address, refuse_unshared, set_aside
 from rocstar.config import Recipe, SandboxSection
 from rocstar.errors import ConfigError
 from rocstar.machines import Machines, started_sandbox
@@ -32,7 +32,7 @@ def opened(recipe: Recipe, proof: Path, *, learns: bool) -> Iterator[Machines]:
         child = None if nodes else stack.enter_context(started_sandbox(recipe.sandbox))
         gpus = _gpus(recipe)
         wanted = partial(wishes, recipe, gpus, learns=learns)
-        stack.enter_context(connected(sum(place.get("CPU", 0) for wish in wanted().values() for place in wish.places)))
+        stack.enter_context(connected(needed(wanted().values()).get("CPU", 0)))
         groups = stack.enter_context(set_aside(wanted(own_address())))
         for name in {LEARNERS, SERVERS} & groups.keys():
             refuse_unshared(groups[name], proof)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,9 +42,19 @@ def connected(cpus: float) -> Iterator[None]:
     """This process as a driver of the Ray that it is connected to already, else of the cluster that RAY_ADDRESS names,
     else of one on this machine, which ends with the context. The last counts at least `cpus` CPUs: what runs on one
     machine shares its cores, as processes do. Raises Unavailable."""
-    if ray.is_initialized():
+    begins = not ray.is_initialized()
+    try:
+        if begins:
+            _begin(cpus)
         yield
-        return
+    except ray.exceptions.RayError as error:
+        raise Unavailable(f"Ray failed: {sentence(error)}") from error
+    finally:
+        if begins:
+            ray.shutdown()
+
+
+def _begin(cpus: float) -> None:
     named = os.environ.get("RAY_ADDRESS", "local") != "local"
     own = {
         "address": "local",
@@ -53,18 +63,14 @@ def connected(cpus: float) -> Iterator[None]:
     }
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **({} if named else own))
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError) as error:
         raise Unavailable(f"Ray could not be started or reached: {sentence(error)}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager
 def set_aside(wishes: Mapping[str, Wish]) -> Iterator[dict[str, PlacementGroup]]:
     """A placement group for each wish; what runs in them ends with the context. Raises ConfigError."""
-    _refuse_too_much(list(wishes.values()))
+    _refuse_too_much(wishes.values())
     groups = {
         name: placement_group([dict(place) for place in wish.places], strategy=wish.strategy)
         for name, wish in wishes.items()
@@ -72,31 +78,31 @@ def set_aside(wishes: Mapping[str, Wish]) -> Iterator[dict[str, PlacementGroup]]
     try:
         deadline = time.monotonic() + PLACE_SECONDS
         if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups.values()):
-            raise _no_room(list(wishes.values()))
+            raise _no_room(wishes.values())
         yield groups
     finally:
         for group in groups.values():
             give_back(group)
 
 
-def _refuse_too_much(wishes: Sequence[Wish]) -> None:
+def _refuse_too_much(wishes: Collection[Wish]) -> None:
     """What Ray will never have, without waiting for it."""
     there = ray.cluster_resources()
-    if any(there.get(name, 0) < amount for name, amount in _needed(wishes).items()):
+    if any(there.get(name, 0) < amount for name, amount in needed(wishes).items()):
         raise _no_room(wishes)
 
 
-def _no_room(wishes: Sequence[Wish]) -> ConfigError:
+def _no_room(wishes: Collection[Wish]) -> ConfigError:
     asking = " and ".join(wish.asked_by for wish in wishes)
     there, free = ray.cluster_resources(), ray.available_resources()
     said = [
         f"{amount:g} {name}s, of which Ray has {there.get(name, 0):g} and {free.get(name, 0):g} free"
-        for name, amount in _needed(wishes).items()
+        for name, amount in needed(wishes).items()
     ]
     return ConfigError(f"{asking} need {' and '.join(said)}; ask for less or add machines")
 
 
-def _needed(wishes: Sequence[Wish]) -> dict[str, float]:
+def needed(wishes: Collection[Wish]) -> dict[str, float]:
     """CPUs and GPUs of all places together."""
     places = [place for wish in wishes for place in wish.places]
     total = {name: sum(place.get(name, 0) for place in places) for name in ("CPU", "GPU")}
