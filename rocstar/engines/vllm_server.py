@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ GROUP_SECONDS = 10.0  # for what outlives a server that was killed to give its s
 BLOCK_TOKENS = {"cpu": 128, "cuda": 16}  # what vLLM gives out at once where it is not told otherwise
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MODE = "processed_logprobs"  # those after temperature
+SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+$", re.MULTILINE)
 LOG_LINES = 15  # of the log, in the error that tells why a server did not start
 
 
@@ -91,6 +93,7 @@ class VllmServer:
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self._process, self.url = process, url
+        self._memory: set[Path] = set()
 
     @classmethod
     async def start(cls, settings: VllmSettings, tell: Tell = lambda line: None) -> VllmServer:
@@ -101,6 +104,7 @@ class VllmServer:
         server = cls(process, f"http://{settings.host}:{port}")
         try:
             await server._until_it_answers(settings, tell)
+            server._memory |= _shared_memory(process.pid)
         except BaseException:
             await server.close()
             raise
@@ -111,21 +115,19 @@ class VllmServer:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        ticks = 0
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended meanwhile
-                fields = file.read_text().rpartition(")")[2].split()
-                if int(fields[2]) == self._process.pid:  # its process group
-                    ticks += int(fields[11]) + int(fields[12])
+        ticks = sum(int(fields[11]) + int(fields[12]) for _, fields in _processes(self._process.pid))
         return ticks / os.sysconf("SC_CLK_TCK")
 
     async def close(self) -> None:
+        self._memory |= _shared_memory(self._process.pid)
         if self._process.stdin:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, END_SECONDS)
         await _end_group(self._process.pid)
         await asyncio.to_thread(self._process.wait)
+        for file in self._memory:  # of one that was killed
+            file.unlink(missing_ok=True)
 
     async def _until_it_answers(self, settings: VllmSettings, tell: Tell) -> None:
         begun, told = time.monotonic(), 0.0
@@ -217,6 +219,24 @@ def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes
             )
         except OSError as error:
             raise ConfigError(f"{settings.python} can't be started: {error}; scripts/vllm_env makes one") from error
+
+
+def _processes(group: int) -> Iterator[tuple[Path, list[str]]]:
+    """Of a process group: their folders in /proc, and what stands in `stat` after the name."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = file.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                yield file.parent, fields
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """What Python's multiprocessing has made in /dev/shm for a process group: those that are killed leave it there."""
+    found: set[str] = set()
+    for folder, _ in _processes(group):
+        with suppress(OSError):
+            found.update(SHARED_MEMORY.findall((folder / "maps").read_text()))
+    return set(map(Path, found))
 
 
 async def _end_group(group: int) -> None:
