@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in
 if "broken" in options["model"]:
     sys.exit("no such model")
 WORKER = """
-import time
+import os, time
 from multiprocessing.shared_memory import SharedMemory
-memory = SharedMemory(create=True, size=8)
-print("memory", memory.name, flush=True)
+if "STUB_MEMORY" in os.environ:
+    memory = SharedMemory(create=True, size=8)
+    print("memory", memory.name, end=" ")
+print(flush=True)
 time.sleep(1000)
 """
 worker = subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True)
@@ -86,7 +89,9 @@ async def gone(pid: int) -> None:
 
 
 async def test_shared_memory_of_a_server_that_was_killed_is_given_back(tmp_path: Path, stub: Path) -> None:
-    server = await VllmServer.start(settings(tmp_path, stub))
+    asked = settings(tmp_path, stub)
+    asked = replace(asked, environment={**(asked.environment or {}), "STUB_MEMORY": "1"})
+    server = await VllmServer.start(asked)
     memory = Path("/dev/shm", (tmp_path / "vllm.log").read_text().split("memory ")[1].split()[0])
     os.killpg(server.pid, signal.SIGKILL)
     await gone(worker_of(tmp_path / "vllm.log"))

@@ -70,13 +70,11 @@ uvicorn.Config = functools.partial(uvicorn.Config, ws_ping_interval=0.05, ws_pin
 
 async def test_a_caller_that_stands_still_for_longer_than_pings_are_answered_keeps_its_connection() -> None:
     """As one that learns does; uvicorn's own default closes it after 40 s."""
-    service = RunningService(IMPATIENT)
-    with await asyncio.to_thread(SandboxClient.connect, [service.url]) as client:
+    with running(first=IMPATIENT) as url, await asyncio.to_thread(SandboxClient.connect, [url]) as client:
         before = client.nodes[0].connection
         await asyncio.to_thread(time.sleep, 0.5)
         assert (await client.run(call("6 * 7"))).value == "42"
         assert client.nodes[0].connection is before
-    assert service.stop() == 0
 
 
 class Closing:
