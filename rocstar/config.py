@@ -356,9 +356,22 @@ class ClusterSection(Section):
     """Processes that share the weights and the work of learning (FSDP2); on GPUs one each. Under torchrun 1 means as
     many as it started, and any other number must be that one."""
     launcher: Literal["processes", "ray"] = "processes"
-    """How they are started; under torchrun they are there already."""
+    """processes: learners and the vLLM servers that are started are children of the run's process, on its machine;
+    under torchrun the learners are there already. ray: Ray places them, on as many machines as it has."""
+    sandbox_nodes: int = Field(default=0, ge=0, le=4096)
+    """Services of `sandbox.slots` programs each that Ray places and the run ends; 0: the sandbox that `[sandbox]`
+    says."""
     offload_optimizer: bool = False
     """Keep optimizer state in main memory instead of on the GPU."""
+
+    @model_validator(mode="after")
+    def ray_places_sandboxes(self) -> ClusterSection:
+        if self.sandbox_nodes and self.launcher != "ray":
+            raise ValueError(
+                f"cluster.sandbox_nodes {self.sandbox_nodes} are placed by Ray; set cluster.launcher to 'ray' or leave "
+                "cluster.sandbox_nodes out"
+            )
+        return self
 
 
 class TorchEngines(Section):
@@ -376,7 +389,7 @@ class TorchEngines(Section):
 
 
 class VllmEngines(Section):
-    """vLLM servers: `count` of them started on this machine, or one that runs at `url` already."""
+    """vLLM servers: `count` of them started as `cluster.launcher` says, or one that runs at `url` already."""
 
     name: Word
     kind: Literal["vllm"]
@@ -499,12 +512,26 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def one_place_for_programs(self) -> Recipe:
+        if self.cluster.sandbox_nodes and self.sandbox.urls:
+            raise ValueError(
+                f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
+                "leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def vllm_draws_from_all(self) -> Recipe:
         rollouts = [self.rollout, *(stage.rollout for stage in self.stage if isinstance(stage, RlStage))]
         cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in rollouts)
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             raise ValueError("top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs")
         return self
+
+    @property
+    def servers(self) -> list[VllmEngines]:
+        """vLLM servers that a run starts."""
+        return [entry for entry in self.engine if isinstance(entry, VllmEngines) and entry.url is None]
 
     def resolved(self) -> dict[str, Any]:
         """As plain JSON values; nulls survive. Paths to what is there are absolute."""

@@ -29,7 +29,7 @@ from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
 from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.engines.vllm import VllmEngine
-from rocstar.engines.vllm_server import VllmSettings
+from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError
 from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine, RestartableEngine, ToolSpec
@@ -155,20 +155,25 @@ class OwnedEngine(Engine, Protocol):
     async def close(self) -> None: ...
 
 
-def named_engines(recipe: Recipe, settings: Settings, logs: Path) -> dict[str, ProcessEngine | VllmEngine]:
+def named_engines(
+    recipe: Recipe, settings: Settings, logs: Path, start: StartServer
+) -> dict[str, ProcessEngine | VllmEngine]:
     """Those that `[[engine]]` names, by name, each with these settings in a place of its own; none of them runs yet.
-    logs: folder for what servers print. Raises ConfigError where there is no vLLM."""
+    logs: folder for what servers print. start: how a vLLM server is started. Raises ConfigError where there is no
+    vLLM."""
     kinds = [(name, entry) for entry in recipe.engine for name in entry.names]
     return {
-        name: _engine(entry, with_fields(settings, place=place), logs / f"{name}.log")
+        name: _engine(entry, with_fields(settings, place=place), logs / f"{name}.log", start)
         for place, (name, entry) in enumerate(kinds)
     }
 
 
-def _engine(entry: TorchEngines | VllmEngines, settings: Settings, log: Path) -> ProcessEngine | VllmEngine:
+def _engine(
+    entry: TorchEngines | VllmEngines, settings: Settings, log: Path, start: StartServer
+) -> ProcessEngine | VllmEngine:
     if isinstance(entry, TorchEngines):
         return ProcessEngine(settings)
-    return VllmEngine(entry.url or _vllm_server(entry, settings, log), vocab_size=settings.vocab_size)
+    return VllmEngine(entry.url or _vllm_server(entry, settings, log), vocab_size=settings.vocab_size, start=start)
 
 
 def _vllm_server(entry: VllmEngines, settings: Settings, log: Path) -> VllmSettings:

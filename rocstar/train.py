@@ -26,10 +26,10 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_of
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.threads import use_threads
+from rocstar.machines import Machines
 from rocstar.parts import rollouts_of
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
-from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.training.ahead import StepsAhead, steps_ahead
 from rocstar.training.coldstart import load_sft_rows
@@ -44,12 +44,12 @@ from rocstar.types import BatchRow, Group, Problem, Resampled, Update, Weights, 
 
 
 async def train(
-    material: Material, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
+    material: Material, folder: RunFolder, screen: Screen, machines: Machines, *, resume: bool, stopper: Stopper
 ) -> None:
     """Carry out all stages that are not done, between an evaluation before the first RL stage and one at the end.
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
     use_threads(material.recipe.run.threads)
-    async with opened_run(material, folder, screen, sandbox, resume=resume, stopper=stopper) as run:
+    async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():
             if isinstance(stage, SftStage):
                 imitate(run, stage)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rocstar.config import SandboxSection
-from rocstar.launch import started_sandbox
+from rocstar.machines import started_sandbox
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, SandboxDown
 from tests.sandbox.scripted import INFO, ScriptedDaemon
 

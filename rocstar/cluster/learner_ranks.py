@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import PlacementGroup
 
+from rocstar.cluster.places import LOOPBACK, START_SECONDS, Wish, at, give_back, own_address, sentence
 from rocstar.config import ClusterSection, ModelSection
 from rocstar.errors import ConfigError, Unavailable
 from rocstar.launch import quiet_torch
@@ -23,12 +22,9 @@ from rocstar.launch import quiet_torch
 if TYPE_CHECKING:
     from rocstar.learning.ranks import Ranks
 
-PLACE_SECONDS = 60.0  # others may be giving their places back; what Ray lacks altogether is refused at once
-START_SECONDS = 300.0  # for new processes to import torch, all at once and from a slow disk
 END_SECONDS = 10.0
 TELL_SECONDS = 1.0
 PINNED = 0.001  # of `node:ADDRESS`, of which each machine has 1: so little places a bundle there and shuts nobody out
-LOOPBACK = "127.0.0.1"
 
 
 class LearnerActor:
@@ -45,7 +41,7 @@ class LearnerActor:
 
     def address(self) -> str:
         """Of its machine."""
-        return _address()
+        return own_address()
 
     def serve(self, variables: Mapping[str, str]) -> None:
         """Until rank 0 ends. Raises RunHalted when it is gone."""
@@ -69,105 +65,72 @@ class RayRank:
         except ray.exceptions.GetTimeoutError:
             return None
         except ray.exceptions.RayError as error:
-            return f"ended: {_sentence(error)}"
+            return f"ended: {sentence(error)}"
         return "ended"
 
     def end(self) -> None:
         """All ranks go with their placement group."""
-        with suppress(ray.exceptions.RayError):
-            remove_placement_group(self.group)
+        give_back(self.group)
         self.ended(END_SECONDS)
 
 
-def start(cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str]) -> Ranks:
-    """As `rocstar.learning.ranks.start`: on the Ray cluster that RAY_ADDRESS names or this machine belongs to, else on
-    a Ray of our own, which ends with this process.
+def wish(learners: int, gpus: int, driver: str) -> Wish:
+    """A place for each rank, with so many GPUs; that of rank 0 on the machine of this address, the driver's."""
+    gpu: dict[str, float] = {"GPU": gpus} if gpus else {}
+    places = [{f"node:{driver}": PINNED, **gpu}, *[{"CPU": 1.0, **gpu}] * (learners - 1)]
+    return Wish(f"cluster.learners {learners}", places)
 
-    Raises ConfigError under torchrun and where Ray lacks room, Unavailable where Ray fails."""
-    from rocstar.learning.ranks import ALONE
 
-    if "TORCHELASTIC_RUN_ID" in environment:
-        raise ConfigError('torchrun has started the learners already; leave it out or set cluster.launcher "processes"')
-    if cluster.learners == 1 and not cluster.offload_optimizer:
-        return ALONE
+def start(
+    cluster: ClusterSection,
+    model: ModelSection,
+    environment: Mapping[str, str],
+    group: PlacementGroup | None,
+    gpus: int,
+) -> Ranks:
+    """As `rocstar.learning.ranks.start`, in the places of `wish`; without any, rank 0 is alone and needs none. Raises
+    ConfigError where this process does not see the GPU that Ray lends it, Unavailable where Ray fails."""
+    from rocstar.learning.ranks import start as start_here
+
+    if group is None:
+        return start_here(cluster, model, environment)
     try:
-        if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-        return _placed(cluster, model, environment)
+        return _placed(cluster, model, environment, group, gpus)
     except (ray.exceptions.RayError, ConnectionError) as error:
-        raise Unavailable(f"Ray did not start the learner ranks: {_sentence(error)}") from error
+        raise Unavailable(f"Ray did not start the learner ranks: {sentence(error)}") from error
 
 
-def _placed(cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str]) -> Ranks:
-    from rocstar.learning.models import device_of
-    from rocstar.learning.ranks import lead
+def _placed(
+    cluster: ClusterSection, model: ModelSection, environment: Mapping[str, str], group: PlacementGroup, gpus: int
+) -> Ranks:
+    from rocstar.learning.ranks import Ranks, lead
 
-    gpus, own_address = int(device_of(model).type == "cuda"), _address()
-    group = _places(cluster.learners, gpus, own_address)
-    try:
-        actor: Any = ray.remote(LearnerActor)
-        actors = [
-            actor.options(num_cpus=1, **_at(group, rank, gpus)).remote(os.getcwd())
-            for rank in range(1, cluster.learners)
-        ]
-        addresses = ray.get([actor.address.remote() for actor in actors], timeout=START_SECONDS)
+    own_gpu = _own_gpu(group, environment) if gpus else 0
+    if cluster.learners == 1 and not cluster.offload_optimizer:
+        alone = Ranks()
+        alone.local_rank = own_gpu
+        return alone
+    actor: Any = ray.remote(LearnerActor)
+    actors = [
+        actor.options(**at(group, rank, cpus=1, gpus=gpus)).remote(os.getcwd()) for rank in range(1, cluster.learners)
+    ]
+    addresses = ray.get([actor.address.remote() for actor in actors], timeout=START_SECONDS)
 
-        def begin(variables: Mapping[str, str]) -> RayRank:
-            alone = {**variables, "LOCAL_RANK": "0"}  # Ray shows an actor no GPU but its own
-            return RayRank(actors[int(variables["RANK"]) - 1], group, alone)
+    def begin(variables: Mapping[str, str]) -> RayRank:
+        seen = {**variables, "LOCAL_RANK": "0"}  # Ray shows an actor no GPU but its own
+        return RayRank(actors[int(variables["RANK"]) - 1], group, seen)
 
-        host = LOOPBACK if set(addresses) <= {own_address} else own_address
-        return lead(cluster, model, begin, host=host, local_rank=_own_gpu(group, environment) if gpus else 0)
-    except BaseException:
-        remove_placement_group(group)
-        raise
-
-
-def _places(ranks: int, gpus: int, own_address: str) -> PlacementGroup:
-    """A place for each rank, that of rank 0 on this machine. Raises ConfigError."""
-    gpu = {"GPU": gpus} if gpus else {}
-    group = placement_group(
-        [{f"node:{own_address}": PINNED, **gpu}, *[{"CPU": 1, **gpu}] * (ranks - 1)], strategy="PACK"
-    )
-    needed, there = {"CPU": ranks - 1, "GPU": gpus * ranks}, ray.cluster_resources()
-    if all(there.get(name, 0) >= count for name, count in needed.items()) and group.wait(PLACE_SECONDS):
-        return group
-    free = ray.available_resources()
-    remove_placement_group(group)
-    said = {
-        name: f"{count} {name}s, of which Ray has {there.get(name, 0):g} and {free.get(name, 0):g} free"
-        for name, count in needed.items()
-        if count
-    }
-    raise ConfigError(
-        f"cluster.learners {ranks} need {' and '.join(said.values())}; lower cluster.learners or add machines"
-    )
-
-
-def _at(group: PlacementGroup, rank: int, gpus: int) -> dict[str, Any]:
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    return {"num_gpus": gpus, "scheduling_strategy": strategy}
+    host = LOOPBACK if set(addresses) <= {own_address()} else own_address()
+    return lead(cluster, model, begin, host=host, local_rank=own_gpu)
 
 
 def _own_gpu(group: PlacementGroup, environment: Mapping[str, str]) -> int:
     """Index, among the GPUs that this process sees, of the one set aside for rank 0. Raises ConfigError."""
     asked: Any = ray.remote(lambda: ray.get_gpu_ids())
-    (found,) = ray.get(asked.options(num_cpus=0, **_at(group, 0, 1)).remote(), timeout=START_SECONDS)
+    (found,) = ray.get(asked.options(**at(group, 0, gpus=1)).remote(), timeout=START_SECONDS)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return int(found)
     if str(found) not in visible.split(","):
         raise ConfigError(f"Ray lends GPU {found} to rank 0, but CUDA_VISIBLE_DEVICES is {visible}; unset it")
     return visible.split(",").index(str(found))
-
-
-def _address() -> str:
-    """Of this machine in the Ray cluster."""
-    own_address: Any = ray.util.get_node_ip_address
-    return str(own_address())
-
-
-def _sentence(error: Exception) -> str:
-    """Ray writes paragraphs and tracebacks; what happened stands in the cause, or in the first line."""
-    cause = getattr(error, "cause", None) or error
-    return " ".join(str(cause).split("\n")[0].split()).rstrip(".") or type(cause).__name__

@@ -1,7 +1,7 @@
 """Sandbox services on the machines of a Ray cluster: Ray places them, and hands out their addresses.
 
-Calls do not pass through Ray: `SandboxClient.connect(nodes.addresses, token=nodes.token)` or a recipe's `sandbox.urls`.
-A service that dies is started again at its address; a machine that is lost is not replaced.
+Calls do not pass through Ray: `SandboxClient.connect(nodes.addresses, token=nodes.token)`. A recipe asks for them with
+`cluster.sandbox_nodes`. A service that dies is started again at its address; a machine that is lost is not replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import ray
+from ray.util.placement_group import PlacementGroup
 
+from rocstar.cluster.places import Wish, at
 from rocstar.sandbox.call import SandboxDown
 
 SLOTS_PER_CORE = 4  # what a node asks Ray for: one core per so many slots
@@ -63,12 +65,31 @@ class SandboxNodes(NamedTuple):
             ray.kill(actor)
 
 
-def start(nodes: int, *, slots: int, preload: Sequence[str] = (), min_isolation: str = "L1") -> SandboxNodes:
-    """`nodes` services of `slots` slots each, over as many machines of the cluster that this process is connected to
-    (`ray.init`) as there are. Raises SandboxDown when one does not start or there is no room for it."""
-    token, cores = secrets.token_hex(16), max(1.0, slots / SLOTS_PER_CORE)
+def wish(nodes: int, slots: int) -> Wish:
+    """A place for each service, on as many machines as there are."""
+    return Wish(f"cluster.sandbox_nodes {nodes}", [{"CPU": cores_of(slots)}] * nodes, "SPREAD")
+
+
+def cores_of(slots: int) -> float:
+    """That a service asks Ray for."""
+    return max(1.0, slots / SLOTS_PER_CORE)
+
+
+def start(
+    nodes: int,
+    *,
+    slots: int,
+    preload: Sequence[str] = (),
+    min_isolation: str = "L1",
+    group: PlacementGroup | None = None,
+) -> SandboxNodes:
+    """`nodes` services of `slots` slots each, in the places of `wish`, or without a group over as many machines of the
+    cluster that this process is connected to (`ray.init`) as there are. Raises SandboxDown when one does not start or
+    there is no room for it."""
+    token, cores = secrets.token_hex(16), cores_of(slots)
     options = [f"--slots={slots}", f"--preload={','.join(preload)}", f"--min-isolation={min_isolation}"]
-    actor: Any = ray.remote(NodeActor).options(num_cpus=cores, scheduling_strategy="SPREAD")
+    place = at(group, cpus=cores) if group else {"num_cpus": cores, "scheduling_strategy": "SPREAD"}
+    actor: Any = ray.remote(NodeActor).options(**place)
     placed = SandboxNodes([actor.remote("", token, options) for _ in range(nodes)], [], token)
     try:
         return placed._replace(

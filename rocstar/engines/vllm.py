@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -26,7 +26,16 @@ from typing import Any
 import msgspec
 
 from rocstar.engines.vllm_client import PATIENCE_SECONDS, Metrics, VllmClient, Written
-from rocstar.engines.vllm_server import CANARY_ROWS, LOGPROBS_MODE, SCHEDULING, VllmServer, VllmSettings
+from rocstar.engines.vllm_server import (
+    CANARY_ROWS,
+    LOGPROBS_MODE,
+    SCHEDULING,
+    Server,
+    StartServer,
+    Tell,
+    VllmServer,
+    VllmSettings,
+)
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
@@ -90,13 +99,16 @@ class VllmEngine:
         *,
         vocab_size: int,
         patience_seconds: float = PATIENCE_SECONDS,
-        tell: Callable[[str], None] = lambda line: None,
+        start: StartServer = VllmServer.start,
+        tell: Tell = lambda line: None,
     ) -> None:
         """patience_seconds: a server that takes longer for an answer, or that writes no token for so long while it is
-        asked for some, has failed. tell: gets a line of progress now and then while a server starts."""
+        asked for some, has failed. start: how a server of its own is started. tell: gets a line of progress now and
+        then while a server starts."""
         self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
+        self._start = start
         self.url = server if isinstance(server, str) else ""
-        self._server: VllmServer | None = None
+        self._server: Server | None = None
         self._client: VllmClient | None = None
         self._facts: Facts | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -117,7 +129,7 @@ class VllmEngine:
 
     @property
     def pid(self) -> int | None:
-        """Of the server that this engine started."""
+        """Of the server that this engine started, on its machine."""
         return self._server.pid if self._server else None
 
     async def restart(self, weights: Weights | None) -> None:
@@ -128,7 +140,7 @@ class VllmEngine:
         self._broken = "the engine could not be started"
         if isinstance(self._place, VllmSettings):
             newest = weights.folder if weights and weights.folder else self._place.model  # the first may be gone
-            self._server = await VllmServer.start(replace(self._place, model=Path(newest)), self._tell)
+            self._server = await self._start(replace(self._place, model=Path(newest)), self._tell)
             self.url = self._server.url
         await self._open(VllmClient(self.url, self._patience))
         if weights is not None:
@@ -338,7 +350,7 @@ class VllmEngine:
         while True:
             if not self._requests:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_SECONDS):
+                    async with asyncio.timeout(IDLE_SECONDS):  # wait_for may swallow that it is cancelled
                         await self._asked.wait()
             self._asked.clear()
             await asyncio.sleep(LOOK_SECONDS / 2)  # by then the server has begun what was asked

@@ -1,20 +1,21 @@
-"""A vLLM server as a child of this process: on a free loopback port, with the options that `vllm.py` relies on, and
-gone when this process is. Anyone on this machine who reaches the port can drive it; nothing outside can."""
+"""A vLLM server as a child of this process: on a free port, with the options that `vllm.py` relies on, and gone when
+this process is. Anyone who reaches the port can drive it: on loopback, whoever is on this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -30,6 +31,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MODE = "processed_logprobs"  # those after temperature
 SCHEDULING = "priority"  # canary rows come before whoever waits
 CANARY_ROWS = 1  # that decode beside those asked for, however many those are
+SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+$", re.MULTILINE)
 LOG_LINES = 15  # of the log, in the error that tells why a server did not start
 
 
@@ -57,6 +59,35 @@ class VllmSettings:
     """That compute, on CPUs."""
     environment: Mapping[str, str] | None = None
     """Variables beyond those of this process, as CUDA_VISIBLE_DEVICES."""
+    host: str = "127.0.0.1"
+    """Address of this machine that it listens on."""
+
+
+class Server(Protocol):
+    """A running server, to whoever started it."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def pid(self) -> int:
+        """On its machine."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """Of its processes, those that have ended left out."""
+        ...
+
+    async def close(self) -> None:
+        """End the server and all that it started. Harmless when they are gone."""
+        ...
+
+
+Tell = Callable[[str], None]
+"""Gets a line of progress now and then while a server starts."""
+StartServer = Callable[[VllmSettings, Tell], Awaitable[Server]]
+"""Returns when the server answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable where it
+ends instead."""
 
 
 class VllmServer:
@@ -64,17 +95,18 @@ class VllmServer:
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self._process, self.url = process, url
+        self._memory: set[Path] = set()
 
     @classmethod
-    async def start(cls, settings: VllmSettings, tell: Callable[[str], None] = lambda line: None) -> VllmServer:
-        """Returns when it answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable where it
-        ends instead, with the last lines of its log. `tell` gets a line of progress now and then."""
-        port = _free_port()
+    async def start(cls, settings: VllmSettings, tell: Tell = lambda line: None) -> VllmServer:
+        """A StartServer; why a server ended instead of answering are the last lines of its log."""
+        port = _free_port(settings.host)
         command = [str(settings.python), str(INSIDE / "rocstar_vllm_serve.py"), *_options(settings, port)]
         process = _begin(command, settings)
-        server = cls(process, f"http://127.0.0.1:{port}")
+        server = cls(process, f"http://{settings.host}:{port}")
         try:
             await server._until_it_answers(settings, tell)
+            server._memory |= _shared_memory(process.pid)
         except BaseException:
             await server.close()
             raise
@@ -85,17 +117,11 @@ class VllmServer:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """Of its processes, those that have ended left out."""
-        ticks = 0
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended meanwhile
-                fields = file.read_text().rpartition(")")[2].split()
-                if int(fields[2]) == self._process.pid:  # its process group
-                    ticks += int(fields[11]) + int(fields[12])
+        ticks = sum(int(fields[11]) + int(fields[12]) for _, fields in _processes(self._process.pid))
         return ticks / os.sysconf("SC_CLK_TCK")
 
     async def close(self) -> None:
-        """End the server and all that it started. Harmless when they are gone."""
+        self._memory |= _shared_memory(self._process.pid)
         if self._process.stdin:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -103,8 +129,10 @@ class VllmServer:
         await _end_group(self._process.pid)
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, GROUP_SECONDS)
+        for file in self._memory:  # of one that was killed
+            file.unlink(missing_ok=True)
 
-    async def _until_it_answers(self, settings: VllmSettings, tell: Callable[[str], None]) -> None:
+    async def _until_it_answers(self, settings: VllmSettings, tell: Tell) -> None:
         begun, told = time.monotonic(), 0.0
         async with httpx.AsyncClient(trust_env=False) as http:
             while not await _answers(http, f"{self.url}/health"):
@@ -132,7 +160,7 @@ def kv_bytes(config: Mapping[str, Any], tokens: int, dtype: str) -> int:
 def _options(settings: VllmSettings, port: int) -> list[str]:
     options = {
         "model": settings.model,
-        "host": "127.0.0.1",
+        "host": settings.host,
         "port": port,
         "runner": "generate",
         "dtype": settings.dtype,
@@ -197,6 +225,24 @@ def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes
             raise ConfigError(f"{settings.python} can't be started: {error}; scripts/vllm_env makes one") from error
 
 
+def _processes(group: int) -> Iterator[tuple[Path, list[str]]]:
+    """Of a process group: their folders in /proc, and what stands in `stat` after the name."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = file.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                yield file.parent, fields
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """What Python's multiprocessing has made in /dev/shm for a process group: those that are killed leave it there."""
+    found: set[str] = set()
+    for folder, _ in _processes(group):
+        with suppress(OSError):
+            found.update(SHARED_MEMORY.findall((folder / "maps").read_text()))
+    return set(map(Path, found))
+
+
 async def _end_group(group: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)
@@ -207,9 +253,9 @@ async def _end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

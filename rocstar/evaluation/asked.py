@@ -28,6 +28,7 @@ from rocstar.evaluation.scoring import Judge, Parts, Scorer
 from rocstar.evaluation.subject import Subject, conversation_of, loaded, opened, positions_of
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
+from rocstar.machines import Machines
 from rocstar.parts import environment_of, make_conversation
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
 from rocstar.runs.folder import numbered
@@ -73,6 +74,11 @@ class Asked(Protocol):
         """Keys of the setup that the place of the result says already."""
         ...
 
+    @property
+    def proof(self) -> Path:
+        """A file that other machines must see too (`opened_machines`)."""
+        ...
+
     def conversation(self, kind: Kind | None) -> Conversation:
         """How attempts talk; its tools run nothing. Raises ConfigError for what will not do."""
         ...
@@ -91,7 +97,7 @@ class Asked(Protocol):
         ...
 
     def opened(
-        self, positions: int, sandbox: SandboxClient, judging: Judging
+        self, positions: int, machines: Machines, judging: Judging
     ) -> AbstractAsyncContextManager[tuple[Solver, EngineLoader | None]]:
         """Ready to make attempts of so many tokens; with it, what tells how engines of ours do."""
         ...
@@ -118,6 +124,10 @@ class AskedWeights:
     def known(self) -> tuple[str, ...]:
         return ("model", "step") if self.subject.run else ()
 
+    @property
+    def proof(self) -> Path:
+        return self.subject.model.resolve() / "config.json"
+
     def conversation(self, kind: Kind | None) -> Conversation:
         return plain_chat(conversation_of(self.subject, self.recipe), kind)
 
@@ -138,14 +148,21 @@ class AskedWeights:
 
     @asynccontextmanager
     async def opened(
-        self, positions: int, sandbox: SandboxClient, judging: Judging
+        self, positions: int, machines: Machines, judging: Judging
     ) -> AsyncIterator[tuple[Solver, EngineLoader | None]]:
         recipe, kind = self.recipe, judging.kind
         use_threads(recipe.run.threads)
         model = None if recipe.engine else loaded(self.subject, recipe)
         rows, tokens = recipe.rollout.engine_rows, recipe.rollout.kv_tokens
         async with opened(
-            model, self.subject, recipe, sandbox, positions=positions, rows=rows, kv_tokens=tokens
+            model,
+            self.subject,
+            recipe,
+            machines.sandbox,
+            positions=positions,
+            rows=rows,
+            kv_tokens=tokens,
+            start_server=machines.start_server,
         ) as roller:
             conversation = plain_chat(roller.conversation, kind)
             scorer = judging.scorer(roller.codec, conversation.template.calls)
@@ -176,6 +193,10 @@ class AskedEndpoint:
     def name(self) -> str:
         return self.model
 
+    @property
+    def proof(self) -> Path:
+        return self.runs
+
     def conversation(self, kind: Kind | None) -> Conversation:
         return self._conversation(SandboxClient(daemons=0), kind)
 
@@ -195,10 +216,10 @@ class AskedEndpoint:
 
     @asynccontextmanager
     async def opened(
-        self, positions: int, sandbox: SandboxClient, judging: Judging
+        self, positions: int, machines: Machines, judging: Judging
     ) -> AsyncIterator[tuple[Solver, EngineLoader | None]]:
         recipe, kind = self.recipe, judging.kind
-        conversation, rollout = self._conversation(sandbox, kind), recipe.rollout
+        conversation, rollout = self._conversation(machines.sandbox, kind), recipe.rollout
         client = ChatClient(self.url, self.model, key=self.key, parallel=self.parallel)
         grader = Grader()
         try:

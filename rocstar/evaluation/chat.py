@@ -14,8 +14,8 @@ from typing import Any
 from rocstar.config import Recipe
 from rocstar.evaluation.evaluate import transcript
 from rocstar.evaluation.subject import Subject, find_subject, loaded, opened, positions_of, settings_in_force
-from rocstar.launch import started_sandbox
 from rocstar.learning.threads import use_threads
+from rocstar.machines import started_sandbox
 from rocstar.rollout.collect import Roller
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id

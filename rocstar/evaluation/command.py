@@ -21,10 +21,9 @@ from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.setup import CIRCUMSTANCES, name_of, setup_of
 from rocstar.evaluation.source import Source
-from rocstar.launch import started_sandbox
+from rocstar.machines import Machines, opened_machines
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import plain
-from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.types import Problem
 from rocstar.watch import Patience, Stall, Watch, watching
@@ -118,11 +117,11 @@ def evaluate(prepared: Prepared, screen: Screen) -> dict[str, Any]:
     plan, folder = prepared.plan, prepared.folder
     recall = Recall(folder)
     try:
-        with started_sandbox(plan.asked.recipe.sandbox) as sandbox:
+        with opened_machines(plan.asked.recipe, plan.asked.proof, learns=False) as machines:
             screen.stage("eval", _said(plan, prepared.problems))
             if recall.found:
                 screen.note(f"{recall.found} answers are there from an earlier start; only what is missing is asked")
-            made = asyncio.run(_evaluate(prepared, recall, sandbox, screen))
+            made = asyncio.run(_evaluate(prepared, recall, machines, screen))
         made.write(folder, plan.asked.step)
         recall.forget()
     finally:
@@ -144,7 +143,7 @@ def _said(plan: Plan, problems: Sequence[Problem]) -> str:
     )
 
 
-async def _evaluate(prepared: Prepared, recall: Recall, sandbox: SandboxClient, screen: Screen) -> Evaluation:
+async def _evaluate(prepared: Prepared, recall: Recall, machines: Machines, screen: Screen) -> Evaluation:
     plan, watch = prepared.plan, Watch()
     recipe = plan.asked.recipe
 
@@ -158,7 +157,7 @@ async def _evaluate(prepared: Prepared, recall: Recall, sandbox: SandboxClient, 
             closing.push_async_callback(client.close)
             judge = EndpointJudge(client)
         judging = Judging(kind=plan.source.kind, recall=recall, judge=judge)
-        solver, load = await closing.enter_async_context(plan.asked.opened(prepared.positions, sandbox, judging))
+        solver, load = await closing.enter_async_context(plan.asked.opened(prepared.positions, machines, judging))
         if isinstance(solver, Roller) and load is not None:
             watch.load = load
             closing.enter_context(watching(watch, Patience.of_run(recipe.run), tell))

@@ -14,6 +14,7 @@ from rocstar.config import Recipe, VllmEngines
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import Settings
 from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.lengths import positions_needed
@@ -129,6 +130,7 @@ async def opened(
     positions: int,
     rows: int,
     kv_tokens: int | None = None,
+    start_server: StartServer = VllmServer.start,
 ) -> AsyncIterator[Roller]:
     """An engine over `model`, the subject's weights, or where that is None the engines that `[[engine]]` names, which
     load them themselves; ready for attempts of `positions` tokens (`positions_of`) under `recipe`, `rows` at once
@@ -150,7 +152,7 @@ async def opened(
         )
         logs = subject.run.path / "logs" if subject.run else Path(tempfile.gettempdir())
         _refuse_strangers(recipe)
-        engines = named_engines(recipe, settings, logs)
+        engines = named_engines(recipe, settings, logs.resolve(), start_server)
     else:
         engines = {
             "embedded": TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
-from rocstar.config import Recipe, RlStage, SftStage, VllmEngines
+from rocstar.config import Recipe, RlStage, SftStage, TorchEngines
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary
 from rocstar.dialogue.codec import Codec
@@ -75,9 +75,8 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     _refuse_idle_learners(recipe)
     _refuse_lone_ray(recipe)
     _refuse_other_ranks(recipe)
-    for entry in recipe.engine:
-        if isinstance(entry, VllmEngines) and entry.url is None:
-            vllm_python(entry)
+    for entry in recipe.servers:
+        vllm_python(entry)
     if recipe.cluster.launcher == "ray":
         need("cluster")
     pretrained = _pretrained(recipe)
@@ -208,7 +207,9 @@ def _longest_response(recipe: Recipe) -> int:
 def _refuse_too_large_cache(recipe: Recipe, cache: CacheShape | None, positions: int) -> None:
     """On the CPU: the engine asks a GPU for its memory itself."""
     device, rollout = recipe.model.device, recipe.rollout
-    here = [entry.count for entry in recipe.engine if not (isinstance(entry, VllmEngines) and entry.url)]
+    here = [entry.count for entry in recipe.engine if isinstance(entry, TorchEngines)]
+    if recipe.cluster.launcher == "processes":
+        here += [entry.count for entry in recipe.servers]
     engines = sum(here) if recipe.engine else 1
     tokens = engines * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
     if cache is None or device == "cuda" or (device == "auto" and any(Path(file).exists() for file in ACCELERATORS)):
@@ -225,10 +226,11 @@ def _refuse_absent_modules(names: Sequence[str]) -> None:
 
 
 def _refuse_lone_ray(recipe: Recipe) -> None:
-    if recipe.cluster.launcher == "ray" and recipe.cluster.learners == 1:
+    cluster = recipe.cluster
+    if cluster.launcher == "ray" and cluster.learners == 1 and not cluster.sandbox_nodes and not recipe.servers:
         raise ConfigError(
-            "cluster.launcher 'ray' starts the learners and cluster.learners is 1, so there is none to start; raise "
-            "cluster.learners or leave cluster.launcher out"
+            "cluster.launcher is 'ray' and there is nothing to place: cluster.learners is 1, cluster.sandbox_nodes 0, "
+            "and no [[engine]] of kind 'vllm' is to be started; raise cluster.learners or leave cluster.launcher out"
         )
 
 

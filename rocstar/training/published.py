@@ -25,12 +25,13 @@ ROOM = 2.0  # times the weights that memory must have free: for them, and as muc
 class PublishedWeights:
     """Use it as one for the life of a run, and `close` it."""
 
-    def __init__(self, disk: Path, memory: Path = MEMORY) -> None:
-        """disk: the folder for what memory has no room for; made when it is needed."""
+    def __init__(self, disk: Path, memory: Path | None = MEMORY) -> None:
+        """disk: the folder for what memory has no room for; made when it is needed. memory: None where engines on
+        other machines read the weights."""
         self._disk = disk
         self._memory: Path | None = None
         self._lock: int | None = None
-        if memory.is_dir():
+        if memory is not None and memory.is_dir():
             self._memory, self._lock = _locked_folder(memory)
         self._kept: list[Path] = []
         self._count = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,9 +26,9 @@ from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
-from rocstar.learning.ranks import Ranks, start
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.threads import in_thread
+from rocstar.machines import Machines
 from rocstar.parts import OwnedEngine, make_roller, named_engines, opened_fleet, program_limits
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.fleet import Fleet, Tell
@@ -318,13 +317,13 @@ class Run:
 
 @asynccontextmanager
 async def opened_run(
-    material: Material, folder: RunFolder, screen: Screen, sandbox: SandboxClient, *, resume: bool, stopper: Stopper
+    material: Material, folder: RunFolder, screen: Screen, machines: Machines, *, resume: bool, stopper: Stopper
 ) -> AsyncIterator[Run]:
     """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
     async with AsyncExitStack() as closing:
         _same_problems(material, folder)
         watch = Watch()
-        meter = Meter(sandbox, partial(watch.note, RUN))
+        meter = Meter(machines.sandbox, partial(watch.note, RUN))
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)
         if resume:
@@ -336,7 +335,7 @@ async def opened_run(
             made = opening(material, folder.path) if checkpoint is None else opened(checkpoint)
         recipe = material.recipe
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
-        ranks = _ranks_of(recipe)
+        ranks = machines.start_ranks()
         closing.callback(ranks.close)
         stopper.break_off = ranks.abandon
         embedded = None if recipe.engine else _embedded(recipe, made, positions, ranks.local_rank)
@@ -355,9 +354,9 @@ async def opened_run(
         published: PublishedWeights | None = None
         engines: Mapping[str, OwnedEngine] = {"embedded": embedded} if embedded else {}
         if embedded is None:
-            published = PublishedWeights(folder.path / "weights")
+            published = _published(folder, machines)
             closing.callback(published.close)
-            engines = processes = _processes(recipe, policy, published, positions, folder.path / "logs")
+            engines = processes = _processes(recipe, policy, published, positions, folder, machines)
             meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in processes.values()))
         telling = _teller(tracker, screen)
         fleet = await closing.enter_async_context(
@@ -372,7 +371,7 @@ async def opened_run(
             meter=meter,
             policy=policy,
             engine=fleet,
-            sandbox=sandbox,
+            sandbox=machines.sandbox,
             grader=grader,
             tracker=tracker,
             published=published,
@@ -404,14 +403,6 @@ def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: S
     screen.note(f"{stall.report()}\n  where everything stands: {file}")
 
 
-def _ranks_of(recipe: Recipe) -> Ranks:
-    if recipe.cluster.launcher == "ray":
-        from rocstar.cluster import learner_ranks  # Ray, which is an extra
-
-        return learner_ranks.start(recipe.cluster, recipe.model, os.environ)
-    return start(recipe.cluster, recipe.model, os.environ)
-
-
 def _embedded(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> TorchEngine:
     """Over a copy of the model: the learner's own is sharded and changes under way."""
     device = device_of(recipe.model, local_rank)
@@ -433,8 +424,14 @@ def _teller(tracker: RunTracker, screen: Screen) -> Tell:
     return tell
 
 
+def _published(folder: RunFolder, machines: Machines) -> PublishedWeights:
+    """In memory only where all engines can read it."""
+    disk = folder.path.resolve() / "weights"
+    return PublishedWeights(disk) if machines.engines_share_memory else PublishedWeights(disk, memory=None)
+
+
 def _processes(
-    recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int, logs: Path
+    recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int, folder: RunFolder, machines: Machines
 ) -> dict[str, ProcessEngine | VllmEngine]:
     """Over weights that they read from a folder."""
     weights = published.publish(policy)
@@ -449,4 +446,4 @@ def _processes(
         kv_tokens=recipe.rollout.kv_tokens,
         vocab_size=policy.codec.vocab_size,
     )
-    return named_engines(recipe, settings, logs)
+    return named_engines(recipe, settings, folder.path.resolve() / "logs", machines.start_server)

@@ -181,6 +181,16 @@ LIMITS = [
     train("run named last", [*TINY, "run.name=last"], ["'last'", "take another"]),
     train("run named with a step", [*TINY, "run.name=a@3"], ["'a@3'", "take another"]),
     train("Ray for one learner", [*TINY, "cluster.launcher=ray"], ["cluster.learners is 1", "raise cluster.learners"]),
+    train(
+        "sandbox nodes without Ray",
+        [*TINY, "cluster.sandbox_nodes=2"],
+        ["cluster.sandbox_nodes 2", "set cluster.launcher to 'ray'"],
+    ),
+    train(
+        "two places for programs",
+        [*TINY, "cluster.launcher=ray", "cluster.sandbox_nodes=2", 'sandbox.urls=["http://a:1"]'],
+        ["cluster.sandbox_nodes 2 and sandbox.urls", "leave one of them out"],
+    ),
 ]
 
 UNREAD = [

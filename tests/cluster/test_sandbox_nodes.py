@@ -10,9 +10,8 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
-import ray
-
 from rocstar.cluster import sandbox_nodes
+from rocstar.cluster.places import set_aside
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
 
@@ -21,12 +20,11 @@ NAP = Call(id="x", code="import time; time.sleep(0.3); 7", limits=Limits(wall_se
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[sandbox_nodes.SandboxNodes]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    started = sandbox_nodes.start(2, slots=2)
-    yield started
-    started.close()
-    ray.shutdown()
+def nodes(two_machines: None) -> Iterator[sandbox_nodes.SandboxNodes]:
+    with set_aside({"nodes": sandbox_nodes.wish(2, slots=2)}) as groups:
+        started = sandbox_nodes.start(2, slots=2, group=groups["nodes"])
+        yield started
+        started.close()
 
 
 def services(nodes: sandbox_nodes.SandboxNodes) -> list[psutil.Process]:

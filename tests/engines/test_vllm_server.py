@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,24 @@ from rocstar.engines.vllm_server import INSIDE, VllmServer, VllmSettings, kv_byt
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Finish, VersionSpan
 
-STUB = """
+STUB = '''
 import subprocess, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
 if "broken" in options["model"]:
     sys.exit("no such model")
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-print("worker", worker.pid, flush=True)
+WORKER = """
+import os, time
+from multiprocessing.shared_memory import SharedMemory
+if "STUB_MEMORY" in os.environ:
+    memory = SharedMemory(create=True, size=8)
+    print("memory", memory.name, end=" ")
+print(flush=True)
+time.sleep(1000)
+"""
+worker = subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True)
+print(worker.stdout.readline(), "worker", worker.pid, flush=True)
 
 class Health(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -35,7 +45,7 @@ class Health(BaseHTTPRequestHandler):
         self.end_headers()
 
 HTTPServer(("127.0.0.1", int(options["port"])), Health).serve_forever()
-"""
+'''
 CONFIG = '{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}'
 
 
@@ -69,9 +79,25 @@ def worker_of(log: Path) -> int:
     return int(log.read_text().split("worker ")[1].split()[0])
 
 
+def is_there(file: Path) -> bool:
+    return file.exists()
+
+
 async def gone(pid: int) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.02)
+
+
+async def test_shared_memory_of_a_server_that_was_killed_is_given_back(tmp_path: Path, stub: Path) -> None:
+    asked = settings(tmp_path, stub)
+    asked = replace(asked, environment={**(asked.environment or {}), "STUB_MEMORY": "1"})
+    server = await VllmServer.start(asked)
+    memory = Path("/dev/shm", (tmp_path / "vllm.log").read_text().split("memory ")[1].split()[0])
+    os.killpg(server.pid, signal.SIGKILL)
+    await gone(worker_of(tmp_path / "vllm.log"))
+    assert is_there(memory), "nobody was left to remove it"
+    await server.close()
+    assert not is_there(memory)
 
 
 async def test_closing_a_server_ends_all_that_it_started(tmp_path: Path, stub: Path) -> None:

@@ -32,10 +32,11 @@ SMALL: Mapping[str, Any] = {"port": 0, "preload": (), "slots": 2}
 class RunningService:
     """A service in a process of its own. Raises RuntimeError with its own words when it does not come up."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, first: str = "", **settings: Any) -> None:
+        """first: code that the process runs before."""
         given = msgspec.json.encode({**SMALL, **settings}).decode()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START, given], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+            [sys.executable, "-c", first + START, given], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
         )
         assert self.process.stderr is not None
         said = self.process.stderr.readline()

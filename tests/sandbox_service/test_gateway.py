@@ -7,6 +7,7 @@ import asyncio
 import shutil
 import socket
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
 
 from rocstar.sandbox import wire
@@ -21,6 +23,7 @@ from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, Sandbox
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.wire import Kind
 from tests.sandbox.driver import eventually
+from tests.sandbox.scripted import INFO
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
@@ -57,6 +60,52 @@ async def test_the_client_runs_programs_and_sessions_at_a_service(http: Http) ->
         assert [int(answer.stdout) for answer in answers] == list(range(200))
         big = "x" * (3 * 2**20)
         assert (await client.run(call("print(len(input()))", stdin=big))).stdout == f"{len(big)}\n"
+
+
+IMPATIENT = """
+import functools, uvicorn
+uvicorn.Config = functools.partial(uvicorn.Config, ws_ping_interval=0.05, ws_ping_timeout=0.05)
+"""
+
+
+async def test_a_caller_that_stands_still_for_longer_than_pings_are_answered_keeps_its_connection() -> None:
+    """As one that learns does; uvicorn's own default closes it after 40 s."""
+    with running(first=IMPATIENT) as url, await asyncio.to_thread(SandboxClient.connect, [url]) as client:
+        before = client.nodes[0].connection
+        await asyncio.to_thread(time.sleep, 0.5)
+        assert (await client.run(call("6 * 7"))).value == "42"
+        assert client.nodes[0].connection is before
+
+
+class Closing:
+    """A service that closes its first connection after the hello, and answers calls on later ones."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+
+    async def __call__(self, socket: ServerConnection) -> None:
+        self.connections += 1
+        await socket.send(wire.pack(Kind.HELLO, 0, wire.encode(INFO)))
+        if self.connections == 1:
+            return
+        reader = wire.FrameReader()
+        async for data in socket:
+            assert isinstance(data, bytes)
+            for frame in reader.feed(data):
+                if frame.kind is Kind.CALL:
+                    response = Response(id="x", outcome=ProgramOutcome.OK, value="42")
+                    await socket.send(wire.pack(Kind.RESPONSE, frame.number, wire.encode(response)))
+
+
+async def test_a_call_to_a_service_that_is_closing_goes_over_the_next_connection() -> None:
+    """Before, what was to be sent then raised out of the event loop, and nothing read the end of the connection."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    async with serve(Closing(), "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with await asyncio.to_thread(SandboxClient.connect, [f"http://127.0.0.1:{port}"]) as client:
+            assert (await client.run(call("6 * 7"))).value == "42"
+    assert told == []
 
 
 async def test_cancelling_and_leaving_end_programs_and_sessions(http: Http) -> None:

@@ -90,8 +90,11 @@ class WebSocketConnection(Connection):
         self.greeting = self.wrap(b"")
 
     def wrap(self, frames: bytes) -> bytes:
-        for start in range(0, len(frames), MESSAGE_BYTES):
-            self._protocol.send_binary(frames[start : start + MESSAGE_BYTES])
+        from websockets.exceptions import InvalidState
+
+        with suppress(InvalidState):  # the other end is closing; then frames are dropped, and the reader sees the end
+            for start in range(0, len(frames), MESSAGE_BYTES):
+                self._protocol.send_binary(frames[start : start + MESSAGE_BYTES])
         return b"".join(self._protocol.data_to_send())
 
     def unwrap(self, data: bytes) -> tuple[bytes, bytes]:

@@ -45,6 +45,7 @@ class Server(uvicorn.Server):
             http=bounded(settings.request_seconds),
             ws="websockets-sansio",
             ws_max_size=MESSAGE_BYTES,
+            ws_ping_timeout=None,  # a caller that learns for minutes reads nothing; TCP finds those that are gone
             ws_per_message_deflate=False,
             loop="uvloop",
             lifespan="off",

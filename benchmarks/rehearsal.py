@@ -1,0 +1,330 @@
+"""Does a run that Ray places lose anything when one of its engines and one of its sandbox services are killed?
+
+    python benchmarks/rehearsal.py [--engine-step 2] [--sandbox-step 3] [--keep FOLDER] [SECTION.KEY=VALUE ...]
+
+Runs recipes/rehearsal.toml (two learner ranks, two vLLM servers, two sandbox services on one machine). In the middle of
+the RL steps named, after a third of the tokens that the step before had, one vLLM server and one service get `kill -9`.
+Checked: the run ends well; every attempt of every step is there once and none ended by a fault of ours; in every step
+the log-probabilities of engine and learner agree within 1e-3 nats; both that died came back or were not needed again;
+afterwards no process, no shared memory is left. Reported besides: seconds of each step, how long the engine was away,
+and addresses beyond loopback on which anything listened. Prints a table, and last one JSON line; exit code 1 where a
+check fails. Settings change the recipe, as in model.hidden_size=96. Needs psutil, Ray and ROCSTAR_VLLM_PYTHON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+MARK = "ROCSTAR_REHEARSAL"  # variable that every process of the run inherits
+GAP = 1e-3  # nats
+SHARE = 1 / 3  # of a step's tokens, after which it is in its middle
+ENGINE, SANDBOX = "rocstar_vllm_serve.py", "sandbox serve"
+LOOK_SECONDS = 0.05
+LEFT_SECONDS = 30.0  # for what ends with the run to end
+
+
+class Kill(NamedTuple):
+    what: str
+    step: int
+    """Of RL, from 1."""
+    tokens: int
+    """That the engines had produced in it."""
+    running: int
+    """Requests that the servers were decoding."""
+
+
+class Step(NamedTuple):
+    number: int
+    seconds: float
+    attempts: int
+    missing: int
+    twice: int
+    failed: int
+    """Ended by faults of ours."""
+    gap: float | None
+    """Mean and largest difference of log-probabilities, nats; None where no attempt was kept to learn from."""
+    gap_max: float | None
+    moved: int
+    """Turns begun again on another engine."""
+    lost: int
+    back: int
+
+
+def main() -> None:
+    options = parsed()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.keep or temporary) / "runs"
+        figures = rehearsed(folder, options)
+    print(json.dumps(figures))
+    raise SystemExit(0 if figures["passed"] else 1)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine-step", type=int, default=2, help="RL step in which a vLLM server is killed; 0: none")
+    parser.add_argument("--sandbox-step", type=int, default=3, help="RL step in which a service is killed; 0: none")
+    parser.add_argument("--keep", help="folder in which the run stays")
+    parser.add_argument("settings", nargs="*")
+    return parser.parse_args()
+
+
+def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    mark, memory, began = secrets.token_hex(8), shared_memory(), time.monotonic()
+    recipe = ["recipes/rehearsal.toml", f"run.folder={folder}", *options.settings]
+    command = [sys.executable, "-c", "from rocstar.cli import main; main()", "train", *recipe]
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
+    }
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr)
+    run = folder / "rehearsal"
+    watcher = Watcher(run, mark, lambda: process.poll() is None)
+    kills = []
+    try:
+        for what, step in sorted(
+            ((ENGINE, options.engine_step), (SANDBOX, options.sandbox_step)), key=lambda it: it[1]
+        ):
+            if step:
+                kills += watcher.kill_in_the_middle(what, step)
+        open_to_others = watcher.listening_beyond_loopback()
+        process.wait()
+    finally:
+        process.terminate()
+        process.wait()
+    steps = list(steps_of(run)) if run.exists() else []
+    left = left_over(mark)
+    files = sorted(file for file in shared_memory() - memory if not in_use(file))
+    away = seconds_away(run)
+    say(steps, kills)
+    wanted = sum(bool(step) for step in (options.engine_step, options.sandbox_step))
+    checks = {
+        "run_ended_well": process.returncode == 0,
+        "kills_in_mid_step": len(kills) == wanted,
+        "every_attempt_once": bool(steps) and not any(step.missing or step.twice for step in steps),
+        "no_fault_of_ours": not any(step.failed for step in steps),
+        "gap_below_1e-3": bool(steps) and all(step.gap_max is not None and step.gap_max < GAP for step in steps),
+        "the_death_was_seen": sum(step.lost for step in steps) == bool(options.engine_step),
+        "nothing_left": not left and not files,
+    }
+    return {
+        "benchmark": "rehearsal",
+        "passed": all(checks.values()),
+        "checks": checks,
+        "steps": [step._asdict() for step in steps],
+        "kills": [kill._asdict() for kill in kills],
+        "gap_max": max((step.gap_max for step in steps if step.gap_max is not None), default=None),
+        "engine_away_seconds": away,
+        "left_processes": left,
+        "left_shared_memory": files,
+        "listening_beyond_loopback": open_to_others,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+# -- the run under way ------------------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """Sees a run through its folder, its processes, and what its servers say of themselves."""
+
+    def __init__(self, run: Path, mark: str, alive: Callable[[], bool]) -> None:
+        self._run, self._mark, self._alive = run, mark, alive
+        self._http = httpx.Client(trust_env=False, timeout=5)
+
+    def kill_in_the_middle(self, what: str, step: int) -> Iterator[Kill]:
+        """Nothing where the step was over before its middle was seen."""
+        while not self._is_under_way(step):
+            if not self._alive():
+                return
+            time.sleep(LOOK_SECONDS)
+        servers = self._servers()
+        before, expected = self._produced(servers), self._tokens_of(step - 1)
+        while self._is_under_way(step) and self._alive():
+            now = self._produced(servers)
+            tokens = sum(count - before[url][0] for url, (count, _) in now.items() if url in before)
+            running = {url: running for url, (_, running) in now.items()}
+            if tokens > SHARE * expected and any(running.values()):
+                busiest = servers[max(running, key=lambda url: running[url])]
+                victim = busiest if what == ENGINE else self._processes(what)[0]
+                victim.kill()
+                yield Kill(what, step, tokens, sum(running.values()))
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def _is_under_way(self, step: int) -> bool:
+        """Attempts of RL step `step` are made, or it learns."""
+        begun = any(event.get("kind") == "rl" for event in journal(self._run / "events.jsonl"))
+        return begun and len(rl_rows(self._run)) == step - 1
+
+    def _tokens_of(self, step: int) -> float:
+        return sum(row["step/tokens"] for row in rl_rows(self._run) if row["stage_step"] == step)
+
+    def listening_beyond_loopback(self) -> list[str]:
+        found = {
+            f"{name(process)} {connection.laddr.ip}"
+            for process in marked(self._mark)
+            for connection in connections(process)
+            if connection.status == psutil.CONN_LISTEN and not is_loopback(connection.laddr.ip)
+        }
+        return sorted(found)
+
+    def _processes(self, what: str) -> list[psutil.Process]:
+        return [process for process in marked(self._mark) if what in " ".join(process.cmdline())]
+
+    def _servers(self) -> dict[str, psutil.Process]:
+        """vLLM servers by address."""
+        found = {}
+        for process in self._processes(ENGINE):
+            words = dict(word.partition("=")[::2] for word in process.cmdline())
+            found[f"http://{words['--host']}:{words['--port']}"] = process
+        return found
+
+    def _produced(self, servers: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Tokens so far and requests that decode, by address; of those that answer."""
+        from rocstar.engines.vllm_client import read_metrics
+        from rocstar.errors import EngineUnavailable
+
+        found = {}
+        for url in servers:
+            with suppress(httpx.HTTPError, EngineUnavailable):
+                metrics = read_metrics(self._http.get(f"{url}/metrics").text, url)
+                found[url] = metrics.produced_tokens, metrics.running
+        return found
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every process of the run, whoever its parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def connections(process: psutil.Process) -> Sequence[Any]:
+    try:
+        return process.net_connections()
+    except psutil.Error:
+        return ()
+
+
+def name(process: psutil.Process) -> str:
+    return " ".join(Path(word).name for word in process.cmdline()[:3])[:60] or process.name()
+
+
+def is_loopback(address: str) -> bool:
+    return address.removeprefix("::ffff:").startswith("127.") or address == "::1"
+
+
+# -- what is left of it -----------------------------------------------------------------------------------------------
+
+
+def journal(path: Path) -> list[dict[str, Any]]:
+    """A line under way is left out."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def rl_rows(run: Path) -> list[dict[str, Any]]:
+    """Metrics of the RL steps that are done."""
+    return [row for row in journal(run / "metrics.jsonl") if row["stage"] == "rl"]
+
+
+def steps_of(run: Path) -> Iterator[Step]:
+    import pyarrow.parquet as parquet
+
+    asked = json.loads((run / "config.resolved.json").read_text())
+    stage = next(stage for stage in asked["stage"] if stage["kind"] == "rl")
+    wanted = stage["rollout"]["problems_per_step"] * stage["rollout"]["attempts_per_problem"]
+    for row in rl_rows(run):
+        columns = ["problem_id", "index", "stop"]
+        file = run / "rollouts" / f"step={row['step']:06d}.parquet"
+        attempts = parquet.read_table(file, columns=columns).to_pylist()
+        counts = Counter((attempt["problem_id"], attempt["index"]) for attempt in attempts)
+        yield Step(
+            number=row["stage_step"],
+            seconds=round(row["step/seconds"], 1),
+            attempts=len(attempts),
+            missing=wanted - len(counts),
+            twice=sum(count > 1 for count in counts.values()),
+            failed=sum(attempt["stop"] == "environment_failed" for attempt in attempts),
+            gap=row.get("policy/logprob_gap"),
+            gap_max=row.get("policy/logprob_gap_max"),
+            moved=int(row["engine/moved_turns"] + row["engine/repeated_turns"]),
+            lost=int(row["engine/lost"]),
+            back=int(row["engine/back"]),
+        )
+
+
+def seconds_away(run: Path) -> float | None:
+    """From the first engine that was taken out to the first that was back."""
+    events = journal(run / "events.jsonl")
+    times = [
+        next((event["time"] for event in events if event["event"] == what), None)
+        for what in ("engine_lost", "engine_back")
+    ]
+    return None if None in times else round(times[1] - times[0], 1)
+
+
+def left_over(mark: str) -> list[str]:
+    """Processes of the run that do not end after it."""
+    deadline = time.monotonic() + LEFT_SECONDS
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return [f"{process.pid} {name(process)}" for process in left]
+
+
+def in_use(file: str) -> bool:
+    """By a living process: then it is somebody else's."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            if file in maps.read_text():
+                return True
+    return False
+
+
+def shared_memory() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").iterdir()}
+
+
+def say(steps: Sequence[Step], kills: Sequence[Kill]) -> None:
+    for kill in kills:
+        print(
+            f"kill -9 of {kill.what} in step {kill.step}, at {kill.tokens} tokens with {kill.running} requests running"
+        )
+    print("step  seconds  attempts  missing  twice  failed  gap mean   gap max  moved  lost  back")
+    for s in steps:
+        print(
+            f"{s.number:4}  {s.seconds:7.1f}  {s.attempts:8}  {s.missing:7}  {s.twice:5}  {s.failed:6}  "
+            f"{nats(s.gap):>8}  {nats(s.gap_max):>8}  {s.moved:5}  {s.lost:4}  {s.back:4}"
+        )
+
+
+def nats(gap: float | None) -> str:
+    return "-" if gap is None else f"{gap:.1e}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""vLLM servers where Ray places them. Requests do not pass through Ray: an engine is given the address.
+
+An actor starts its server and ends it; when to begin another is the engine's to say, as it is on one machine
+(`VllmEngine.restart`), so nothing here starts one again. A server ends with its actor, and that with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from rocstar.cluster.places import LOOPBACK, Wish, at, own_address, sentence
+from rocstar.config import VllmEngines
+from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
+from rocstar.errors import EngineUnavailable, RocstarError
+
+ASK_SECONDS = 5.0  # for what is known at once where the machine is well
+END_SECONDS = 40.0  # more than a server takes to end in order
+
+
+class ServerActor:
+    """Has one server, from `start` to `close`."""
+
+    def __init__(self) -> None:
+        self._server: VllmServer | None = None
+
+    async def start(self, settings: VllmSettings, driver: str) -> tuple[str, int]:
+        """Its address, on loopback where the driver is on this machine too, and its process."""
+        host = LOOPBACK if own_address() == driver else own_address()
+        self._server = await VllmServer.start(replace(settings, host=host))
+        return self._server.url, self._server.pid
+
+    async def cpu_seconds(self) -> float:
+        return self._server.cpu_seconds() if self._server else 0.0
+
+    async def close(self) -> None:
+        if self._server:
+            await self._server.close()
+
+
+class RayServer:
+    """A server in a place that Ray chose, as `engines.vllm_server.Server`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self.url, self.pid = "", 0
+        self._cpu_seconds = 0.0
+
+    async def start(self, settings: VllmSettings) -> None:
+        """Raises ConfigError, EngineUnavailable."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                self.url, self.pid = await self._actor.start.remote(settings, own_address())
+        except TimeoutError:
+            raise EngineUnavailable(f"Ray did not start a vLLM server within {START_SECONDS:.0f} s") from None
+        except ray.exceptions.RayError as error:
+            if isinstance(cause := getattr(error, "cause", None), RocstarError):
+                raise cause from None
+            raise EngineUnavailable(f"Ray did not start a vLLM server: {sentence(error)}") from error
+
+    def cpu_seconds(self) -> float:
+        """As last heard where the machine does not answer."""
+        with suppress(ray.exceptions.RayError):
+            self._cpu_seconds = ray.get(self._actor.cpu_seconds.remote(), timeout=ASK_SECONDS)
+        return self._cpu_seconds
+
+    async def close(self) -> None:
+        with suppress(ray.exceptions.RayError, TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self._actor.close.remote()
+        ray.kill(self._actor)
+
+
+def _without_gpu(settings: VllmSettings) -> VllmSettings:
+    """Which GPU it is, Ray says."""
+    given = (settings.environment or {}).items()
+    return replace(settings, environment={name: value for name, value in given if name != "CUDA_VISIBLE_DEVICES"})
+
+
+def wish(entries: Sequence[VllmEngines], gpus: int) -> Wish:
+    """A place for each server that a recipe has started, with so many GPUs."""
+    gpu: dict[str, float] = {"GPU": gpus} if gpus else {}
+    places = [{"CPU": float(entry.threads), **gpu} for entry in entries for _ in entry.names]
+    return Wish(" and ".join(f"engine.{entry.name}.count {entry.count}" for entry in entries), places)
+
+
+def starter(group: PlacementGroup | None, gpus: int) -> StartServer:
+    """Starts each server in one of the places of `wish`; an engine gives its place back before it begins anew. gpus: of
+    each server, which Ray shows no other."""
+    actor: Any = ray.remote(ServerActor)
+
+    async def start(settings: VllmSettings, tell: Tell) -> RayServer:
+        assert group is not None, "no server was wished for"
+        server = RayServer(actor.options(**at(group, cpus=settings.threads, gpus=gpus)).remote())
+        try:
+            await server.start(_without_gpu(settings))
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    return start

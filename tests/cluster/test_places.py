@@ -1,0 +1,132 @@
+"""What a run places by Ray: how much room it wants, what is refused before anything starts, and which Ray it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="needs the extra [cluster]")
+pytest.importorskip("torch")
+
+import ray
+
+from rocstar.cluster import places
+from rocstar.cluster.machines import LEARNERS, SANDBOXES, SERVERS, opened, wishes
+from rocstar.cluster.places import Wish, are_here, own_address, refuse_unshared, set_aside
+from rocstar.config import Recipe
+from rocstar.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def recipe(**sections: object) -> Recipe:
+    engine = [{"name": "v", "kind": "vllm", "count": 2, "threads": 3}]
+    cluster = {"launcher": "ray", "learners": 4, "sandbox_nodes": 2}
+    return Recipe.model_validate({"cluster": cluster, "engine": engine, "sandbox": {"slots": 8}, **sections})
+
+
+def test_room_is_wanted_for_every_part_once() -> None:
+    found = wishes(recipe(), 0, "10.0.0.1", learns=True)
+    assert found[LEARNERS].places == [{"node:10.0.0.1": 0.001}, *[{"CPU": 1}] * 3]
+    assert found[SERVERS].places == [{"CPU": 3}] * 2
+    assert found[SANDBOXES].places == [{"CPU": 2}] * 2 and found[SANDBOXES].strategy == "SPREAD"
+
+
+def test_on_gpus_each_learner_and_server_has_one_also_where_one_learner_is_alone() -> None:
+    found = wishes(recipe(cluster={"launcher": "ray", "learners": 1}), 1, "10.0.0.1", learns=True)
+    assert found[LEARNERS].places == [{"node:10.0.0.1": 0.001, "GPU": 1}]
+    assert found[SERVERS].places == [{"CPU": 3, "GPU": 1}] * 2
+
+
+def test_nothing_is_wanted_for_learners_where_nothing_is_learnt() -> None:
+    assert wishes(recipe(), 0, learns=False).keys() == {SERVERS, SANDBOXES}
+
+
+@pytest.mark.slow
+def test_what_ray_has_no_room_for_is_refused_in_one_sentence_and_nothing_starts(
+    two_machines: None, tmp_path: Path
+) -> None:
+    told = (
+        "cluster.learners 4 and engine.v.count 2 and cluster.sandbox_nodes 2 need 13 CPUs, of which Ray has 5 and 5 "
+        "free; ask for less or add machines"
+    )
+    with pytest.raises(ConfigError, match=re.escape(told)), opened(recipe(), tmp_path, learns=True):
+        pass
+    assert ray.available_resources()["CPU"] == 5
+
+
+@pytest.mark.slow
+def test_room_that_somebody_else_has_is_waited_for_and_then_refused(
+    two_machines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "PLACE_SECONDS", 2.5)  # Ray counts whole ones
+    told = pytest.raises(ConfigError, match="the second need 1 CPUs, of which Ray has 5 and 0 free")
+    with set_aside({"first": Wish("the first", [{"CPU": 2}, {"CPU": 3}])}), told:
+        set_aside({"second": Wish("the second", [{"CPU": 1}])}).__enter__()
+
+
+@pytest.mark.slow
+def test_places_on_another_machine_are_known_as_such(two_machines: None) -> None:
+    with set_aside({"here": Wish("here", [{"CPU": 1, "GPU": 1}]), "there": Wish("there", [{"CPU": 3}])}) as groups:
+        assert are_here(groups["here"]) and not are_here(groups["there"])
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_address(two_machines: None, tmp_path: Path) -> None:
+    seen, unseen = tmp_path / "run.json", Path("/proc/self/cmdline")  # every process has another one of these
+    seen.write_text("{}")
+    with set_aside({"there": Wish("there", [{"CPU": 3}])}) as groups:
+        refuse_unshared(groups["there"], seen)
+        told = f"Ray places a part of this run on {own_address()}, which does not see {unseen}; put that folder on"
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            refuse_unshared(groups["there"], unseen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threads", "shared"), [(1, True), (3, False)])
+def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
+    two_machines: None, tmp_path: Path, threads: int, shared: bool
+) -> None:
+    engine = [{"name": "v", "kind": "vllm", "threads": threads}]
+    proof = tmp_path / "run.json"
+    proof.write_text("{}")
+    asked = recipe(cluster={"launcher": "ray"}, engine=engine, sandbox={"slots": 1, "preload": []})
+    others = {"rest": Wish("the other machine", [{"CPU": 3}])} if shared else {}
+    with set_aside(others), opened(asked, proof, learns=True) as machines:
+        assert machines.engines_share_memory is shared
+
+
+OWN = """
+import sys, psutil
+from pathlib import Path
+from rocstar.config import Recipe
+from rocstar.machines import opened_machines
+cluster = {"launcher": "ray", "sandbox_nodes": 1}
+recipe = Recipe.model_validate({"cluster": cluster, "sandbox": {"slots": 40, "preload": []}})
+with opened_machines(recipe, Path(sys.argv[1])) as machines:
+    print(machines.sandbox.info().slots)
+    for process in psutil.Process().children(recursive=True):
+        print(process.pid, *{c.laddr.ip for c in process.net_connections() if c.status == "LISTEN"})
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_the_runs_own_has_room_for_it_listens_on_loopback_and_ends_with_it(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", OWN, str(tmp_path)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stderr
+    slots, *lines = found.stdout.splitlines()
+    assert slots == "40", "more than this machine has cores for is placed all the same"
+    listening = {int(pid): addresses for pid, *addresses in map(str.split, lines)}
+    addresses = {address.removeprefix("::ffff:") for some in listening.values() for address in some}
+    assert addresses == {"127.0.0.1"}
+    left = [psutil.Process(pid) for pid in listening if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(left, timeout=30)
+    assert not alive
