@@ -20,6 +20,7 @@ from rocstar.dialogue.markup import PREAMBLE, SYSTEM
 from rocstar.dialogue.template import PAPER
 from rocstar.evaluation.attempts import Solver
 from rocstar.evaluation.chat_client import ChatClient, check_address
+from rocstar.evaluation.contamination import note_of
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import Kind
 from rocstar.evaluation.one_turn import OneTurn
@@ -96,6 +97,10 @@ class Asked(Protocol):
         """Folders for an evaluation of that name, the best first."""
         ...
 
+    def contamination(self, problems: Sequence[Problem], name: str) -> Mapping[str, Any] | None:
+        """Which of them it has trained on; None where nobody here knows."""
+        ...
+
     def opened(
         self, positions: int, machines: Machines, judging: Judging
     ) -> AbstractAsyncContextManager[tuple[Solver, EngineLoader | None]]:
@@ -145,6 +150,9 @@ class AskedWeights:
                 yield self.subject.run.evaluation(part, self.subject.step)
             else:
                 yield self.runs / "evals" / self.subject.model.resolve().name / part
+
+    def contamination(self, problems: Sequence[Problem], name: str) -> Mapping[str, Any] | None:
+        return note_of(self.subject.run, self.subject.step, (problem.question for problem in problems), name)
 
     @asynccontextmanager
     async def opened(
@@ -213,6 +221,9 @@ class AskedEndpoint:
         folder = re.sub(r"[^\w.-]+", "_", self.model)
         for part in numbered(stem):
             yield self.runs / "evals" / folder / part
+
+    def contamination(self, problems: Sequence[Problem], name: str) -> None:
+        return None
 
     @asynccontextmanager
     async def opened(

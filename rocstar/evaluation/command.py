@@ -122,6 +122,8 @@ def evaluate(prepared: Prepared, screen: Screen) -> dict[str, Any]:
             if recall.found:
                 screen.note(f"{recall.found} answers are there from an earlier start; only what is missing is asked")
             made = asyncio.run(_evaluate(prepared, recall, machines, screen))
+        note = plan.asked.contamination(prepared.problems, plan.source.title)
+        made = replace(made, result={**made.result, "contamination": note})
         made.write(folder, plan.asked.step)
         recall.forget()
     finally:
