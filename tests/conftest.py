@@ -14,7 +14,16 @@ from rocstar.launch import quiet_torch
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
 
-LONGEST = ("test_train.py", "test_word_problems.py", "test_own_model.py", "test_build.py", "test_families.py")
+LONGEST = (
+    "test_train.py",
+    "test_stages_run.py",
+    "test_word_problems.py",
+    "test_own_model.py",
+    "test_build.py",
+    "test_families.py",
+    "test_stalled_run.py",
+    "test_command.py",
+)
 """Files of whole runs: where several processes share the tests, the others must not wait for these at the end."""
 
 

@@ -82,7 +82,7 @@ def _sources(given: Given) -> list[Source]:
         columns = given.question or ["question"]
         return [ProblemFile(path=given.data, question=columns, answer=given.answer, limit=given.limit)]
     if given.data is not None or given.benchmark is None:
-        raise ConfigError("give either --data FILE or --benchmark NAMES")
+        raise ConfigError("give either --data FILE or --benchmark NAMES; see rocstar eval --help")
     if given.question is not None or given.answer != "answer":
         raise ConfigError("a benchmark names its columns itself; leave out --question and --answer")
     return [
