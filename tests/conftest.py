@@ -27,6 +27,11 @@ LONGEST = (
 """Files of whole runs: where several processes share the tests, the others must not wait for these at the end."""
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What `-n auto` means: one more than there are cores, because many tests wait."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
