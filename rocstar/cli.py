@@ -311,7 +311,8 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
         return
     need("train")
     fill = partial(fill_branch, source=source, step=step)
-    folder = RunFolder.create(recipe, source.path.parent, sys.argv, fill=fill)
+    text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
+    folder = RunFolder.create(recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 

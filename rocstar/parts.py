@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +30,7 @@ from rocstar.dialogue.templates import template_for
 from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
@@ -206,6 +206,19 @@ def scheduler_of(recipe: Recipe) -> Scheduler:
     return KvScheduler()
 
 
+async def _begun(name: str, engine: OwnedEngine) -> None:
+    """Start an engine that has to be started; once more where it dies meanwhile. Raises EngineUnavailable."""
+    if not isinstance(engine, RestartableEngine):
+        return
+    with suppress(EngineUnavailable):
+        await engine.restart(None)
+        return
+    try:
+        await engine.restart(None)
+    except EngineUnavailable as error:
+        raise EngineUnavailable(f"engine {name} could not be started: {error}") from error
+
+
 @asynccontextmanager
 async def opened_fleet(
     recipe: Recipe, engines: Mapping[str, OwnedEngine], *, vocab_size: int, tell: Tell = tell_nobody
@@ -213,7 +226,7 @@ async def opened_fleet(
     """These engines as one, also where there is one alone, so that faults of engines are met in one place. Processes
     are begun, all at once; everything is closed with the context. Raises EngineUnavailable, ConfigError."""
     try:
-        await all_or_none(engine.restart(None) for engine in engines.values() if isinstance(engine, RestartableEngine))
+        await all_or_none(_begun(name, engine) for name, engine in engines.items())
         patience = recipe.rollout.engine_patience_seconds
         scheduler = scheduler_of(recipe)
         fleet = Fleet(engines, scheduler, vocab_size=vocab_size, patience_seconds=patience, tell=tell)

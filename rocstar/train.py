@@ -51,6 +51,7 @@ async def train(
     use_threads(material.recipe.run.threads)
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():
+            await run.evaluate_previous()
             if isinstance(stage, SftStage):
                 imitate(run, stage)
                 continue

@@ -49,6 +49,7 @@ def test_a_stage_ends_by_its_rule_and_the_run_says_so(finished: tuple[Path, Ende
     assert sorted(results(folder)) == [
         "evals/after/step=000115/result.json",
         "evals/before/step=000110/result.json",
+        "evals/during/step=000112/result.json",
         "evals/during/step=000114/result.json",
     ]
 

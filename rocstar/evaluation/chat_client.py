@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import msgspec
@@ -22,6 +22,7 @@ LONGEST_WAIT_SECONDS = 120.0  # a server that asks for more is not waited for so
 ANSWER_SECONDS = 3600.0  # 30,000 tokens at 10 a second
 CONNECT_SECONDS = 20.0
 AGAIN = (408, 409, 429)
+MOST_BYTES = 64 * 2**20  # of one answer; 30,000 tokens take well under one
 JUDGE_TOKENS = 4096  # what Arena-Hard-Auto allows a judge
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -51,9 +52,12 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what the files of attempts hold
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
 
 
 class _Answer(msgspec.Struct):
@@ -113,8 +117,9 @@ class ChatClient:
                 await self._sleep(min(LONGEST_WAIT_SECONDS, wait))
             wait = FIRST_WAIT_SECONDS * 2**attempt
             try:
-                response = await self._http.post(f"{self.url}/chat/completions", json=body)
-            except httpx.HTTPError as error:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    response = await self._whole(body)
+            except (httpx.HTTPError, TimeoutError) as error:
                 said = f"{type(error).__name__}: {error}"
                 continue
             if response.is_success:
@@ -124,6 +129,17 @@ class ChatClient:
                 raise self._refusal(response.status_code, response.text)
             wait = _asked_to_wait(response) or wait
         raise EngineUnavailable(f"{self.url} gave no answer in {TRIES} tries ({said})")
+
+    async def _whole(self, body: Mapping[str, Any]) -> httpx.Response:
+        """Raises EngineUnavailable for an answer without an end."""
+        async with self._http.stream("POST", f"{self.url}/chat/completions", json=body) as response:
+            parts, size = [], 0
+            async for part in response.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise EngineUnavailable(f"{self.url} answers with more than {MOST_BYTES >> 20} MiB")
+        return httpx.Response(response.status_code, headers=_plain(response.headers), content=b"".join(parts))
 
     def _refusal(self, status: int, text: str) -> Exception:
         if status == 400 and re.search(r"context length|maximum context|max_model_len|too long|too many tokens", text):
@@ -148,9 +164,19 @@ class ChatClient:
         )
 
 
+def _plain(headers: httpx.Headers) -> httpx.Headers:
+    """Without those that speak of bytes that are decoded by now."""
+    return httpx.Headers({name: value for name, value in headers.items() if not name.startswith("content-encod")})
+
+
 def check_address(url: str) -> None:
     """Raises ConfigError."""
-    if not re.fullmatch(r"https?://[^\s?#]+", url):
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    usable = parsed.host and (parsed.port is None or 0 < parsed.port < 65536)
+    if not usable or not re.fullmatch(r"https?://[^\s?#]+", url):
         raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -207,10 +208,8 @@ def following(written: Written, text: str, results: Sequence[str]) -> list[Mappi
 
 def _call(name: str, arguments: str) -> str:
     """Arguments that are no JSON object stay as they were written, and become a malformed call."""
-    try:
+    with suppress(ValueError, RecursionError):  # nested too deep to be read, or to be written again
         decoded = json.loads(arguments)
-    except (ValueError, RecursionError):
-        decoded = None
-    if isinstance(decoded, dict):
-        return render_call(name, decoded)
+        if isinstance(decoded, dict):
+            return render_call(name, decoded)
     return f"{OPEN}\n{json.dumps(name)}: {arguments}\n{CLOSE}"

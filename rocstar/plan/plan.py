@@ -77,6 +77,8 @@ class Plan:
     """GPUs that write; one engine each."""
     learners: int
     """GPUs that learn."""
+    shares_gpu: bool
+    """The engine lies on the first learner's GPU."""
     parameters: int
     learner: Mapping[str, float]
     """Bytes by part, on each learner's GPU."""
@@ -114,8 +116,11 @@ def make_plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assum
 def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptions) -> Plan:
     shape = shape_of(recipe.model)
     engines, learners = shared_out(recipe, gpus)
-    kv_tokens = most_kv_tokens(shape, gpu.memory_bytes)
     learner = learner_bytes(recipe, shape, learners)
+    # Without [[engine]] the engine lies on the first learner's GPU and has what that one leaves.
+    kv_tokens = most_kv_tokens(shape, gpu.memory_bytes - (0 if recipe.engine else total(learner)))
+    if recipe.rollout.kv_tokens is not None:
+        kv_tokens = min(kv_tokens, float(recipe.rollout.kv_tokens))
     engine = engine_bytes(shape, max(0.0, kv_tokens))
     longest = max(
         (stage.rollout.max_response_tokens for stage in recipe.stage if isinstance(stage, RlStage)), default=0
@@ -126,6 +131,7 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptio
         gpu=gpu_name,
         engines=engines,
         learners=learners,
+        shares_gpu=not recipe.engine,
         parameters=shape.parameters,
         learner=learner,
         engine=engine,

@@ -223,7 +223,6 @@ class Fleet:
         if turn.previous is not None:
             moved = turn.previous != member.name
             self._counts["moved" if moved else "repeated"] += 1
-            self._tell("turn_moved", request=turn.ask.request_id, of=turn.previous, to=member.name)
         turn.task = self._start(self._run(turn, member, member.version))
 
     async def _run(self, turn: Turn, member: Member, version: int) -> None:

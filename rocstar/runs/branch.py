@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +19,12 @@ from rocstar.runs.journal import read_journal
 
 def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
     """The run and the step that RUN or RUN@STEP means; without a step its newest checkpoint. Raises ConfigError."""
-    run_name, _, wanted = name.partition("@")
+    run_name, _, wanted = name.rpartition("@") if re.search(r"@[^/]*$", name) else (name, "", "")
     run = RunFolder.find(run_name, runs)
     steps = run.checkpoint_steps()
     if not steps:
         raise ConfigError(f"run {run.name} has no checkpoint yet")
-    step = steps[-1] if not wanted else int(wanted) if wanted.isdigit() else -1
+    step = steps[-1] if not wanted else int(wanted) if re.fullmatch("[0-9]{1,9}", wanted) else -1
     if step not in steps:
         raise ConfigError(f"run {run.name} has no checkpoint of step {wanted}; it has {', '.join(map(str, steps))}")
     return run, step

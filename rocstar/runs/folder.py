@@ -119,6 +119,11 @@ class RunFolder:
         """The settings in force; resume reads these."""
         return self.path / "config.resolved.json"
 
+    def recipe_text(self) -> str:
+        """config.toml as it lies there; empty for a recipe made in Python."""
+        file = self.path / "config.toml"
+        return file.read_text() if file.is_file() else ""
+
     @property
     def summary(self) -> Path:
         """Written once, when the run is over."""
@@ -131,7 +136,7 @@ class RunFolder:
 
     def asks_to_end(self, stage: str) -> bool:
         """Whether a person wants this stage to end."""
-        return self.end_request.is_file() and self.end_request.read_text() == stage
+        return self.end_request.is_file() and self.end_request.read_bytes().strip() == stage.encode()
 
     def request_end(self) -> str:
         """Ask the run to end its stage under way; the stage's name. Raises ConfigError when none is."""

@@ -68,9 +68,12 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     # What follows the last newline is empty, or torn by a kill.
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
-            raise DataError(f"{path} line {number} is not JSON; delete that line to read the rest") from None
+            row = None
+        if not isinstance(row, dict):
+            raise DataError(f"{path} line {number} is not a JSON object; delete that line to read the rest")
+        rows.append(row)
     return rows
 
 

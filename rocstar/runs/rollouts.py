@@ -125,7 +125,10 @@ def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, A
     file = run.rollout_file(step)
     if not file.is_file():
         raise DataError(f"{file} does not exist: step {step} has no rollouts, or run.save_rollouts was off")
-    rows: list[dict[str, Any]] = parquet.read_table(file, partitioning=None).to_pylist()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(file, partitioning=None).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's own are kinds of these
+        raise DataError(f"{file} is no whole file of attempts ({str(error).splitlines()[0]}); delete it") from None
     return [{**row, "turns": json.loads(row["turns"])} for row in rows]
 
 

@@ -43,6 +43,7 @@ def show_run(folder: RunFolder) -> Row:
         "versions": identity.get("versions"),
         "git": identity.get("git"),
         "hardware": identity.get("hardware"),
+        "branched_from": identity.get("branched_from"),
         "finished": folder.summary.exists(),
         "step": rows[-1]["step"] if rows else 0,
         "stages": _stages(folder, rows),

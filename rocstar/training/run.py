@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -296,11 +297,19 @@ class Run:
             made.write(folder, self.progress.step)
 
     async def evaluate_when_due(self, stage: RlStage) -> None:
-        """Evaluate after every `evaluate.every_steps` steps of a stage, before the next one; not part of its time."""
+        """Evaluate after every `evaluate.every_steps` steps of a stage; not part of a step's time. Once."""
         every, done = self.recipe.evaluate.every_steps, self.progress.stage_step
         if every and done and done % every == 0:
             await self.evaluate("during", stage.rollout)
             self.step_began = time.monotonic()
+
+    async def evaluate_previous(self) -> None:
+        """The same after the last step of the stage before; that of the last stage is evaluated as `after`."""
+        every, stage = self.recipe.evaluate.every_steps, self.previous_stage()
+        if every and isinstance(stage, RlStage) and not self.progress.stage_step:
+            done = sum(row["stage"] == stage.name for row in read_journal(self.folder.metrics))
+            if done and done % every == 0:
+                await self.evaluate("during", stage.rollout)
 
     async def probe_when_due(self) -> None:
         """Raises RunHalted where the sandbox or the grader gives a wrong result."""
@@ -346,6 +355,8 @@ async def opened_run(
         grader = Grader()
         closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        if resume:
+            tracker.event("resumed", step=progress.step, pid=os.getpid())
         told = partial(_tell_stall, folder, screen, tracker)
         remedy = f"continue with: rocstar train --resume {folder.name}"
         closing.enter_context(  # before the engines, so that their start and end are watched too

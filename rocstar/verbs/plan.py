@@ -57,7 +57,8 @@ def plan(
 
 
 def _print(made: Plan) -> None:
-    print(f"{made.parameters / 1e9:.2f}B parameters; {made.learners} {made.gpu} learn, {made.engines} write")
+    shared = " (on the first learner's GPU, in what it leaves)" if made.shares_gpu else ""
+    print(f"{made.parameters / 1e9:.2f}B parameters; {made.learners} {made.gpu} learn, {made.engines} write{shared}")
     for name, parts in (("a learner", made.learner), ("an engine", made.engine)):
         taken = sum(parts.values())
         print(f"\nmemory of {name}: {taken / 1e9:.1f} of {made.memory_bytes / 1e9:.0f} GB")

@@ -180,7 +180,7 @@ async def test_a_fleet_loses_nothing_by_a_process_and_begins_it_anew(
     wanted = written(PROMPT, Sampling(max_new_tokens=300, seed=0))
     assert [(await turn).token_ids for turn in turns] == [wanted] * 6
     await until(lambda: told[-1][0] == "engine_back")
-    assert [event for event, _ in told] == ["engine_lost", *["turn_moved"] * 3, "engine_back"]
+    assert [event for event, _ in told] == ["engine_lost", "engine_back"]
     assert engines["a"].load().policy_version == 2
     assert {(await ask(fleet, f"t{n}")).version_spans for n in range(4)} == {((2, 5),)}
     await fleet.close()

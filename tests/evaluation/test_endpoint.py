@@ -12,7 +12,7 @@ import pytest
 from rocstar.answers.verifier import ScriptedVerifier
 from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError
-from rocstar.evaluation.chat_client import TRIES, ChatClient
+from rocstar.evaluation.chat_client import TRIES, ChatClient, check_address
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.one_turn import OneTurn
 from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
@@ -107,6 +107,35 @@ async def test_arguments_that_are_no_object_are_a_failed_call() -> None:
     made, bodies, _ = await attempted(script)
     assert made.num_failed_calls == 1 and made.stop is Stop.ANSWERED
     assert "Failed to decode" in bodies[1]["messages"][-1]["content"]
+
+
+async def test_arguments_nested_too_deep_to_be_written_again_are_a_failed_call() -> None:
+    def script(body: Mapping[str, Any]) -> Said:
+        deep = f'{{"code": {"[" * 900}{"]" * 900}}}'
+        return text(ANSWER) if body["messages"][-1]["role"] == "tool" else call("python", deep)
+
+    made, _, _ = await attempted(script)
+    assert made.num_failed_calls == 1 and made.stop is Stop.ANSWERED
+
+
+@pytest.mark.parametrize("tokens", [-5, 2**62, 10**30])
+async def test_counts_that_cannot_be_are_a_fault_of_the_endpoint(tokens: int) -> None:
+    made, _, _ = await attempted(lambda body: text(ANSWER, tokens=tokens))
+    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "an answer that is none" in made.fault
+
+
+async def test_an_answer_without_an_end_is_a_fault_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.evaluation.chat_client.MOST_BYTES", 100_000)
+    made, _, _ = await attempted(lambda body: text("x" * 200_000))
+    assert made.stop is Stop.ENVIRONMENT_FAILED and made.fault and "answers with more than" in made.fault
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http:///v1", "ftp://a/v1", "http://a/v1?x"]
+)
+def test_an_address_that_is_none_is_refused_before_anything_starts(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no address of an endpoint"):
+        check_address(url)
 
 
 async def test_the_limits_end_an_attempt() -> None:

@@ -339,3 +339,10 @@ def test_made_up_rows_of_each_kind_are_told_where_they_do_not_fit() -> None:
         (benchmark,) = find_benchmarks(name)
         with pytest.raises(DataError, match="line 3"):
             KINDS[benchmark.file.kind].problems(benchmark.file, {benchmark.file.files[0]: [(3, json.loads("{}"))]})
+
+
+def test_an_integer_beyond_all_floats_is_a_wrong_value() -> None:
+    from rocstar.evaluation.scorers.functions import _wrong_value
+
+    assert _wrong_value({"type": "float"}, 10**400, [1.0]) == "wrong value"
+    assert _wrong_value({"type": "float"}, 1, [1.0]) is None

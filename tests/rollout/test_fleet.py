@@ -158,7 +158,6 @@ async def test_an_engine_that_fails_again_and_again_is_taken_out_and_its_turns_a
         found = await asyncio.gather(*(trajectory(fleet, n) for n in range(8)))
         assert found == [expected(n) for n in range(8)]
         assert told.of("engine_lost")[0] == {"engine": "a", "reason": "the card is on fire", "turns": 2}
-        assert {moved["to"] for moved in told.of("turn_moved")} >= {"b"}
         counts = fleet.take_counts()
         assert counts["engine/lost"] >= 1 and counts["engine/moved_turns"] >= 1
         broken[0] = False

@@ -43,7 +43,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(tmp_path: P
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
-    with pytest.raises(DataError, match=r"m\.jsonl line 2 is not JSON"):
+    with pytest.raises(DataError, match=r"m\.jsonl line 2 is not a JSON object"):
         read_journal(path)
 
 
@@ -71,3 +71,10 @@ def test_a_full_disk_leaves_only_whole_lines(tmp_path: Path, monkeypatch: pytest
         monkeypatch.undo()
         journal.append({"step": 2})
     assert steps(tmp_path / "m.jsonl") == [1, 2]
+
+
+def test_a_line_that_is_json_but_no_object_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n5\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"m\.jsonl line 2 is not a JSON object"):
+        read_journal(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -153,6 +154,8 @@ def _wrong_value(described: Row, value: Any, possible: Sequence[Any]) -> str | N
     kind = PYTHON[described["type"]]
     inner = PYTHON[described["items"]["type"]] if described["type"] in ("array", "tuple") else None
     if kind is float and type(value) is int:
+        if abs(value) > sys.float_info.max:
+            return "wrong value"
         value = float(value)
     first = next((type(one) for one in possible if one != ""), None)
     if type(value) is not kind:

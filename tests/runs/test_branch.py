@@ -1,0 +1,38 @@
+"""What RUN@STEP means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocstar.errors import ConfigError
+from rocstar.runs.branch import find_checkpoint
+from tests.runs.examples import run
+
+
+def test_a_run_is_found_with_and_without_a_step_also_where_a_folder_has_an_at(tmp_path: Path) -> None:
+    base = tmp_path / "a@b"
+    folder = run(base)
+    for step in (3, 12):
+        folder.checkpoint(step).mkdir(parents=True)
+    assert find_checkpoint("tiny", base)[1] == 12
+    assert find_checkpoint("tiny@3", base)[1] == 3
+    assert find_checkpoint(str(folder.path), base)[1] == 12
+    assert find_checkpoint(f"{folder.path}@3", base)[1] == 3
+
+
+@pytest.mark.parametrize("step", ["4", "²", "-3", "3.0", "last", "9" * 30])
+def test_a_step_without_a_checkpoint_is_refused_with_those_that_have_one(tmp_path: Path, step: str) -> None:
+    folder = run(tmp_path)
+    folder.checkpoint(3).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"run tiny has no checkpoint of step .*; it has 3"):
+        find_checkpoint(f"tiny@{step}", tmp_path)
+
+
+def test_a_request_to_end_a_stage_is_read_whatever_wrote_it(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    folder.end_request.write_bytes(b"\xff\xfe")
+    assert not folder.asks_to_end("stage1")
+    folder.end_request.write_text("stage1\n")
+    assert folder.asks_to_end("stage1") and not folder.asks_to_end("stage2")
