@@ -9,9 +9,8 @@ from typing import Protocol
 
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec, Verifier
-from rocstar.rollout.collect import repeats, verified
+from rocstar.rollout.collect import verified_groups
 from rocstar.rollout.episode import Note
-from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Problem, Sampling, Trajectory, seed_for
 
 
@@ -47,23 +46,11 @@ async def attempted(
     """`attempts` at each problem, seeded by (sampling.seed, problem.id, index) as `Roller.roll` does; those that
     `recall` knows are not made again. `done` is called with each group as it is verified."""
 
-    async def group(problem: Problem, identity: tuple[int | str, ...]) -> Group:
-        drawn = await all_or_none(one(problem, index, (*identity, index)) for index in range(attempts))
-        who = f"group {'/'.join(map(str, identity[1:]))}"
-        solver.note(who, "the verifier")
-        try:
-            made = Group(problem=problem, trajectories=await verified(solver.verifier, problem, drawn))
-        finally:
-            solver.note(who, None)
-        done(made)
-        return made
-
     async def one(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
         request = replace(sampling, seed=seed_for(*identity))
         asked = f"attempt/{'/'.join(map(str, identity))}/{sampling.temperature:g}"
         return await recall.attempt(asked, lambda: solver.attempt(problem, index, request))
 
-    return await all_or_none(
-        group(problem, (sampling.seed, problem.id, *again))
-        for problem, again in zip(problems, repeats(problems), strict=True)
+    return await verified_groups(
+        problems, one, solver.verifier, attempts=attempts, seed=sampling.seed, note=solver.note, done=done
     )

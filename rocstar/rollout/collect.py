@@ -7,7 +7,7 @@ but the step itself, and an answer that takes the checker seconds takes them whi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,31 +56,15 @@ class Roller:
         (seed, problem.id, index), and from how often the problem stood before where it stands several times. `done` is
         called with each group as it is verified."""
         sampling = Sampling(max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k)
-        return await all_or_none(
-            self._group(problem, attempts, (seed, problem.id, *again), sampling, done)
-            for problem, again in zip(problems, repeats(problems), strict=True)
+        return await verified_groups(
+            problems,
+            lambda problem, index, identity: self.attempt(problem, index, replace(sampling, seed=seed_for(*identity))),
+            self.verifier,
+            attempts=attempts,
+            seed=seed,
+            note=self.note,
+            done=done,
         )
-
-    async def _group(
-        self,
-        problem: Problem,
-        attempts: int,
-        identity: tuple[int | str, ...],
-        sampling: Sampling,
-        done: Callable[[Group], None],
-    ) -> Group:
-        drawn = await all_or_none(
-            self.attempt(problem, index, replace(sampling, seed=seed_for(*identity, index)))
-            for index in range(attempts)
-        )
-        who = f"group {'/'.join(map(str, identity))}"
-        self.note(who, "the verifier")
-        try:
-            group = Group(problem=problem, trajectories=await verified(self.verifier, problem, drawn))
-        finally:
-            self.note(who, None)
-        done(group)
-        return group
 
     async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
         """One attempt, not yet verified; its randomness follows from `sampling.seed`."""
@@ -96,7 +80,39 @@ class Roller:
             )
 
 
-async def verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+Attempt = Callable[[Problem, int, tuple[int | str, ...]], Coroutine[Any, Any, Trajectory]]
+"""(problem, index, identity) -> one attempt, not yet verified; the identity, with the index, is what seeds it."""
+
+
+async def verified_groups(
+    problems: Sequence[Problem],
+    attempt: Attempt,
+    verifier: Verifier,
+    *,
+    attempts: int,
+    seed: int,
+    note: Note,
+    done: Callable[[Group], None],
+) -> list[Group]:
+    """`attempts` at each problem, all at once; a group is verified as its last sibling ends, and given to `done`."""
+
+    async def group(problem: Problem, identity: tuple[int | str, ...]) -> Group:
+        drawn = await all_or_none(attempt(problem, index, (*identity, index)) for index in range(attempts))
+        who = f"group {'/'.join(map(str, identity))}"
+        note(who, "the verifier")
+        try:
+            made = Group(problem=problem, trajectories=await _verified(verifier, problem, drawn))
+        finally:
+            note(who, None)
+        done(made)
+        return made
+
+    return await all_or_none(
+        group(problem, (seed, problem.id, *again)) for problem, again in zip(problems, _repeats(problems), strict=True)
+    )
+
+
+async def _verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
     """The same attempts at a problem with their outcomes, all from one call."""
     whole = [trajectory for trajectory in drawn if trajectory.stop is not Stop.ENVIRONMENT_FAILED]
     found: Sequence[Outcome | VerifierUnavailable]
@@ -108,7 +124,7 @@ async def verified(verifier: Verifier, problem: Problem, drawn: Sequence[Traject
     return tuple(_with(trajectory, outcomes.get(trajectory.index)) for trajectory in drawn)
 
 
-def repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
+def _repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
     """What sets each problem apart from those with its id before it: nothing for the first, `again1` for the second."""
     seen: Counter[str] = Counter()
     found: list[tuple[str, ...]] = []

@@ -6,12 +6,11 @@ Each alarm looks at the mean over the last WINDOW steps, so that one odd step ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
-Row = Mapping[str, float | None]
-"""Metrics of one step."""
+from rocstar.training.windows import Row, window_mean, window_means
+
 WINDOW = 5  # steps
 
 
@@ -49,7 +48,7 @@ class Level:
     """Means nothing where attempts have no tool."""
 
     def alarm(self, rows: Sequence[Row], tools: bool) -> Alarm | None:
-        mean = _mean(rows, self.metric)
+        mean = window_mean(rows, self.metric, WINDOW)
         if mean is None or (self.tools_only and not tools):
             return None
         reached = (self.least is not None and mean >= self.least) or (self.most is not None and mean <= self.most)
@@ -143,7 +142,7 @@ def alarms(rows: Sequence[Row], evaluations: Sequence[Evaluated] = (), *, tools:
 
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
-    means = list(_means(rows, "reward/mean"))
+    means = list(window_means(rows, "reward/mean", WINDOW))
     if not means or max(means) < 0.05 or means[-1] > 0.7 * max(means):
         return None
     return Alarm(
@@ -155,7 +154,7 @@ def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
 
 
 def _entropy_growth(rows: Sequence[Row]) -> Alarm | None:
-    means = list(_means(rows, "policy/entropy"))
+    means = list(window_means(rows, "policy/entropy", WINDOW))
     if not means or means[-1] < 3 * means[0] or means[-1] < means[0] + 0.5:
         return None
     return Alarm(
@@ -166,7 +165,7 @@ def _entropy_growth(rows: Sequence[Row]) -> Alarm | None:
 
 
 def _errors_grow(rows: Sequence[Row]) -> Alarm | None:
-    means = list(_means(rows, "tool/failed_call_share_in_correct"))
+    means = list(window_means(rows, "tool/failed_call_share_in_correct", WINDOW))
     if not means or means[-1] < means[0] + 0.1:
         return None
     return Alarm(
@@ -180,7 +179,7 @@ TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (_reward_collapse,
 
 
 def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> Alarm | None:
-    rewards = list(_means(rows, "reward/mean"))
+    rewards = list(window_means(rows, "reward/mean", WINDOW))
     if len(evaluations) < 3 or not rewards or rewards[-1] < rewards[0] + 0.1:
         return None
     first, last = evaluations[0], evaluations[-1]
@@ -193,17 +192,3 @@ def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> A
         action="read right attempts: the reward may be won in a way that does not carry over, or the training problems "
         "are learnt by heart, and there should be more of them",
     )
-
-
-def _mean(rows: Sequence[Row], metric: str) -> float | None:
-    """Over the last WINDOW steps; None where a step lacks it or there are fewer."""
-    values = [value for row in rows[-WINDOW:] if (value := row.get(metric)) is not None]
-    return fmean(values) if len(values) == WINDOW else None
-
-
-def _means(rows: Sequence[Row], metric: str) -> Iterator[float]:
-    """Of all windows that end at each step, in order."""
-    for end in range(WINDOW, len(rows) + 1):
-        mean = _mean(rows[:end], metric)
-        if mean is not None:
-            yield mean

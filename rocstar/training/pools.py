@@ -51,8 +51,9 @@ async def stage_pool(
         left = [problem for problem in problems if problem.id not in known]
         with Journal(journal) as found:
             await _ask(left, roller, found, recorded, attempts, seed_for(seed, "pool", stage.name), max(1, at_once))
-        _refuse_faults(stage.name, problems, read_journal(journal), fault_budget)
-        write_json(record, _summary(problems, read_journal(journal), attempts=attempts, version=version))
+        rows = read_journal(journal)
+        _refuse_faults(stage.name, problems, rows, fault_budget)
+        write_json(record, _summary(problems, rows, attempts=attempts, version=version))
     return _unsolved(problems, read_journal(journal))
 
 

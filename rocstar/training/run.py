@@ -89,6 +89,8 @@ class Run:
     """Monotonic time at which sandbox and grader were last asked something whose answer is known, seconds."""
     stage_rows: list[Mapping[str, Any]] = field(default_factory=list)
     """Metrics of the stage under way, one row a step."""
+    evaluated: Sequence[Evaluated] = ()
+    """Evaluations of the stage under way."""
     alarmed: set[str] = field(default_factory=set)
     """Names of the alarms that hold."""
 
@@ -152,7 +154,7 @@ class Run:
         run was asked to stop, and was saved by `done`."""
         self.saved_at = time.monotonic()
         self.stage_rows = [row for row in read_journal(self.folder.metrics) if row["stage"] == stage.name]
-        self.alarmed = set()
+        self.evaluated, self.alarmed = self._evaluated(), set()
         with self.stopper.stepping():
             while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
                 self.policy.ranks.check()
@@ -185,18 +187,21 @@ class Run:
 
     def _raise_alarms(self, stage: RlStage) -> None:
         """Each alarm once while it lasts."""
-        steps = range(self.progress.step - self.progress.stage_step, self.progress.step + 1)
-        seen = [
-            Evaluated(step=step, accuracy=result["accuracy"]["value"])
-            for name, step, result in self.folder.evaluations()
-            if name == "during" and step in steps
-        ]
-        found = alarms(self.stage_rows, seen, tools=stage.rollout.max_turns > 1)
+        found = alarms(self.stage_rows, self.evaluated, tools=stage.rollout.max_turns > 1)
         for alarm in found:
             if alarm.name not in self.alarmed:
                 self.tracker.event("warning", step=self.progress.step, **asdict(alarm))
                 self.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
         self.alarmed = {alarm.name for alarm in found}
+
+    def _evaluated(self) -> list[Evaluated]:
+        """Of the stage under way, from the run folder."""
+        steps = range(self.progress.step - self.progress.stage_step, self.progress.step + 1)
+        return [
+            Evaluated(step=step, accuracy=result["accuracy"]["value"])
+            for name, step, result in self.folder.evaluations()
+            if name == "during" and step in steps
+        ]
 
     def _why_over(self, stage: SftStage | RlStage) -> str | None:
         if self.progress.stage_step == stage.steps:
@@ -301,6 +306,7 @@ class Run:
         every, done = self.recipe.evaluate.every_steps, self.progress.stage_step
         if every and done and done % every == 0:
             await self.evaluate("during", stage.rollout)
+            self.evaluated = self._evaluated()
             self.step_began = time.monotonic()
 
     async def evaluate_previous(self) -> None:

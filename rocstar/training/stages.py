@@ -7,13 +7,11 @@ saturated and began to fall. The rules here say the same in numbers. Their form 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 from rocstar.config import EndSection
+from rocstar.training.windows import Row, window_mean, window_means
 
-Row = Mapping[str, float | None]
-"""Metrics of one step."""
 REWARD, TRUNCATED, SOLVED = "reward/mean", "len/truncated", "group/solved_share"
 
 
@@ -23,7 +21,7 @@ def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
 
 
 def _saturated(rule: EndSection, rows: Sequence[Row]) -> str | None:
-    share = _mean(rows, SOLVED, rule.window)
+    share = window_mean(rows, SOLVED, rule.window)
     if rule.solved_share is None or share is None or share < rule.solved_share:
         return None
     return (
@@ -33,11 +31,11 @@ def _saturated(rule: EndSection, rows: Sequence[Row]) -> str | None:
 
 
 def _declined(rule: EndSection, rows: Sequence[Row]) -> str | None:
-    if rule.reward_loss is None:
+    last = window_mean(rows, REWARD, rule.window)
+    if rule.reward_loss is None or last is None:
         return None
-    means = [_mean(rows, REWARD, rule.window, back) for back in range(len(rows))]
-    last, best = means[0] if means else None, max((mean for mean in means if mean is not None), default=None)
-    if last is None or best is None or best - last < rule.reward_loss:
+    best = max(window_means(rows, REWARD, rule.window))
+    if best - last < rule.reward_loss:
         return None
     return (
         f"the mean reward of its last {rule.window} steps, {last:.3f}, is {best - last:.3f} below the best so many "
@@ -46,7 +44,7 @@ def _declined(rule: EndSection, rows: Sequence[Row]) -> str | None:
 
 
 def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
-    last, before = (_mean(rows, REWARD, rule.window, back) for back in (0, rule.window))
+    last, before = (window_mean(rows, REWARD, rule.window, back) for back in (0, rule.window))
     if rule.reward_gain is None or last is None or before is None or last - before >= rule.reward_gain:
         return None
     if rule.truncated_share is not None and not _is_truncation_stable(rule, rows):
@@ -58,16 +56,8 @@ def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
 
 
 def _is_truncation_stable(rule: EndSection, rows: Sequence[Row]) -> bool:
-    shares = [_mean(rows, TRUNCATED, rule.window, back) for back in (0, rule.window)]
+    shares = [window_mean(rows, TRUNCATED, rule.window, back) for back in (0, rule.window)]
     wanted = rule.truncated_share
     return wanted is not None and all(
         share is not None and abs(share - wanted) <= rule.truncated_band for share in shares
     )
-
-
-def _mean(rows: Sequence[Row], name: str, window: int, back: int = 0) -> float | None:
-    """Over the `window` steps up to `back` before the last; None where there are fewer, or one lacks the metric."""
-    end = len(rows) - back
-    values = [row.get(name) for row in rows[max(0, end - window) : max(0, end)]]
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == window else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocstar.training.alarms import LEVELS, WINDOW, Evaluated, Row, alarms
+from rocstar.training.alarms import LEVELS, WINDOW, Evaluated, alarms
+from rocstar.training.windows import Row
 
 HEALTHY: Row = {
     "reward/mean": 0.5,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rocstar.config import EndSection
-from rocstar.training.stages import Row, why_over
+from rocstar.training.stages import why_over
+from rocstar.training.windows import Row
 
 PAPER_STAGE_1 = EndSection(reward_gain=0.005, truncated_share=0.10)
 PAPER_STAGE_2 = EndSection(solved_share=0.70)
