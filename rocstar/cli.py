@@ -19,6 +19,7 @@ import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
 from rocstar.verbs import analyze, answers, compare, data, evaluate, plan, sandbox, simulate
+from rocstar.verbs import runs as run_verbs
 from rocstar.verbs.common import STYLE, AsJson, print_json, quiet, stop, stoppable
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ app = typer.Typer(
     help="Small language models that learn to reason with a Python tool (GRPO-RoC).",
     epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
 )
-runs_app = typer.Typer(**STYLE, help="Look at what runs left behind.")
-app.add_typer(runs_app, name="runs")
+app.add_typer(run_verbs.app, name="runs")
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")
@@ -180,47 +180,6 @@ def chat(
     carry_out(model=model, prompt=prompt, settings=settings or [], as_json=as_json, runs=runs)
 
 
-@runs_app.command(name="list")
-def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
-    """All runs, by name."""
-    from rocstar.runs.folder import list_runs
-    from rocstar.runs.show import show_run
-    from rocstar.screen import Screen
-
-    rows = [show_run(folder) for folder in list_runs(runs)]
-    if as_json:
-        print_json({"runs": rows})
-    elif rows:
-        Screen().runs(rows)
-    else:
-        Screen().note(f"there are no runs in {runs}")
-
-
-@runs_app.command()
-def show(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or the start of it, a path, or `last`.")],
-    as_json: AsJson = False,
-    runs: Runs = Path("runs"),
-) -> None:
-    """One run: how far it came, before against after."""
-    from rocstar.runs.folder import RunFolder
-
-    _print_run(RunFolder.find(name, runs), as_json=as_json)
-
-
-@runs_app.command()
-def end_stage(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or the start of it, a path, or `last`.")],
-    runs: Runs = Path("runs"),
-) -> None:
-    """End a run's stage after its step under way, and go on with the next."""
-    from rocstar.runs.folder import RunFolder
-    from rocstar.screen import Screen
-
-    folder = RunFolder.find(name, runs)
-    Screen().note(f"stage {folder.request_end()} of {folder.name} ends after its step under way")
-
-
 # Runs
 
 
@@ -329,16 +288,8 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
         if not is_disk_full(error):
             raise
         stop(FAILED, f"the disk is full; free some space, then {go_on}")
-    _print_run(folder, as_json=as_json)
+    run_verbs.print_run(folder, as_json=as_json)
 
 
 def _is_default(folder: RunFolder) -> bool:
     return folder.path.resolve().parent == Path("runs").resolve()
-
-
-def _print_run(folder: RunFolder, *, as_json: bool) -> None:
-    from rocstar.runs.show import show_run
-    from rocstar.screen import Screen
-
-    shown = show_run(folder)
-    print_json(shown) if as_json else Screen().summary(shown)

@@ -22,6 +22,7 @@ from rocstar.evaluation.paired import (
     spread_of,
     spread_of_one,
 )
+from rocstar.runs.differences import flat
 from rocstar.runs.evaluations import RESULT, SAMPLES
 from rocstar.runs.folder import read_json
 
@@ -54,7 +55,7 @@ def read_kept(folder: Path) -> Kept:
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
     """Raises ConfigError that names the first field in which the evaluations differ, unless it is in `allowed`."""
-    mine, theirs = dict(_flat(a.setup)), dict(_flat(b.setup))
+    mine, theirs = dict(flat(a.setup)), dict(flat(b.setup))
     known = {*mine, *theirs}
     for name in allowed:
         if not any(_is_within(field, name) for field in known):
@@ -132,15 +133,6 @@ def _verdicts(file: Path) -> Iterator[tuple[str, str | None]]:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
     except (ArrowException, OSError) as error:
         raise DataError(f"{file} can't be read as attempts: {str(error).splitlines()[0]}") from None
-
-
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by dotted names."""
-    for key, inner in value.items():
-        if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", inner
 
 
 def _is_skipped(field: str) -> bool:

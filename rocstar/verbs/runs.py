@@ -1,0 +1,411 @@
+"""`rocstar runs`: look at what runs left behind, compare and draw it, write it in other forms, give its room back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.errors import ConfigError
+from rocstar.exits import need
+from rocstar.verbs.common import STYLE, AsJson, print_json
+
+if TYPE_CHECKING:
+    from rocstar.attempts.formats import Origin
+    from rocstar.attempts.select import Wanted
+    from rocstar.runs.folder import RunFolder
+
+RUN = "A run's name or the start of it, a path, or `last`."
+SHOWN = 20  # attempts on the screen unless more are asked for
+
+app = typer.Typer(**STYLE, help="Look at what runs left behind.")
+Name = Annotated[str, typer.Argument(metavar="RUN", help=RUN)]
+Source = Annotated[
+    str, typer.Argument(metavar="RUN|EVALUATION", help="A run, RUN/EVALUATION[@STEP], or a rollout file.")
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+Step = Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)]
+Problem = Annotated[
+    str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.", show_default=False)
+]
+Right = Annotated[bool, typer.Option("--right", help="Right ones only.")]
+Wrong = Annotated[bool, typer.Option("--wrong", help="Wrong ones only.")]
+Undecided = Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")]
+Kept = Annotated[
+    bool | None, typer.Option("--kept/--dropped", help="Those that the resampler kept, or dropped.", show_default=False)
+]
+Ended = Annotated[
+    str | None, typer.Option("--stop", metavar="WHY", help="Ended so, as in max_tokens.", show_default=False)
+]
+ErrorClass = Annotated[
+    str | None, typer.Option("--error", metavar="CLASS", help="With a call that failed so.", show_default=False)
+]
+Text = Annotated[
+    str | None, typer.Option(metavar="WORDS", help="With these words in question or text.", show_default=False)
+]
+
+
+@app.command(name="list")
+def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
+    """All runs, by name."""
+    from rocstar.runs.folder import list_runs
+    from rocstar.runs.show import show_run
+    from rocstar.screen import Screen
+
+    rows = [show_run(folder) for folder in list_runs(runs)]
+    if as_json:
+        print_json({"runs": rows})
+    elif rows:
+        Screen().runs(rows)
+    else:
+        Screen().note(f"there are no runs in {runs}")
+
+
+@app.command()
+def show(name: Name, as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
+    """One run: how far it came, before against after."""
+    from rocstar.runs.folder import RunFolder
+
+    print_run(RunFolder.find(name, runs), as_json=as_json)
+
+
+def print_run(folder: RunFolder, *, as_json: bool) -> None:
+    """A run as `runs show` shows it."""
+    from rocstar.runs.show import show_run
+    from rocstar.screen import Screen
+
+    shown = show_run(folder)
+    print_json(shown) if as_json else Screen().summary(shown)
+
+
+@app.command()
+def end_stage(name: Name, runs: Runs = Path("runs")) -> None:
+    """End a run's stage after its step under way, and go on with the next."""
+    from rocstar.runs.folder import RunFolder
+    from rocstar.screen import Screen
+
+    folder = RunFolder.find(name, runs)
+    Screen().note(f"stage {folder.request_end()} of {folder.name} ends after its step under way")
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=RUN)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Metrics to compare; may be repeated.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Two runs: settings that differ, where each metric came to, and their evaluations paired problem by problem.
+
+    Example: rocstar runs compare roc grpo --metric reward/mean"""
+    from rocstar.runs.differences import METRICS, metrics_side_by_side, settings_that_differ
+    from rocstar.runs.folder import RunFolder
+
+    first, second = (RunFolder.find(name, runs) for name in (a, b))
+    result = {
+        "a": first.name,
+        "b": second.name,
+        "settings": settings_that_differ(first, second),
+        "metrics": metrics_side_by_side(first, second, metric or METRICS),
+        "evaluations": list(_paired(first, second)),
+    }
+    print_json(result) if as_json else print("\n".join(_compared(result)))
+
+
+def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
+    """The last evaluation of each name that both have; `refused` says why two can't be compared."""
+    from rocstar.errors import DataError
+    from rocstar.evaluation.compare import compared, read_kept, refuse_different
+
+    last_a, last_b = ({name: step for name, step, _ in run.evaluations()} for run in (a, b))
+    for name in (name for name in last_a if name in last_b):
+        try:
+            first, second = (read_kept(run.evaluation(name, steps[name])) for run, steps in ((a, last_a), (b, last_b)))
+            refuse_different(first, second, [])
+            found = {key: value for key, value in compared(first, second).items() if key != "table"}
+        except (ConfigError, DataError) as error:
+            found = {"refused": str(error)}
+        yield {"name": name, **found}
+
+
+def _compared(result: Mapping[str, Any]) -> Iterator[str]:
+    yield f"A {result['a']}, B {result['b']}"
+    for row in result["settings"]:
+        yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
+    for row in result["metrics"]:
+        yield f"  {row['stage']} after {row['steps']} steps, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
+    for row in result["evaluations"]:
+        if "refused" in row:
+            yield f"  {row['name']}: not compared, {row['refused']}"
+            continue
+        low, high = row["difference"]["interval"]
+        yield (
+            f"  {row['name']}: {row['a']['accuracy']['value']:.1%} -> {row['b']['accuracy']['value']:.1%}, B - A "
+            f"{row['difference']['value']:+.1%} (95%: {low:+.1%} to {high:+.1%}) over {row['problems']} problems, "
+            f"p = {row['p_value']:.3g}"
+        )
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@app.command()
+def plot(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN)],
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.", show_default=False)
+    ] = None,
+    axis: Annotated[str, typer.Option("--x", help="step, seconds or tokens.")] = "step",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")] = Path("runs.png"),
+    runs: Runs = Path("runs"),
+) -> None:
+    """Metrics of one run or several as a picture.
+
+    Example: rocstar runs plot last --metric reward/mean --metric len/tokens --out curves.svg"""
+    need("plot")
+    from rocstar.runs.folder import RunFolder
+    from rocstar.runs.plot import METRICS
+    from rocstar.runs.plot import plot as draw
+
+    draw([RunFolder.find(name, runs) for name in names], metric or METRICS, axis, out)
+    print(out)
+
+
+@app.command()
+def rollouts(
+    name: Source,
+    step: Step = None,
+    problem: Problem = None,
+    right: Right = False,
+    wrong: Wrong = False,
+    undecided: Undecided = False,
+    kept: Kept = None,
+    ended: Ended = None,
+    error: ErrorClass = None,
+    text: Text = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
+    full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Attempts that a run or an evaluation kept: all, or those that fit.
+
+    Example: rocstar runs rollouts last --wrong --error NameError --full"""
+    from itertools import islice
+
+    from rocstar.attempts.formats import facts
+    from rocstar.attempts.messages import structured
+    from rocstar.attempts.select import select
+
+    wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
+    files, origin = _source(name, runs)
+    rows = list(islice(select(files, wanted), limit))
+    if as_json:
+        shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
+        print_json({"source": origin.name, "attempts": shown})
+    elif not rows:
+        print(f"{origin.name} has no such attempt")
+    else:
+        print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    from rocstar.attempts.page import visible
+    from rocstar.attempts.select import failures
+
+    errors = ", ".join(failures(row))
+    answer = f"{row['extracted']!r} for {row['gold']!r}" if row["extracted"] is not None else "no answer"
+    return visible(
+        f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {row['verdict'] or 'undecided':9} "
+        f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
+        f"tokens, {row['stop']}: {answer[:80]}"
+    ).replace("\n", " ")
+
+
+def _whole(row: Mapping[str, Any], origin: Origin) -> str:
+    from rocstar.attempts.messages import as_written
+    from rocstar.attempts.page import visible
+
+    said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
+    return "\n".join((_line(row), *said, ""))
+
+
+@app.command()
+def export(
+    name: Source,
+    form: Annotated[str, typer.Option("--format", help="messages, trl, verl, inspect, csv or html.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.", show_default=False)
+    ] = None,
+    step: Step = None,
+    problem: Problem = None,
+    right: Right = False,
+    wrong: Wrong = False,
+    undecided: Undecided = False,
+    kept: Kept = None,
+    ended: Ended = None,
+    error: ErrorClass = None,
+    text: Text = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
+
+    Example: rocstar runs export last --right --format trl --out right.jsonl"""
+    from rocstar.attempts.formats import ENDINGS, FORMS
+    from rocstar.attempts.formats import export as write
+    from rocstar.attempts.select import select
+
+    if form not in FORMS:
+        raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
+    wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
+    files, origin = _source(name, runs)
+    path = out or Path(f"{origin.name.replace('/', '-')}.{ENDINGS[form]}")
+    count = write(select(files, wanted), origin, form, path)
+    print(f"{count} attempts in {path}")
+
+
+def _wanted(
+    step: int | None,
+    problem: str | None,
+    right: bool,
+    wrong: bool,
+    undecided: bool,
+    kept: bool | None,
+    ended: str | None,
+    error: str | None,
+    text: str | None,
+) -> Wanted:
+    from rocstar.attempts.select import Wanted
+    from rocstar.types import Stop
+
+    chosen = [verdict for verdict, on in (("right", right), ("wrong", wrong), ("undecided", undecided)) if on]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; give one of them")
+    if ended is not None and ended not in list(Stop):
+        raise ConfigError(f"--stop {ended} is none of {', '.join(Stop)}")
+    return Wanted(
+        step=step,
+        problem=problem,
+        verdict=chosen[0] if chosen else None,
+        kept=kept,
+        stop=ended,
+        error=error,
+        text=text,
+    )
+
+
+def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
+    """The files of a run or an evaluation that hold attempts. Raises ConfigError and DataError."""
+    from rocstar.analysis.sources import find_source
+    from rocstar.attempts.formats import Origin
+    from rocstar.attempts.messages import feedback_of
+    from rocstar.runs.folder import read_json
+
+    need("train")
+    source = find_source(name, runs)
+    run = source.run or source.trainer
+    if source.transcripts or (run is None and source.result is None):
+        raise ConfigError(f"{name} does not say how tool results were shown; give the run or the evaluation it is of")
+    if not source.files:
+        raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
+    settings = source.result["setup"] if source.result else read_json(run.resolved) if run else {}
+    origin = Origin(
+        name=source.name,
+        model=str(source.model or source.name),
+        started=run.identity["started"] if run else "1970-01-01T00:00:00+00:00",
+        feedback=feedback_of(settings),
+    )
+    return source.files, origin
+
+
+@app.command()
+def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
+    """What each run takes on the disk."""
+    from rocstar.runs.folder import list_runs
+    from rocstar.runs.space import sizes
+
+    found = {run.name: sizes(run) for run in list_runs(runs)}
+    if as_json:
+        print_json({"runs": found, "bytes": sum(sum(parts.values()) for parts in found.values())})
+        return
+    for name, parts in found.items():
+        shown = ", ".join(f"{part} {_bytes(size)}" for part, size in parts.items() if size)
+        print(f"{_bytes(sum(parts.values())):>9}  {name}: {shown}")
+
+
+@app.command()
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths, written in full.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Delete runs with all they left."""
+    from rocstar.runs.folder import list_runs
+    from rocstar.runs.space import branches_of, remove, size_of
+
+    known = {run.name: run for run in list_runs(runs)}
+    chosen = [_exactly(name, known) for name in names]
+    for run in chosen:
+        print(f"{run.path}: {_bytes(size_of(run.path))}")
+        for other in branches_of(run, list(known.values())):
+            print(f"  {other.name} branched from it and stays whole")
+    if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
+        raise ConfigError("nothing was deleted; add --yes where nobody can be asked")
+    for run in chosen:
+        remove(run)
+
+
+def _exactly(name: str, known: Mapping[str, RunFolder]) -> RunFolder:
+    """No start of a name and no `last`: what is deleted is written out."""
+    from rocstar.runs.folder import RunFolder
+
+    if name in known:
+        return known[name]
+    if "/" in name:
+        return RunFolder.open(name)
+    raise ConfigError(f"there is no run {name}; the runs there are: {', '.join(known) or 'none'}")
+
+
+@app.command()
+def gc(
+    keep: Annotated[int, typer.Option(min=0, help="Checkpoints of each run that stay, the newest.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and stop.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Delete old checkpoints and what kills left half written, of all runs that nobody writes.
+
+    Example: rocstar runs gc --keep 1 --dry-run"""
+    from rocstar.runs.folder import list_runs
+    from rocstar.runs.space import delete, leftovers, size_of
+
+    total = 0
+    for run in list_runs(runs):
+        try:
+            with run.locked():
+                paths = leftovers(run, keep)
+                freed = sum(map(size_of, paths))
+                if not dry_run:
+                    delete(paths)
+        except ConfigError as error:
+            print(f"left alone: {error}")
+            continue
+        total += freed
+        for path in paths:
+            print(path)
+    print(f"{_bytes(total)} {'would be freed' if dry_run else 'freed'}")
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError

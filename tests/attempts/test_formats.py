@@ -1,0 +1,116 @@
+"""Attempts in other tools' forms: nothing lost, nothing of a model's text taken for markup."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.attempts.formats import ENDINGS, FORMS, Origin, export
+from rocstar.attempts.messages import as_written, feedback_of, structured
+from rocstar.attempts.page import text
+from rocstar.errors import DataError
+
+SETTINGS = {"rollout": {"feedback_max_chars": 100, "feedback_truncate": "left", "feedback_errors": "short"}}
+ORIGIN = Origin("small", "small@3", "2026-01-01T00:00:00+00:00", feedback_of(SETTINGS))
+CALL = '\n{"name": "python", "arguments": {"code": "print(a)"}}\n'
+
+
+def result(status: str = "ok", stdout: str = "", stderr: str = "") -> dict[str, Any]:
+    facts = {"run_seconds": 0.1, "queue_seconds": 0.0, "truncated_bytes": 0, "isolation": "L4"}
+    return {"call_id": "call_0", "status": status, "stdout": stdout, "stderr": stderr, "value": None, **facts}
+
+
+def row(question: str = "1+1?", told: str = "<answer>2</answer>", **more: Any) -> dict[str, Any]:
+    call = {"id": "call_0", "tool": "python", "arguments": {"code": "print(a)"}, "raw": CALL, "parse_error": None}
+    turns = [
+        {"calls": [call], "results": [result("code_error", stderr="Traceback\nNameError: name 'a'")]},
+        {"calls": [], "results": []},
+    ]
+    return {
+        **dict.fromkeys(("extracted", "method", "reason", "weight", "penalty_errors", "penalty_format", "advantage")),
+        **dict.fromkeys(("fault", "seconds", "tool_seconds")),
+        **{"step": 3, "problem_id": "p", "index": 1, "source": "tests", "gold": "2", "verdict": "right", "reward": 1.0},
+        **{"kept": True, "stop": "answered", "response_tokens": 9, "calls": 1, "failed_calls": 1, "policy_version": 2},
+        "question": question,
+        "text": [f"I try.<tool_call>{CALL}</tool_call><|im_end|>", f"{told}<|im_end|>"],
+        "turns": turns,
+    } | more
+
+
+def test_calls_and_replies_become_messages_that_name_each_other() -> None:
+    asked, calling, reply, answer = structured(row(), ORIGIN.feedback)
+    assert asked == {"role": "user", "content": "1+1?"}
+    assert calling["content"] == "I try."
+    assert json.loads(calling["tool_calls"][0]["function"]["arguments"]) == {"code": "print(a)"}
+    assert reply == {"role": "tool", "tool_call_id": "call_0", "content": "NameError: name 'a'"}
+    assert answer == {"role": "assistant", "content": "<answer>2</answer>"}
+
+
+def test_a_call_that_did_not_parse_stays_in_the_text() -> None:
+    broken = row()
+    broken["turns"][0]["calls"][0] |= {"parse_error": "no JSON", "arguments": {}}
+    calling = structured(broken, ORIGIN.feedback)[1]
+    assert calling == {"role": "assistant", "content": f"I try.<tool_call>{CALL}</tool_call>"}
+    assert as_written(broken, ORIGIN.feedback)[1] == calling
+
+
+def test_settings_that_do_not_say_what_the_model_read_are_refused() -> None:
+    with pytest.raises(DataError, match="lack feedback_max_chars"):
+        feedback_of({"rollout": {}})
+
+
+def test_every_form_has_all_attempts(tmp_path: Path) -> None:
+    for form in FORMS:
+        path = tmp_path / f"{form}.{ENDINGS[form]}"
+        assert export((row(index=index) for index in range(3)), ORIGIN, form, path) == 3
+    from pyarrow import parquet
+
+    lines = [json.loads(line) for line in (tmp_path / "trl.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    assert lines[0]["prompt"] + lines[0]["completion"] == structured(row(), ORIGIN.feedback)
+    assert len(parquet.read_table(tmp_path / "verl.parquet")) == 3
+    with (tmp_path / "csv.csv").open(newline="") as file:
+        assert [one["gold"] for one in csv.DictReader(file)] == ["2"] * 3
+    log = json.loads((tmp_path / "inspect.json").read_text())
+    assert [sample["epoch"] for sample in log["samples"]] == [1, 2, 3]
+    assert log["samples"][0]["scores"]["verifier"]["value"] == "C"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_source_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    export([row()], ORIGIN, "messages", path)
+    before = path.read_bytes()
+
+    def breaks() -> Any:
+        yield row()
+        raise DataError("cut")
+
+    with pytest.raises(DataError):
+        export(breaks(), ORIGIN, "messages", path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.jsonl"]
+
+
+@given(st.text())
+def test_no_text_is_markup_or_steers_the_screen(value: str) -> None:
+    shown = text(value)
+    assert not set("<>\"'") & set(shown)
+    assert not any(character in shown for character in "\u202e\u2066\x1b\x00\u200f")
+
+
+def test_a_page_of_hostile_attempts_has_no_element_of_theirs(tmp_path: Path) -> None:
+    hostile = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\u202e"
+    path = tmp_path / "page.html"
+    export([row(question=hostile, told=hostile)], ORIGIN, "html", path)
+    page = path.read_text()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "\u202e" not in page
+    assert "default-src 'none'" in page

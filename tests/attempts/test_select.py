@@ -1,0 +1,68 @@
+"""Which attempts of a run are chosen, by what became of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocstar.attempts.select import TOKENS, Wanted, failures, select
+from rocstar.errors import DataError
+from rocstar.runs.folder import RunFolder
+from rocstar.runs.rollouts import AttemptRecord, write_attempts
+from rocstar.types import Reason, Verdict
+from tests.runs.examples import PROBLEM, choice, decode, run, trajectory
+
+
+def recorded(folder: RunFolder, step: int) -> Path:
+    made = (
+        (trajectory(0, failed=True), choice(0, False, Reason.DROPPED_QUALITY, errors=1.0)),
+        (trajectory(1, verdict=Verdict.WRONG), choice(1, True, Reason.KEPT_NEGATIVE)),
+        (trajectory(2), choice(2, True, Reason.KEPT_QUALITY)),
+        (trajectory(3, verdict=None), None),
+    )
+    records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=c, policy_version=step) for t, c in made]
+    write_attempts(folder.rollout_file(step), step, records, decode)
+    return folder.rollout_file(step)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    folder = run(tmp_path)
+    return [recorded(folder, step) for step in (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (Wanted(), [(step, index) for step in (3, 4) for index in range(4)]),
+        (Wanted(step=4, verdict="right"), [(4, 0), (4, 2)]),
+        (Wanted(step=3, verdict="undecided"), [(3, 3)]),
+        (Wanted(kept=True, verdict="wrong"), [(3, 1), (4, 1)]),
+        (Wanted(kept=False, step=3), [(3, 0), (3, 3)]),
+        (Wanted(error="Exit Status"), [(3, 0), (4, 0)]),
+        (Wanted(error="ValueError"), []),
+        (Wanted(stop="environment_failed", step=3), [(3, 3)]),
+        (Wanted(text="1+1", step=3), [(3, 0), (3, 1), (3, 2), (3, 3)]),
+        (Wanted(text="<13>", step=3), [(3, 0), (3, 1), (3, 2), (3, 3)]),
+        (Wanted(text="not there"), []),
+        (Wanted(problem=PROBLEM.id[:5], step=5), []),
+    ],
+)
+def test_an_attempt_is_chosen_by_each_thing_that_was_asked(
+    files: list[Path], wanted: Wanted, found: list[tuple[int, int]]
+) -> None:
+    assert [(row["step"], row["index"]) for row in select(files, wanted)] == found
+
+
+def test_rows_come_with_their_turns_and_without_their_tokens(files: list[Path]) -> None:
+    row = next(select(files, Wanted()))
+    assert not set(TOKENS) & set(row)
+    assert row["turns"][0]["calls"][0]["arguments"] == {"code": "print(2)"}
+    assert failures(row) == ["exit status"]
+
+
+def test_a_cut_file_is_refused_by_name(files: list[Path]) -> None:
+    files[1].write_bytes(files[1].read_bytes()[:200])
+    with pytest.raises(DataError, match=r"step=000004.parquet is no whole file of attempts"):
+        list(select(files, Wanted()))

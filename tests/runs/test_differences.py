@@ -1,0 +1,76 @@
+"""Two runs against each other, and what runs take on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocstar.config import Recipe
+from rocstar.errors import ConfigError
+from rocstar.recipe import recipe_of
+from rocstar.runs.differences import metrics_side_by_side, settings_that_differ
+from rocstar.runs.folder import RunFolder, list_runs
+from rocstar.runs.plot import plot
+from rocstar.runs.space import delete, leftovers, remove, sizes
+from rocstar.runs.tracker import RunTracker
+from tests.runs.examples import SHORT
+
+STAGES = [{"name": "stage1", "kind": "rl", "steps": 30}, {"name": "stage2", "kind": "rl", "steps": 3}]
+
+
+def made(base: Path, name: str, *, steps: int = 0, slope: float = 0.0, **rollout: int) -> RunFolder:
+    recipe: Recipe = recipe_of({"run": {"name": name}, "rollout": {**SHORT, **rollout}}, STAGES)
+    folder = RunFolder.create(recipe, base, ["rocstar"])
+    with RunTracker(folder) as tracker:
+        tracker.start_stage("stage1", "rl", 30)
+        for step in range(1, steps + 1):
+            tracker.log(step, {"reward/mean": slope * step, "step/seconds": 2.0})
+    return folder
+
+
+def test_settings_that_differ_are_named_once(tmp_path: Path) -> None:
+    a, b = made(tmp_path, "a", max_turns=3), made(tmp_path, "b", max_turns=5)
+    named = {row["setting"]: (row["a"], row["b"]) for row in settings_that_differ(a, b)}
+    assert named == {"run.name": ("a", "b"), "rollout.max_turns": (3, 5)}
+
+
+def test_metrics_are_compared_after_as_many_steps(tmp_path: Path) -> None:
+    a, b = made(tmp_path, "a", steps=20, slope=1.0), made(tmp_path, "b", steps=12, slope=2.0)
+    (row,) = metrics_side_by_side(a, b, ["reward/mean", "no/such"])
+    assert row == {"stage": "stage1", "steps": 12, "metric": "reward/mean", "a": 7.5, "b": 15.0}
+
+
+def test_a_metric_that_no_run_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    a = made(tmp_path, "a", steps=3)
+    with pytest.raises(ConfigError, match=r"no run has a metric reward/men; they have reward/mean, step/seconds"):
+        plot([a], ["reward/men"], "step", tmp_path / "a.png")
+    with pytest.raises(ConfigError, match="would be no picture"):
+        plot([a], ["reward/mean"], "step", tmp_path / "a.txt")
+    plot([a, made(tmp_path, "b", steps=1)], ["reward/mean"], "seconds", tmp_path / "new" / "a.svg")
+    assert "<svg" in (tmp_path / "new" / "a.svg").read_text()
+
+
+def test_only_old_checkpoints_and_half_written_files_go(tmp_path: Path) -> None:
+    folder = made(tmp_path, "a", steps=2)
+    for step in (1, 2, 3):
+        folder.checkpoint(step).mkdir()
+        (folder.checkpoint(step) / "state.json").write_bytes(b"x" * 10_000)
+    (folder.path / ".metrics.jsonl.12.new").write_text("half")
+    (folder.path / "weights").mkdir()
+    going = leftovers(folder, 1)
+    assert [path.name for path in going] == [".metrics.jsonl.12.new", "step=000001", "step=000002", "weights"]
+    before = sizes(folder)["checkpoints"]
+    delete(going)
+    assert sizes(folder)["checkpoints"] * 3 == before
+    assert folder.checkpoint_steps() == [3]
+    assert leftovers(folder, 0) == [folder.checkpoint(3)]
+
+
+def test_a_run_that_is_written_cannot_be_removed(tmp_path: Path) -> None:
+    folder = made(tmp_path, "a")
+    with folder.locked(), pytest.raises(ConfigError, match="is being written by"):
+        remove(folder)
+    remove(folder)
+    assert list_runs(tmp_path) == []
