@@ -18,7 +18,7 @@ import typer
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.verbs import analyze, answers, compare, data, evaluate, plan, sandbox, simulate
+from rocstar.verbs import analyze, answers, compare, data, doctor, evaluate, plan, sandbox, simulate
 from rocstar.verbs import runs as run_verbs
 from rocstar.verbs.common import STYLE, AsJson, print_json, quiet, stop, stoppable
 
@@ -46,6 +46,7 @@ app.command()(simulate.simulate)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(compare.compare)
+app.command()(doctor.doctor)
 app.command(name="eval")(evaluate.evaluate)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]

@@ -1,0 +1,49 @@
+"""What `rocstar doctor` says of this machine, and of one that lacks something."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocstar import doctor
+from rocstar.cli import run
+from rocstar.doctor import State, findings
+
+
+def test_a_machine_that_runs_these_tests_can_train(tmp_path: Path) -> None:
+    found = {finding.name: finding for finding in findings(tmp_path / "runs")}
+    assert found["packages [train]"].state is State.OK
+    assert found["sandbox"].state is not State.MISSING
+    assert "isolation L" in found["sandbox"].found
+    assert str(tmp_path) in found["disk"].found
+    assert all(finding.remedy for finding in found.values() if finding.state is not State.OK)
+
+
+def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = ("ray", "transformers")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in hidden else object())
+    found = {finding.name: finding for finding in doctor._extras()}
+    train, cluster = found["packages [train]"], found["packages [cluster]"]
+    assert train.state is State.MISSING
+    assert train.found == "without transformers"
+    assert "[train]" in train.remedy
+    assert cluster.state is State.LIMITED
+
+
+def test_a_python_without_vllm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCSTAR_VLLM_PYTHON", sys.executable)
+    assert doctor._vllm().state is State.MISSING
+    monkeypatch.setenv("ROCSTAR_VLLM_PYTHON", "/nowhere/python")
+    assert "/nowhere/python" in doctor._vllm().found
+
+
+def test_json_is_one_object_and_a_machine_that_cannot_train_ends_with_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = doctor.Finding(name="sandbox", state=State.MISSING, found="no namespaces", remedy="see docs")
+    monkeypatch.setattr(doctor, "findings", lambda runs: iter([lacking]))
+    assert run(["doctor", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["findings"][0]["found"] == "no namespaces"
