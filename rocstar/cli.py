@@ -199,6 +199,7 @@ def _start(
 ) -> None:
     from rocstar.recipe import load_recipe, recipe_text
     from rocstar.runs.folder import RunFolder, refuse_place
+    from rocstar.tracking.choose import refuse_absent
     from rocstar.training.material import read_material
 
     if path is None or ("=" in path and not Path(path).exists()):
@@ -208,6 +209,7 @@ def _start(
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
     # Whatever is wrong is found before there is a folder.
+    refuse_absent(recipe.run.trackers)
     refuse_place(recipe.run.folder, recipe.run.name)
     with stoppable(NOTHING_YET):
         material = read_material(recipe)
@@ -279,10 +281,15 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
     from rocstar.launch import run as carry_out
     from rocstar.screen import Screen
+    from rocstar.tracking.children import tracked
 
     go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
     try:
-        with stoppable(f"stopped; {go_on}"), Screen() as screen:
+        with (
+            stoppable(f"stopped; {go_on}"),
+            Screen() as screen,
+            tracked(folder, material.recipe.run.trackers, screen.note),
+        ):
             screen.note(f"run folder: {folder.path}")
             carry_out(material, folder, screen, resume=resume)
     except OSError as error:

@@ -93,6 +93,8 @@ class RunSection(Section):
     recipe's own folder and those of the recipes it extends."""
     save_rollouts: bool = True
     """Write every attempt of every step to parquet."""
+    trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = []
+    """Where metrics go beside the run's folder, each sent by a process of its own; any of them may fail."""
 
 
 class ModelSection(Section):

@@ -327,6 +327,28 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
 
 
 @app.command()
+def track(
+    name: Name,
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, wandb, trackio or mlflow.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until standard input is closed.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Send the metrics of a run to a tracker: those that it has not been sent yet.
+
+    Example: rocstar runs track last --to tensorboard"""
+    from rocstar.runs.folder import RunFolder
+    from rocstar.tracking.children import run_goes_on
+    from rocstar.tracking.choose import open_sink
+    from rocstar.tracking.follow import follow as carry_out
+
+    folder = RunFolder.find(name, runs)
+    sink = open_sink(to, folder)
+    step = carry_out(folder, to, sink, run_goes_on(sys.stdin.buffer) if follow else lambda seconds: False)
+    sink.close()
+    print(f"{to} has all steps of {folder.name} up to {step}")
+
+
+@app.command()
 def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     """What each run takes on the disk."""
     from rocstar.runs.folder import list_runs
