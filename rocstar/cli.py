@@ -18,9 +18,9 @@ import typer
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.verbs import analyze, answers, compare, data, doctor, evaluate, plan, sandbox, simulate
+from rocstar.verbs import analyze, answers, compare, data, doctor, evaluate, plan, sandbox, serve, simulate
 from rocstar.verbs import runs as run_verbs
-from rocstar.verbs.common import STYLE, AsJson, print_json, quiet, stop, stoppable
+from rocstar.verbs.common import STYLE, AsJson, print_json, stop, stoppable
 
 if TYPE_CHECKING:
     from rocstar.runs.folder import RunFolder
@@ -47,9 +47,10 @@ app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(compare.compare)
 app.command()(doctor.doctor)
+app.command()(serve.chat)
+app.command()(serve.serve)
 app.command(name="eval")(evaluate.evaluate)
 
-Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 RunsOrNone = Annotated[
     Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
 ]
@@ -67,7 +68,6 @@ Branch = Annotated[
     typer.Option(metavar="RUN[@STEP]", help="A new run that goes on from a checkpoint of another; stages may change."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
-Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a run's name or `last`.")]
 
 
 def main() -> None:
@@ -163,22 +163,6 @@ def sft(
     if _served():
         return
     _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
-
-
-@app.command()
-def chat(
-    model: Model,
-    settings: Settings = None,
-    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Ask once and stop.", show_default=False)] = None,
-    as_json: AsJson = False,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Talk to a model that may use the tool."""
-    need("train")
-    quiet()
-    from rocstar.evaluation.chat import chat as carry_out
-
-    carry_out(model=model, prompt=prompt, settings=settings or [], as_json=as_json, runs=runs)
 
 
 # Runs

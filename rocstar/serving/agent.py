@@ -1,0 +1,117 @@
+"""One answer of an agent, told piece by piece: the same turn loop, tools and limits as a rollout's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rocstar.data.sft.format import Conversation as Messages
+from rocstar.data.sft.render import encoded, pieces
+from rocstar.protocols import Reply, ToolSpec
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.episode import run_episode
+from rocstar.rollout.streamed import StreamedEngine, WatchedEnvironment
+from rocstar.serving.visible import VisibleText
+from rocstar.types import Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
+
+PIECE_TOKENS = 8  # written between two words to whoever watches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """Text that the policy wrote outside of calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A tool call and what came of it; `told` is what the policy reads of it."""
+
+    call: ToolCall
+    result: ToolResult
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The answer is whole."""
+
+    trajectory: Trajectory
+
+
+Event = Words | Ran | Ended
+
+
+def history_ids(messages: Messages, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
+    """A conversation up to where the assistant is to write, as tokens. Its roles must have been checked."""
+    template = roller.conversation.template
+    return encoded(pieces(messages, template, specs), roller.codec, template.reserved).token_ids
+
+
+async def answered(
+    roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling
+) -> AsyncIterator[Event]:
+    """The events of one answer, Ended last. A fault of ours is in its trajectory.
+
+    opened: the conversation so far with this question at its end; None where it begins with it. Leaving the iteration
+    early cancels what goes on."""
+    events: asyncio.Queue[Event | None] = asyncio.Queue()
+    task = asyncio.create_task(_attempt(roller, question, opened, sampling, events.put_nowait))
+    task.add_done_callback(lambda _: events.put_nowait(None))
+    try:
+        while (event := await events.get()) is not None:
+            yield event
+        yield Ended(trajectory=await task)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _attempt(
+    roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling, tell: Callable[[Event], None]
+) -> Trajectory:
+    words = _Words(roller, tell)
+
+    def replied(reply: Reply) -> None:
+        words.end()
+        for call, result in zip(reply.calls, reply.results, strict=False):
+            tell(Ran(call=call, result=result, told=roller.conversation.feedback(result)))
+
+    problem = Problem(id=problem_id(question), question=question, answer="")
+    environment = roller.environment(problem, roller.conversation, roller.limits, sampling.seed)
+    return await run_episode(
+        StreamedEngine(engine=roller.engine, piece=PIECE_TOKENS, told=words.wrote),
+        WatchedEnvironment(environment=environment, opened=opened, told=replied),
+        problem,
+        index=0,
+        sampling=replace(sampling, stop_token_ids=roller.stop_token_ids),
+        session_id=f"{sampling.seed:x}/{problem.id}/{id(words):x}",
+    )
+
+
+class _Words:
+    """Tells the visible text of each completion as it grows."""
+
+    def __init__(self, roller: Roller, tell: Callable[[Event], None]) -> None:
+        self._roller = roller
+        self._tell = tell
+        self._written: tuple[int, ...] = ()
+        self._visible = self._fresh()
+
+    def wrote(self, token_ids: Sequence[int]) -> None:
+        self._written = tuple(token_ids)
+        self._say(self._visible.fresh(token_ids))
+
+    def end(self) -> None:
+        """The completion is whole; the next one begins."""
+        self._say(self._visible.rest(self._written))
+        self._visible = self._fresh()
+
+    def _fresh(self) -> VisibleText:
+        return VisibleText(self._roller.codec, self._roller.conversation.template)
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._tell(Words(text=text))

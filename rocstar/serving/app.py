@@ -1,0 +1,220 @@
+"""OpenAI-compatible chat completions over an agent. Its tool calls are run here; a client sees what the agent wrote as
+`content`, and its programs with what they printed as `reasoning_content` and, as data, under `rocstar`.
+
+    GET  /v1/models
+    POST /v1/chat/completions    `stream` true or false
+    GET  /health
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rocstar.errors import DataError
+from rocstar.protocols import ToolSpec
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import ToolEnvironment
+from rocstar.runs.atomic import plain
+from rocstar.serving.agent import Event, Ran, Words, answered, history_ids
+from rocstar.serving.requests import ChatRequest, read_request
+from rocstar.types import Problem, Stop, Trajectory, problem_id
+
+BODY_BYTES = 8 << 20
+FINISH = {Stop.ANSWERED: "stop"}  # every other end is OpenAI's `length`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """What is served."""
+
+    name: str
+    """As clients name the model."""
+    roller: Roller
+    specs: Sequence[ToolSpec]
+    """The agent's tools, as it is told of them."""
+    positions: int
+    """Tokens of the longest conversation, its answer included."""
+    token: str | None
+    """What clients must send; None: nothing."""
+
+
+def app_of(agent: Agent) -> Starlette:
+    """The server's application."""
+
+    async def models(request: Request) -> Response:
+        return _refusal(agent, request) or JSONResponse(
+            {"object": "list", "data": [{"id": agent.name, "object": "model", "created": 0, "owned_by": "rocstar"}]}
+        )
+
+    async def complete(request: Request) -> Response:
+        return _refusal(agent, request) or await _complete(agent, request)
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    return Starlette(
+        routes=[
+            Route("/v1/models", models),
+            Route("/v1/chat/completions", complete, methods=["POST"]),
+            Route("/health", health),
+        ]
+    )
+
+
+async def _complete(agent: Agent, request: Request) -> Response:
+    try:
+        asked = read_request(await _body(request), seed=secrets.randbits(62))
+        opened = _opened(agent, asked)
+        roller = _within(agent, asked, len(opened))
+    except DataError as error:
+        return _error(400, str(error), "invalid_request_error")
+    events = answered(roller, asked.question, opened, asked.sampling)
+    if asked.stream:
+        return StreamingResponse(_streamed(agent, asked, opened, events), media_type="text/event-stream")
+    return await _whole(agent, opened, events)
+
+
+def _opened(agent: Agent, asked: ChatRequest) -> tuple[int, ...]:
+    """The conversation as tokens. An environment of the recipe's own lays out its question itself."""
+    roller, messages = agent.roller, asked.messages.messages
+    if roller.environment is ToolEnvironment:
+        return history_ids(asked.messages, roller, agent.specs)
+    if len(messages) > 1:
+        raise DataError("this agent has an environment of its own, which takes one question and no system message")
+    problem = Problem(id=problem_id(asked.question), question=asked.question, answer="")
+    return roller.environment(problem, roller.conversation, roller.limits, asked.sampling.seed).opening()
+
+
+def _within(agent: Agent, asked: ChatRequest, prompt: int) -> Roller:
+    """The roller with a limit that the conversation leaves room for. Raises DataError where it leaves too little."""
+    room = agent.positions - prompt
+    if room < (asked.max_tokens or 1):
+        raise DataError(
+            f"the conversation has {prompt} tokens and {asked.max_tokens or 'no'} more were asked for, which is more "
+            f"than {agent.positions} in all; shorten it, or lower max_tokens"
+        )
+    limits = replace(agent.roller.limits, max_response_tokens=asked.max_tokens or room)
+    return replace(agent.roller, limits=limits)
+
+
+async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Event]) -> Response:
+    content, thoughts, ran, trajectory = "", "", [], None
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            if isinstance(event, Words):
+                content += event.text
+            elif isinstance(event, Ran):
+                thoughts += shown(event)
+                ran.append(as_data(event))
+            else:
+                trajectory = event.trajectory
+    assert trajectory is not None
+    if trajectory.fault is not None:
+        return _error(503, trajectory.fault, "server_error")
+    message = {"role": "assistant", "content": content, "reasoning_content": thoughts or None}
+    choice = {"index": 0, "message": message, "finish_reason": _finish(trajectory)}
+    head = _head(agent, "chat.completion")
+    return JSONResponse({**head, "choices": [choice], "usage": _usage(opened, trajectory), "rocstar": {"calls": ran}})
+
+
+async def _streamed(
+    agent: Agent, asked: ChatRequest, opened: Sequence[int], events: AsyncIterator[Event]
+) -> AsyncIterator[str]:
+    head = _head(agent, "chat.completion.chunk")
+
+    def piece(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return _line({**head, "choices": [choice], **more})
+
+    yield piece({"role": "assistant", "content": ""})
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            if isinstance(event, Words):
+                yield piece({"content": event.text})
+            elif isinstance(event, Ran):
+                yield piece({"reasoning_content": shown(event)}, rocstar={"call": as_data(event)})
+            elif event.trajectory.fault is not None:
+                yield _line({"error": {"message": event.trajectory.fault, "type": "server_error", "code": 503}})
+            else:
+                yield piece({}, _finish(event.trajectory))
+                if asked.include_usage:
+                    yield _line({**head, "choices": [], "usage": _usage(opened, event.trajectory)})
+    yield "data: [DONE]\n\n"
+
+
+def shown(ran: Ran) -> str:
+    """A call and its result for a person to read, in Markdown."""
+    program = ran.call.arguments.get("code")
+    asked = program if isinstance(program, str) else ran.call.raw.strip()
+    return f"```python\n{asked}\n```\n```output\n{ran.told}\n```\n"
+
+
+def as_data(ran: Ran) -> dict[str, Any]:
+    """The same for programs."""
+    call, result = ran.call, ran.result
+    return {
+        "tool": call.tool,
+        "arguments": plain(call.arguments),
+        "status": str(result.status),
+        "output": ran.told,
+        "seconds": round(result.run_seconds, 4),
+    }
+
+
+def _head(agent: Agent, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": agent.name,
+    }
+
+
+def _finish(trajectory: Trajectory) -> str:
+    return FINISH.get(trajectory.stop, "length")
+
+
+def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:
+    written = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+    read = len(opened) + sum(len(turn.reply_ids) for turn in trajectory.turns)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _refusal(agent: Agent, request: Request) -> Response | None:
+    """Without the token where one is needed; and of pages of other sites, which a browser would let ask on loopback."""
+    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if agent.token is not None and not hmac.compare_digest(sent.encode(), agent.token.encode()):
+        return _error(401, "this server needs its token: send it as the API key", "authentication_error")
+    if request.headers.get("origin"):
+        return _error(403, "web pages may not ask this server", "permission_error")
+    return None
+
+
+async def _body(request: Request) -> bytes:
+    """Raises DataError where it is too long."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES:
+            raise DataError(f"the body has more than {BODY_BYTES >> 20} MiB")
+    return body
+
+
+def _error(status: int, message: str, kind: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": None}}, status_code=status)
+
+
+def _line(value: Any) -> str:
+    return f"data: {json.dumps(value)}\n\n"

@@ -1,0 +1,162 @@
+"""`rocstar chat`: questions and answers at a terminal, each answer shown as it is written, tool calls with what came
+back. The conversation goes on token for token: nothing that was written is encoded again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import ConfigError
+from rocstar.evaluation.subject import find_subject, loaded, opened, settings_in_force
+from rocstar.learning.threads import use_threads
+from rocstar.machines import started_sandbox
+from rocstar.modelfolder import model_facts
+from rocstar.parts import specs_of
+from rocstar.protocols import ToolSpec
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import ToolEnvironment
+from rocstar.serving.agent import Ended, Event, Ran, Words, answered
+from rocstar.serving.app import as_data, shown
+from rocstar.types import Problem, Sampling, Trajectory, problem_id
+
+ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
+PROMPT_TOKENS = 1024  # beside them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a person asks for on the command line; None leaves it to the recipe or the model."""
+
+    system: str | None
+    max_tokens: int | None
+    """Of one answer, tool output included."""
+    context: int | None
+    """Tokens of the longest conversation."""
+    temperature: float
+    fresh: bool
+    """Each question begins a conversation, as it does in training."""
+
+
+def chat(*, model: str, prompt: str | None, settings: Sequence[str], wishes: Wishes, as_json: bool, runs: Path) -> None:
+    """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
+    subject = find_subject(model, runs)
+    recipe = settings_in_force(subject.recipe, settings, {})
+    holds, answer = model_facts(subject.model).positions, wishes.max_tokens or recipe.rollout.max_response_tokens
+    positions = wishes.context or min(holds, ANSWERS * answer + PROMPT_TOKENS)
+    if positions > holds:
+        raise ConfigError(f"--context {positions} is more than the {holds} tokens that the model holds; lower it")
+    if wishes.system is not None and recipe.rollout.environment is not None:
+        raise ConfigError("--system has no place in rollout.environment, which lays out its questions itself")
+    specs = specs_of(recipe) if recipe.rollout.max_turns > 1 else ()
+
+    async def talk() -> None:
+        use_threads(recipe.run.threads)
+        weights = loaded(subject, recipe)
+        with started_sandbox(recipe.sandbox) as sandbox:
+            async with opened(weights, subject, recipe, sandbox, positions=positions, rows=1) as roller:
+                limits = replace(roller.limits, max_response_tokens=answer)
+                talking = _Conversation(replace(roller, limits=limits), specs, wishes, positions, as_json)
+                await _questions(talking, prompt)
+
+    asyncio.run(talk())
+
+
+async def _questions(talking: _Conversation, prompt: str | None) -> None:
+    if prompt is not None:
+        await talking.ask(prompt)
+        return
+    while question := (await asyncio.to_thread(_read)).strip():
+        await talking.ask(question)
+
+
+def _read() -> str:
+    """One line of standard input; empty at its end."""
+    if sys.stdin.isatty():
+        print("question (empty line ends)> ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline()
+
+
+class _Conversation:
+    """What was said so far, as tokens."""
+
+    def __init__(
+        self, roller: Roller, specs: Sequence[ToolSpec], wishes: Wishes, positions: int, as_json: bool
+    ) -> None:
+        self._roller = roller
+        self._specs = specs
+        self._wishes = wishes
+        self._positions = positions
+        self._as_json = as_json
+        self._last: Trajectory | None = None
+
+    async def ask(self, question: str) -> None:
+        """Print an answer. Raises ConfigError for a question that leaves no room for one."""
+        ids = self._asked(question)
+        room = self._positions - len(ids)
+        if room < self._roller.limits.max_response_tokens and self._last is not None:
+            print("the conversation is full; this question begins a new one", file=sys.stderr)
+            self._last = None
+            ids = self._asked(question)
+            room = self._positions - len(ids)
+        longest = self._roller.limits.max_response_tokens
+        if room < longest:
+            raise ConfigError(
+                f"the question has {len(ids)} tokens and its answer may take {longest}, "
+                f"which is more than {self._positions} in all; lower --max-tokens, or raise --context as far as the "
+                "model allows"
+            )
+        sampling = Sampling(max_new_tokens=1, temperature=self._wishes.temperature)
+        told = _Told(question, self._as_json)
+        async with aclosing(answered(self._roller, question, ids, sampling)) as events:  # type: ignore[type-var]
+            async for event in events:
+                told.take(event)
+                if isinstance(event, Ended) and not self._wishes.fresh:
+                    self._last = event.trajectory
+
+    def _asked(self, question: str) -> tuple[int, ...]:
+        """The conversation with this question at its end."""
+        conversation = self._roller.conversation
+        if self._last is not None:
+            follows = conversation.template.next_question(question)
+            return (*self._last.token_ids, *conversation.after(self._last.turns[-1].completion, follows))
+        if self._roller.environment is ToolEnvironment:
+            return conversation.ids(conversation.template.opening(question, self._specs, self._wishes.system))
+        problem = Problem(id=problem_id(question), question=question, answer="")
+        return self._roller.environment(problem, conversation, self._roller.limits, 0).opening()
+
+
+class _Told:
+    """An answer on its way to the screen, or kept for one JSON line at its end."""
+
+    def __init__(self, question: str, as_json: bool) -> None:
+        self._as_json = as_json
+        self._reply: dict[str, Any] = {"question": question, "text": "", "calls": []}
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Words):
+            self._reply["text"] += event.text
+            self._show(event.text)
+        elif isinstance(event, Ran):
+            self._reply["calls"].append(as_data(event))
+            self._show(f"\n{shown(event)}")
+        else:
+            self._end(event.trajectory)
+
+    def _end(self, trajectory: Trajectory) -> None:
+        reply = {**self._reply, "stop": str(trajectory.stop), "fault": trajectory.fault}
+        if self._as_json:
+            print(json.dumps(reply), flush=True)
+            return
+        self._show("\n")
+        if trajectory.fault is not None:
+            print(f"no answer: {trajectory.fault}", file=sys.stderr)
+
+    def _show(self, text: str) -> None:
+        if not self._as_json:
+            print(text, end="", flush=True)

@@ -1,0 +1,130 @@
+"""A chat completion request, read: what is obeyed, and a refusal in one sentence for everything else that is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rocstar.data.sft.check import check_roles
+from rocstar.data.sft.format import Conversation, Message, Role, message_of
+from rocstar.errors import DataError
+from rocstar.types import Sampling
+
+OBEYED = (
+    *("model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k", "seed"),
+    *("max_tokens", "max_completion_tokens"),
+)
+WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "stop": ([], ""),
+    "logprobs": (False,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,),
+    "store": (False,),
+    "user": (),
+    "metadata": (),
+}
+"""What clients send along, with the values that ask for nothing; an empty tuple: all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    messages: Conversation
+    """What was said; the last message is the user's or a tool's."""
+    sampling: Sampling
+    """`max_new_tokens` is not yet what it will be."""
+    max_tokens: int | None
+    """Of the whole answer, tool replies included; None: as many as there is room for."""
+    stream: bool
+    include_usage: bool
+    """Whether the last piece of a stream says how many tokens there were."""
+
+    @property
+    def question(self) -> str:
+        """The user's last."""
+        return next(message.content for message in reversed(self.messages.messages) if message.role is Role.USER)
+
+
+def read_request(body: bytes, seed: int) -> ChatRequest:
+    """`seed` stands in where the request has none. Raises DataError, which says what to change."""
+    asked = _object(body)
+    for field, value in asked.items():
+        if field not in OBEYED and value is not None and not _asks_nothing(field, value):
+            raise DataError(f"{field} is not obeyed here; leave it out{_because(field)}")
+    return ChatRequest(
+        messages=_conversation(asked.get("messages")),
+        sampling=Sampling(
+            max_new_tokens=1,
+            temperature=_number(asked, "temperature", 1.0, 0.0, 10.0),
+            top_p=_number(asked, "top_p", 1.0, 1e-6, 1.0),
+            top_k=int(_number(asked, "top_k", 0, 0, 1 << 20)),
+            seed=int(_number(asked, "seed", seed, 0, (1 << 63) - 1)),
+        ),
+        max_tokens=_max_tokens(asked),
+        stream=asked.get("stream") is True,
+        include_usage=_object_or_empty(asked.get("stream_options")).get("include_usage") is True,
+    )
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise DataError("the body must be a JSON object with messages")
+    return asked
+
+
+def _object_or_empty(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _asks_nothing(field: str, value: Any) -> bool:
+    return field in WITHOUT_EFFECT and (WITHOUT_EFFECT[field] == () or value in WITHOUT_EFFECT[field])
+
+
+def _because(field: str) -> str:
+    return ", because this server runs the agent's own tools itself" if field.startswith("tool") else ""
+
+
+def _conversation(listed: Any) -> Conversation:
+    if not isinstance(listed, list) or not listed:
+        raise DataError("messages must be a list with at least one message")
+    messages = tuple(message_of(_plain(message)) for message in listed)
+    check_roles([*messages, Message(role=Role.ASSISTANT, content="-")])
+    return Conversation(messages=messages, tools=None)
+
+
+def _plain(message: Any) -> Any:
+    """Content as text where it is a list of text parts; `developer` is what OpenAI calls a system message today."""
+    if not isinstance(message, dict):
+        return message
+    content, role = message.get("content"), message.get("role")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace").decode()  # JSON can say lone surrogates, tokenizers can't
+    return {**message, "content": content, "role": "system" if role == "developer" else role}
+
+
+def _number(asked: Mapping[str, Any], field: str, default: float, low: float, high: float) -> float:
+    value = asked.get(field)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise DataError(f"{field} must be a number from {low:g} to {high:g}, got {value!r}")
+    return value
+
+
+def _max_tokens(asked: Mapping[str, Any]) -> int | None:
+    value = asked.get("max_completion_tokens", asked.get("max_tokens"))
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise DataError(f"max_tokens must be a whole number of at least 1, got {value!r}")
+    return value

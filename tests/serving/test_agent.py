@@ -1,0 +1,84 @@
+"""One answer, told piece by piece: what is shown, and that the tokens are those of a rollout."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.errors import ContractBroken
+from rocstar.serving.agent import Ended, Event, Ran, Words, answered
+from rocstar.serving.visible import VisibleText
+from rocstar.types import Finish, Sampling
+from tests.rollout.examples import ANSWER, CODEC, QUESTION, STOP, TEMPLATE, Endless, attempt, program
+from tests.rollout.test_episode import sum_tool
+from tests.serving.examples import Piecewise, roller_over
+
+RUN = program("print(2+3)")
+GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
+
+
+async def events_of(engine: Any) -> list[Event]:
+    async with aclosing(answered(roller_over(engine), QUESTION, None, GREEDY)) as events:  # type: ignore[type-var]
+        return [event async for event in events]
+
+
+async def test_words_calls_and_results_come_in_their_order() -> None:
+    events = await events_of(Piecewise([f"Let me add. {RUN}", ANSWER]))
+    said = "".join(event.text for event in events if isinstance(event, Words))
+    assert said.replace("\n", "") == f"Let me add. {ANSWER}"
+    (ran,) = [event for event in events if isinstance(event, Ran)]
+    assert (ran.call.arguments, ran.told) == ({"code": "print(2+3)"}, "5")
+    first_call = next(place for place, event in enumerate(events) if isinstance(event, Ran))
+    assert isinstance(events[0], Words) and first_call > 0
+    assert isinstance(events[-1], Ended)
+
+
+async def test_a_watched_attempt_has_the_tokens_of_one_that_nobody_watches() -> None:
+    replies = [f"Let me add. {RUN}", ANSWER]
+    ended = (await events_of(Piecewise(replies)))[-1]
+    assert isinstance(ended, Ended)
+    unwatched = await attempt(list(replies), sum_tool())
+    assert ended.trajectory.token_ids == unwatched.token_ids
+    assert ended.trajectory.turns[0].completion.finish is Finish.STOP
+
+
+async def test_an_outage_is_told_as_a_fault_and_a_bug_as_itself() -> None:
+    ended = (await events_of(Piecewise([RUN])))[-1]
+    assert isinstance(ended, Ended)
+    assert "the script is over" in str(ended.trajectory.fault)
+
+    class Broken(Piecewise):
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            raise ContractBroken("a bug")
+
+    with pytest.raises(ContractBroken):
+        await events_of(Broken([]))
+
+
+async def test_whoever_stops_listening_stops_the_engine() -> None:
+    import asyncio
+
+    engine = Endless()
+    events = answered(roller_over(engine), QUESTION, None, GREEDY)
+    listening = asyncio.ensure_future(anext(events))
+    await engine.asked.wait()
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    await events.aclose()  # type: ignore[attr-defined]
+    assert engine.cancelled and len(engine.closed) == 1
+
+
+@given(st.lists(st.sampled_from(["a", "<", "<tool", "<tool_call>", " b\n", RUN, "<|im", "é"]), max_size=8), st.data())
+def test_however_it_is_cut_the_text_outside_calls_is_shown_once(parts: list[str], data: st.DataObject) -> None:
+    ids = [*CODEC.encode("".join(parts)), STOP]
+    visible, shown = VisibleText(CODEC, TEMPLATE), ""
+    for end in sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=5))):
+        shown += visible.fresh(ids[:end])
+    shown += visible.rest(ids)
+    whole = VisibleText(CODEC, TEMPLATE)
+    assert shown == whole.fresh(ids) + whole.rest(ids)
+    assert TEMPLATE.stop not in shown

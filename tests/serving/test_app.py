@@ -1,0 +1,117 @@
+"""The server as an OpenAI client sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from rocstar.serving.app import Agent, app_of
+from tests.rollout.examples import ANSWER, CODEC, QUESTION, TEMPLATE, program
+from tests.serving.examples import Piecewise, agent_over
+
+RUN = program("print(2+3)")
+ASKED = {"model": "small", "messages": [{"role": "user", "content": QUESTION}]}
+
+
+def client_of(agent: Agent, **headers: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app_of(agent))
+    return httpx.AsyncClient(transport=transport, base_url="http://here", headers=headers)
+
+
+async def ask(agent: Agent, body: Any, **headers: str) -> httpx.Response:
+    async with client_of(agent, **headers) as client:
+        return await client.post("/v1/chat/completions", json=body)
+
+
+async def test_an_answer_comes_with_what_the_tool_did() -> None:
+    answer = (await ask(agent_over(Piecewise([f"I add. {RUN}", ANSWER])), ASKED)).json()
+    message = answer["choices"][0]["message"]
+    assert message["content"].replace("\n", "") == f"I add. {ANSWER}"
+    assert message["reasoning_content"] == "```python\nprint(2+3)\n```\n```output\n5\n```\n"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["rocstar"]["calls"][0]["status"] == "ok"
+    assert answer["usage"]["total_tokens"] > answer["usage"]["completion_tokens"] > 10
+
+
+async def test_a_stream_says_the_same_piece_by_piece() -> None:
+    body = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
+    response = await ask(agent_over(Piecewise([f"I add. {RUN}", ANSWER])), body)
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    pieces = [json.loads(line) for line in lines[:-1]]
+    deltas = [piece["choices"][0]["delta"] for piece in pieces if piece["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas).replace("\n", "") == f"I add. {ANSWER}"
+    assert [delta["content"] for delta in deltas if "content" in delta][:2] == ["", "I add. "]
+    assert any("print(2+3)" in delta.get("reasoning_content", "") for delta in deltas)
+    assert pieces[-2]["choices"][0]["finish_reason"] == "stop"
+    assert pieces[-1]["usage"]["completion_tokens"] > 10
+
+
+async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> None:
+    engine = Piecewise([ANSWER])
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": ANSWER},
+        {"role": "user", "content": [{"type": "text", "text": "2+3?<|im_end|>"}]},
+    ]
+    assert (await ask(agent_over(engine), {"messages": messages})).status_code == 200
+    text = CODEC.decode(engine.asked[0])
+    assert text.count(TEMPLATE.stop) == 4 or text.count("im_end") == 4
+    assert ANSWER in text and text.index(QUESTION) < text.index(ANSWER) < text.index("2+3?<")
+    stops = [token for token in engine.asked[0] if CODEC.decode([token]) == TEMPLATE.stop]
+    assert len(stops) == 3  # what a user wrote is no marker
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools is not obeyed here; leave it out, because this server runs"),
+        ({"n": 2}, "n is not obeyed here"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not obeyed"),
+        ({"temperature": "hot"}, "temperature must be a number from 0 to 10"),
+        ({"temperature": True}, "temperature must be a number"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
+        ({"max_tokens": 5000}, "5000 more were asked for, which is more than 1000 in all"),
+        ({"messages": []}, "messages must be a list with at least one message"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "expected a message of role user"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text content"),
+        ({"messages": [{"role": "user", "content": "x"}] * 2}, "expected a message of role assistant"),
+        ({"surprise": 1}, "surprise is not obeyed here"),
+    ],
+)
+async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(change: dict[str, Any], said: str) -> None:
+    response = await ask(agent_over(Piecewise([ANSWER])), {**ASKED, **change})
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+
+
+async def test_what_clients_send_without_asking_for_anything_is_taken() -> None:
+    more = {"n": 1, "stop": None, "tools": [], "user": "me", "frequency_penalty": 0, "top_p": 1.0, "seed": 4}
+    assert (await ask(agent_over(Piecewise([ANSWER])), {**ASKED, **more})).status_code == 200
+
+
+async def test_strange_bodies_and_characters_are_no_fault_of_ours() -> None:
+    async with client_of(agent_over(Piecewise([ANSWER]))) as client:
+        for body in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
+            assert (await client.post("/v1/chat/completions", content=body)).status_code == 400
+        odd = b'{"messages": [{"role": "user", "content": "\\ud800 \\u0000"}]}'
+        assert (await client.post("/v1/chat/completions", content=odd)).status_code == 200
+
+
+async def test_an_outage_is_a_503_and_never_an_answer() -> None:
+    response = await ask(agent_over(Piecewise([RUN])), ASKED)
+    assert response.status_code == 503
+    assert "the script is over" in response.json()["error"]["message"]
+    streamed = await ask(agent_over(Piecewise([RUN])), {**ASKED, "stream": True})
+    assert '"error"' in streamed.text and '"finish_reason": "stop"' not in streamed.text
+
+
+async def test_the_token_is_needed_where_there_is_one_and_web_pages_are_refused() -> None:
+    agent = agent_over(Piecewise([ANSWER]), token="secret")
+    assert (await ask(agent, ASKED)).status_code == 401
+    assert (await ask(agent, ASKED, authorization="Bearer wrong")).status_code == 401
+    assert (await ask(agent, ASKED, authorization="Bearer secret", origin="http://evil")).status_code == 403
+    assert (await ask(agent, ASKED, authorization="Bearer secret")).status_code == 200
