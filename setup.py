@@ -1,8 +1,11 @@
-"""The two parts that are not Python. Everything else about the package stands in pyproject.toml."""
+"""The two parts that are not Python, and the recipes. Everything else about the package stands in pyproject.toml."""
 
+import shutil
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 # Optional: without a compiler the sandbox forks from Python, slower, and says so (docs/sandbox.md).
 FORK = Extension(
@@ -20,4 +23,15 @@ ATTENTION = Extension(
     optional=True,
 )
 
-setup(ext_modules=[FORK, ATTENTION] if sys.platform == "linux" else [])
+
+class BuildWithRecipes(build_py):
+    """A package carries the recipes, which lie beside it in a checkout."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            there = Path(self.build_lib, "rocstar", "recipe_files")
+            shutil.copytree("recipes", there, dirs_exist_ok=True)
+
+
+setup(cmdclass={"build_py": BuildWithRecipes}, ext_modules=[FORK, ATTENTION] if sys.platform == "linux" else [])

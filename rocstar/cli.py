@@ -18,7 +18,7 @@ import typer
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.verbs import analyze, answers, compare, data, doctor, evaluate, plan, sandbox, serve, simulate
+from rocstar.verbs import analyze, answers, compare, data, doctor, evaluate, plan, recipes, sandbox, serve, simulate
 from rocstar.verbs import runs as run_verbs
 from rocstar.verbs.common import STYLE, AsJson, print_json, stop, stoppable
 
@@ -33,11 +33,11 @@ USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name f
 app = typer.Typer(
     **STYLE,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Small language models that learn to reason with a Python tool (GRPO-RoC).",
     epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
 )
 app.add_typer(run_verbs.app, name="runs")
+app.add_typer(recipes.app, name="recipes")
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")

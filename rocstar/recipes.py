@@ -1,0 +1,64 @@
+"""The recipes that come with rocstar: in a checkout its `recipes/`, in an installed package a copy of it."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import rocstar
+from rocstar.errors import ConfigError
+
+
+def recipes_folder() -> Path:
+    """Raises ConfigError where they were not installed."""
+    package = Path(rocstar.__file__).parent
+    for folder in (package.parent / "recipes", package / "recipe_files"):
+        if (folder / "quickstart.toml").is_file():
+            return folder
+    raise ConfigError(f"no recipes were installed with rocstar in {package}; take them from a checkout")
+
+
+def listed() -> dict[str, str]:
+    """Name -> what it is for: the first sentence of the comment at its head."""
+    folder = recipes_folder()
+    return {str(file.relative_to(folder)): _purpose(file) for file in sorted(folder.rglob("*.toml"))}
+
+
+def copy(names: list[str], to: Path) -> list[Path]:
+    """Copy recipes, and those they extend, to the same places below `to`; all of them where none is named. The files
+    that were written.
+
+    Raises ConfigError for a name that is none and for a file that is there already, before anything is written."""
+    folder, known = recipes_folder(), listed()
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no recipe {name}; there are {', '.join(known)}")
+    wanted = sorted({file for name in names or known for file in _with_those_it_extends(folder / name)})
+    places = [to / file.relative_to(folder) for file in wanted]
+    for place in places:
+        if place.exists():
+            raise ConfigError(f"{place} is there already; copy to another folder with --to")
+    for file, place in zip(wanted, places, strict=True):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
+    return places
+
+
+def _with_those_it_extends(file: Path) -> Iterator[Path]:
+    file = file.resolve()
+    yield file
+    above = tomllib.loads(file.read_text()).get("extends")
+    if above is not None:
+        yield from _with_those_it_extends(file.parent / above)
+
+
+def _purpose(file: Path) -> str:
+    head = []
+    for line in file.read_text().splitlines():
+        if not line.startswith("# "):
+            break
+        head.append(line.removeprefix("# "))
+    first, stop, _ = " ".join(head).partition(". ")
+    return first + ("." if stop else "")

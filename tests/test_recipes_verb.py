@@ -1,0 +1,36 @@
+"""The recipes that come with rocstar, listed and copied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rocstar.cli import run
+from rocstar.recipe import load_recipe
+from rocstar.recipes import copy, listed, recipes_folder
+
+
+def test_every_recipe_says_what_it_is_for() -> None:
+    found = listed()
+    assert {"quickstart.toml", "paper/stage1.toml", "ablations/roc.toml"} <= set(found)
+    assert all(len(purpose) > 20 for purpose in found.values())
+
+
+def test_a_copied_recipe_brings_those_it_extends_and_loads(tmp_path: Path) -> None:
+    copied = copy(["ablations/no_tool.toml"], tmp_path)
+    assert [str(place.relative_to(tmp_path)) for place in copied] == ["ablations/no_tool.toml", "quickstart.toml"]
+    mine, theirs = (load_recipe(str(base / "ablations/no_tool.toml"), []) for base in (tmp_path, recipes_folder()))
+    assert mine.stage == theirs.stage
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "quickstart.toml").write_text("mine")
+    assert run(["recipes", "copy", "arithmetic.toml", "--to", str(tmp_path)]) == 2
+    assert "quickstart.toml is there already" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["quickstart.toml"]
+    assert run(["recipes", "copy", "nothing.toml"]) == 2
+    assert "there is no recipe nothing.toml; there are 7b-8gpu.toml" in capsys.readouterr().err
+    assert run(["recipes", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recipes"] == listed()
