@@ -28,8 +28,8 @@ LONGEST = (
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means: two more than there are cores. Tests wait for programs and processes more than half of their
-    time: with one more, two cores were used to 72%."""
+    """What `-n auto` means: two more than there are cores. Tests wait for programs and processes more than half of
+    their time: with one more, two cores were used to 72%."""
     return (os.cpu_count() or 1) + 2
 
 
