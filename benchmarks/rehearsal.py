@@ -5,10 +5,11 @@
 Runs recipes/rehearsal.toml (two learner ranks, two vLLM servers, two sandbox services on one machine). In the middle of
 the RL steps named, after a third of the tokens that the step before had, one vLLM server and one service get `kill -9`.
 Checked: the run ends well; every attempt of every step is there once and none ended by a fault of ours; in every step
-the log-probabilities of engine and learner agree within 1e-3 nats; both that died came back or were not needed again;
-afterwards no process, no shared memory is left. Reported besides: seconds of each step, how long the engine was away,
-and addresses beyond loopback on which anything listened. Prints a table, and last one JSON line; exit code 1 where a
-check fails. Settings change the recipe, as in model.hidden_size=96. Needs psutil, Ray and ROCSTAR_VLLM_PYTHON.
+the log-probabilities of engine and learner agree within 1e-3 nats; the server is back within the run; afterwards no
+process is left, and in /dev/shm nothing of what processes of this run were seen to hold there. Reported besides:
+seconds of each step, how long the engine was away, and addresses beyond loopback on which anything listened. Prints a
+table, and last one JSON line; exit code 1 where a check fails. Settings change the recipe, as in model.hidden_size=96.
+Needs psutil, Ray and ROCSTAR_VLLM_PYTHON.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -38,6 +40,8 @@ GAP = 1e-3  # nats
 SHARE = 1 / 3  # of a step's tokens, after which it is in its middle
 ENGINE, SANDBOX = "rocstar_vllm_serve.py", "sandbox serve"
 LOOK_SECONDS = 0.05
+MEMORY_SECONDS = 1.0  # between two looks at what the run's processes hold in /dev/shm; one reads all their maps
+IN_MEMORY = re.compile(r"/dev/shm/[^/\s]+")
 LEFT_SECONDS = 30.0  # for what ends with the run to end
 
 
@@ -87,7 +91,7 @@ def parsed() -> argparse.Namespace:
 
 
 def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    mark, memory, began = secrets.token_hex(8), shared_memory(), time.monotonic()
+    mark, began = secrets.token_hex(8), time.monotonic()
     recipe = ["recipes/rehearsal.toml", f"run.folder={folder}", *options.settings]
     command = [sys.executable, "-c", "from rocstar.cli import main; main()", "train", *recipe]
     environment = {
@@ -106,14 +110,14 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             if step:
                 kills += watcher.kill_in_the_middle(what, step)
         open_to_others = watcher.listening_beyond_loopback()
-        process.wait()
+        watcher.look_until_it_ends()
     finally:
         process.terminate()
         process.wait()
     steps = list(steps_of(run)) if run.exists() else []
     left = left_over(mark)
-    files = sorted(file for file in shared_memory() - memory if not in_use(file))
-    away = seconds_away(run)
+    files = sorted(file for file in watcher.memory if Path(file).exists())
+    lost, back = happened(run, "engine_lost"), happened(run, "engine_back")
     say(steps, kills)
     wanted = sum(bool(step) for step in (options.engine_step, options.sandbox_step))
     checks = {
@@ -122,7 +126,8 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "every_attempt_once": bool(steps) and not any(step.missing or step.twice for step in steps),
         "no_fault_of_ours": not any(step.failed for step in steps),
         "gap_below_1e-3": bool(steps) and all(step.gap_max is not None and step.gap_max < GAP for step in steps),
-        "the_death_was_seen": sum(step.lost for step in steps) == bool(options.engine_step),
+        "the_death_was_seen": len(lost) == bool(options.engine_step),
+        "the_engine_came_back": len(back) == len(lost) and sum(step.back for step in steps) == len(lost),
         "nothing_left": not left and not files,
     }
     return {
@@ -132,7 +137,8 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "steps": [step._asdict() for step in steps],
         "kills": [kill._asdict() for kill in kills],
         "gap_max": max((step.gap_max for step in steps if step.gap_max is not None), default=None),
-        "engine_away_seconds": away,
+        "engine_away_seconds": [event["seconds"] for event in back],
+        "engine_restarts_that_failed": [event["reason"] for event in happened(run, "engine_still_out")],
         "left_processes": left,
         "left_shared_memory": files,
         "listening_beyond_loopback": open_to_others,
@@ -149,12 +155,16 @@ class Watcher:
     def __init__(self, run: Path, mark: str, alive: Callable[[], bool]) -> None:
         self._run, self._mark, self._alive = run, mark, alive
         self._http = httpx.Client(trust_env=False, timeout=5)
+        self.memory: set[str] = set()
+        """Entries of /dev/shm that processes of the run were seen to hold."""
+        self._looked = 0.0
 
     def kill_in_the_middle(self, what: str, step: int) -> Iterator[Kill]:
         """Nothing where the step was over before its middle was seen."""
         while not self._is_under_way(step):
             if not self._alive():
                 return
+            self._look()
             time.sleep(LOOK_SECONDS)
         servers = self._servers()
         before, expected = self._produced(servers), self._tokens_of(step - 1)
@@ -169,6 +179,18 @@ class Watcher:
                 yield Kill(what, step, tokens, sum(running.values()))
                 return
             time.sleep(LOOK_SECONDS)
+
+    def look_until_it_ends(self) -> None:
+        while self._alive():
+            self._look()
+            time.sleep(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        """At /dev/shm, once a second: a server that is killed leaves there what it held."""
+        if time.monotonic() - self._looked >= MEMORY_SECONDS:
+            self._looked = time.monotonic()
+            for process in marked(self._mark):
+                self.memory |= held_in_memory(process.pid)
 
     def _is_under_way(self, step: int) -> bool:
         """Attempts of RL step `step` are made, or it learns."""
@@ -278,14 +300,9 @@ def steps_of(run: Path) -> Iterator[Step]:
         )
 
 
-def seconds_away(run: Path) -> float | None:
-    """From the first engine that was taken out to the first that was back."""
-    events = journal(run / "events.jsonl")
-    times = [
-        next((event["time"] for event in events if event["event"] == what), None)
-        for what in ("engine_lost", "engine_back")
-    ]
-    return None if None in times else round(times[1] - times[0], 1)
+def happened(run: Path, what: str) -> list[dict[str, Any]]:
+    """Events of a kind."""
+    return [event for event in journal(run / "events.jsonl") if event["event"] == what]
 
 
 def left_over(mark: str) -> list[str]:
@@ -296,17 +313,16 @@ def left_over(mark: str) -> list[str]:
     return [f"{process.pid} {name(process)}" for process in left]
 
 
-def in_use(file: str) -> bool:
-    """By a living process: then it is somebody else's."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            if file in maps.read_text():
-                return True
-    return False
-
-
-def shared_memory() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").iterdir()}
+def held_in_memory(pid: int) -> set[str]:
+    """What a process maps or has open in /dev/shm, with the folder where it is a file in one."""
+    found: set[str] = set()
+    with suppress(OSError):  # it has ended meanwhile
+        place = Path("/proc", str(pid))
+        found.update(IN_MEMORY.findall((place / "maps").read_text()))
+        for link in (place / "fd").iterdir():
+            with suppress(OSError):
+                found.update(IN_MEMORY.findall(os.readlink(link)))
+    return found
 
 
 def say(steps: Sequence[Step], kills: Sequence[Kill]) -> None:

@@ -50,7 +50,8 @@ def failure(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, RocstarError):
         return FAILED, str(error)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] != "rocstar":
-        return NOT_READY, f"{error.name} is not installed; {_remedy(error.name)}"
+        steps = (_remedy(error.name), *getattr(error, "__notes__", ()))
+        return NOT_READY, f"{error.name} is not installed; {', and then with: '.join(steps)}"
     if is_disk_full(error):
         return (
             FAILED,
@@ -77,12 +78,13 @@ def need(extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """The pip command that brings an extra, or with "" the base; from a checkout, the one that pins the tested set."""
+    """The command that brings an extra, or with "" the base, to this very interpreter; from a checkout, the one that
+    pins the tested set."""
     chosen = f"[{extra}]" if extra else ""
     checkout = Path(rocstar.__file__).parent.parent
     if (checkout / "constraints" / "cpu.txt").is_file():
-        return f"cd {checkout} && pip install -c constraints/cpu.txt -e '.{chosen}'"
-    return f"pip install 'rocstar{chosen}'"
+        return f"cd {checkout} && {sys.executable} -m pip install -c constraints/cpu.txt -e '.{chosen}'"
+    return f"{sys.executable} -m pip install 'rocstar{chosen}'"
 
 
 def flush_results() -> None:

@@ -36,7 +36,7 @@ from rocstar.protocols import Engine, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
-from rocstar.rollout.fleet import Fleet, Tell, tell_nobody
+from rocstar.rollout.fleet import Fleet, Tell, tell_nobody, whereabouts
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Scheduler
 from rocstar.rollout.together import all_or_none
@@ -230,6 +230,9 @@ async def opened_fleet(
         patience = recipe.rollout.engine_patience_seconds
         scheduler = scheduler_of(recipe)
         fleet = Fleet(engines, scheduler, vocab_size=vocab_size, patience_seconds=patience, tell=tell)
+        for name, engine in engines.items():
+            if found := whereabouts(engine):
+                tell("engine_started", engine=name, **found)
         try:
             yield fleet
         finally:

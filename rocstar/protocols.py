@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,13 +87,23 @@ class Engine(Protocol):
         ...
 
 
+NewestWeights = Callable[[], Weights | None]
+"""Asked when the weights are about to be read: an engine may take longer to start than a version is kept. None before
+the first were published."""
+
+
 @runtime_checkable
 class RestartableEngine(Engine, Protocol):
     """An engine that can be begun anew, such as one in a process of its own."""
 
-    async def restart(self, weights: Weights | None) -> None:
-        """End what there is of it and begin again with these weights; None: with those it was made with. Raises
+    async def restart(self, newest: NewestWeights | None) -> None:
+        """End what there is of it and begin again with the newest weights; None: with those it was made with. Raises
         EngineUnavailable."""
+        ...
+
+    def whereabouts(self) -> dict[str, str | int]:
+        """How a person finds what runs: `pid` on its machine, `url`, and `log`, the file with its output; those that
+        there are."""
         ...
 
 

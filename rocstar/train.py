@@ -50,15 +50,16 @@ async def train(
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
     use_threads(material.recipe.run.threads)
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
+        measured = rollouts_of(run.recipe)[-1]  # the limits of the last stage, so that before and after compare
         for stage in run.stages_left():
             await run.evaluate_previous()
             if isinstance(stage, SftStage):
                 imitate(run, stage)
                 continue
             if run.is_before_rl():
-                await run.evaluate("before", stage.rollout)
+                await run.evaluate("before", measured)
             await reinforce(run, stage)
-        await run.evaluate("after", rollouts_of(run.recipe)[-1])
+        await run.evaluate("after", measured)
         run.finish()
 
 

@@ -25,6 +25,7 @@ from tests.tiny_run import (
     Command,
     Ended,
     attempts,
+    finished_run,
     last_checkpoint,
     metrics,
     metrics_lines,
@@ -40,9 +41,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """An uninterrupted run."""
-    folder = workplace(tmp_path_factory.mktemp("whole") / "w")
-    return folder, Command.start(folder, "train", "tiny.toml").wait()
+    return finished_run(tmp_path_factory.getbasetemp())
 
 
 def test_a_run_ends_with_a_table_and_learns_from_mixed_groups(finished: tuple[Path, Ended]) -> None:

@@ -26,6 +26,7 @@ from msgspec import DecodeError, Struct, msgpack
 from msgspec.structs import replace as with_fields
 
 from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.protocols import NewestWeights
 from rocstar.types import Completion, EngineLoad, Sampling, Weights
 
 HEADER = struct.Struct("!I")
@@ -139,7 +140,10 @@ class ProcessEngine:
         """None while no process runs."""
         return self._process.pid if self._process and self._writer else None
 
-    async def restart(self, weights: Weights | None) -> None:
+    def whereabouts(self) -> dict[str, str | int]:
+        return {"pid": self.pid} if self.pid else {}
+
+    async def restart(self, newest: NewestWeights | None) -> None:
         """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
         await self.close()
         self._before = replace(self.load(), used_tokens=0, running=0, waiting=0)
@@ -148,7 +152,7 @@ class ProcessEngine:
             await self._spawn()
         except OSError as error:
             raise EngineUnavailable(f"no process could be started for the engine: {error.strerror or error}") from error
-        settings = self._settings
+        settings, weights = self._settings, newest() if newest else None
         if weights is not None and weights.folder is not None:
             settings = with_fields(settings, folder=weights.folder, version=weights.version)
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,10 +38,12 @@ from rocstar.engines.vllm_server import (
     VllmSettings,
 )
 from rocstar.errors import ConfigError, ContractBroken, EngineUnavailable
+from rocstar.protocols import NewestWeights
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
 LOOK_SECONDS = 0.1  # between two looks at /metrics while something is asked; one costs the server about 5 ms
 IDLE_SECONDS = 1.0  # while nothing is
+CONFIG = "config.json"
 ABORT_SECONDS = 0.2  # between two attempts to abort a request that the server may not know yet
 # In nats, for one token of a canary row. Measured against a forward in fp32: 2e-6 for a server in fp32, 0.013 to 0.027
 # for one in bf16; an LM head that kept its old weights gave 0.65 and more.
@@ -132,18 +135,21 @@ class VllmEngine:
         """Of the server that this engine started, on its machine."""
         return self._server.pid if self._server else None
 
-    async def restart(self, weights: Weights | None) -> None:
+    def whereabouts(self) -> dict[str, str | int]:
+        log = {"log": str(self._place.log)} if isinstance(self._place, VllmSettings) else {}
+        return {**({"pid": self.pid} if self.pid else {}), "url": self.url, **log}
+
+    async def restart(self, newest: NewestWeights | None) -> None:
         """End what there is and begin again: a server of its own is started on its model, one at a URL is opened; then
-        it is given the weights, if any. Raises ConfigError where the server has other options than docs/vllm.md says,
-        EngineUnavailable where it can't be started or reached."""
+        it is given the newest weights, if any. Raises ConfigError where the server has other options than docs/vllm.md
+        says, EngineUnavailable where it can't be started or reached."""
         await self.close()
         self._broken = "the engine could not be started"
         if isinstance(self._place, VllmSettings):
-            newest = weights.folder if weights and weights.folder else self._place.model  # the first may be gone
-            self._server = await self._start(replace(self._place, model=Path(newest)), self._tell)
+            self._server = await self._start(_beginning(self._place, newest and newest()), self._tell)
             self.url = self._server.url
         await self._open(VllmClient(self.url, self._patience))
-        if weights is not None:
+        if newest and (weights := newest()):
             await self.load_weights(weights)
 
     async def close(self) -> None:
@@ -406,6 +412,22 @@ def _refuse(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:
             f"vLLM can't report log-probabilities from before truncation, so top_p {sampling.top_p} and top_k "
             f"{sampling.top_k} are refused; set top_p to 1 and top_k to 0, or use the torch engine"
         )
+
+
+def _beginning(settings: VllmSettings, weights: Weights | None) -> VllmSettings:
+    """How a server is started that gets other weights before it is asked: on a copy of their configuration, because the
+    folder with them may be gone before a server that is just starting reads it. Raises EngineUnavailable."""
+    if weights is None or weights.folder is None:
+        return settings
+    model = settings.log.with_suffix(".model")
+    try:
+        model.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(weights.folder, CONFIG), model / CONFIG)
+    except OSError as error:
+        raise EngineUnavailable(
+            f"the configuration of weights {weights.version} could not be copied: {error}"
+        ) from error
+    return replace(settings, model=model, reads_weights=False)
 
 
 def _suitable(told: list[dict[str, Any]], known: int, url: str) -> Facts:

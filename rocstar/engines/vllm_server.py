@@ -61,6 +61,8 @@ class VllmSettings:
     """Variables beyond those of this process, as CUDA_VISIBLE_DEVICES."""
     host: str = "127.0.0.1"
     """Address of this machine that it listens on."""
+    reads_weights: bool = True
+    """False: it begins with random ones, for whoever gives it others before it is asked."""
 
 
 class Server(Protocol):
@@ -168,6 +170,7 @@ def _options(settings: VllmSettings, port: int) -> list[str]:
         "logprobs-mode": LOGPROBS_MODE,
         "scheduling-policy": SCHEDULING,
         "worker-extension-cls": "rocstar_vllm_worker.RocstarWorker",
+        **({} if settings.reads_weights else {"load-format": "dummy"}),
         **({} if settings.rows is None else {"max-num-seqs": settings.rows + CANARY_ROWS}),
         **_cache(settings),
     }

@@ -305,6 +305,7 @@ class Fleet:
         if not member.up:
             return
         member.up, member.reason, member.failures, member.looks = False, reason, 0, 0
+        member.lost_at, member.tries = time.monotonic(), 0
         self._back.clear()
         turns = list(member.turns)
         self._counts["lost"] += 1
@@ -321,12 +322,14 @@ class Fleet:
         while not member.up:
             await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(member.probes, DOUBLINGS), LONGEST_PAUSE))
             member.probes += 1
+            member.tries += 1
             if member.up:  # new weights have shown that it is well
                 return
             try:
                 await self._probe(member)
             except (Unavailable, ConfigError) as error:
                 member.reason = str(error)
+                self._tell("engine_still_out", engine=member.name, reason=member.reason, tries=member.tries)
             else:
                 self._bring_back(member)
 
@@ -335,7 +338,7 @@ class Fleet:
         EngineUnavailable."""
         engine = member.engine
         if isinstance(engine, RestartableEngine):
-            await engine.restart(self._weights)
+            await engine.restart(lambda: self._weights)
         while engine.load().policy_version != self._version:
             if self._weights is None:
                 raise EngineUnavailable(f"it has weights {engine.load().policy_version} of {self._version}")
@@ -354,7 +357,8 @@ class Fleet:
             return
         member.up, member.reason, member.version, self._idle_looks = True, "", self._version, 0
         self._counts["back"] += 1
-        self._tell("engine_back", engine=member.name)
+        seconds = round(time.monotonic() - member.lost_at, 3)
+        self._tell("engine_back", engine=member.name, seconds=seconds, **whereabouts(member.engine))
         self._back.set()
         self._assign_soon()
 
@@ -434,6 +438,11 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def whereabouts(engine: Engine) -> dict[str, str | int]:
+    """Nothing for an engine inside this process."""
+    return engine.whereabouts() if isinstance(engine, RestartableEngine) else {}
 
 
 def _stop(turn: Turn) -> None:

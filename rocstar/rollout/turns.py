@@ -68,6 +68,10 @@ class Member:
     """In a row at which nothing had changed."""
     probes: int = 0
     """Since it last took new weights; the more, the rarer they become."""
+    tries: int = 0
+    """Probes since it was taken out."""
+    lost_at: float = 0.0
+    """When it was last taken out; seconds of `time.monotonic`."""
 
     def progress(self) -> tuple[int, ...]:
         load = self.engine.load()

@@ -9,12 +9,15 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocstar.errors import DataError
 from rocstar.runs.atomic import plain, write_atomic
 from rocstar.runs.folder import SCHEMA_VERSION, RunFolder
 from rocstar.types import Choice, Problem, Reason, Resampled, Stop, ToolCall, ToolResult, Trajectory, Turn, Verdict
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens kept."""
@@ -117,16 +120,23 @@ def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], dec
     write_atomic(path, buffer.getvalue().to_pybytes())
 
 
-def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, Any]]:
-    """The attempts of a step as rows of `COLUMNS`, `turns` decoded. Raises DataError when the step has no file."""
+def read_table(file: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
+    """One parquet file; pyarrow's own `read_table` loads its data sets for it, which takes half a CPU-second. Raises
+    OSError, ValueError."""
     from pyarrow import parquet
 
+    with parquet.ParquetFile(file) as opened:
+        return opened.read(columns=columns)
+
+
+def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, Any]]:
+    """The attempts of a step as rows of `COLUMNS`, `turns` decoded. Raises DataError when the step has no file."""
     run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     file = run.rollout_file(step)
     if not file.is_file():
         raise DataError(f"{file} does not exist: step {step} has no rollouts, or run.save_rollouts was off")
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(file, partitioning=None).to_pylist()
+        rows: list[dict[str, Any]] = read_table(file).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own are kinds of these
         raise DataError(f"{file} is no whole file of attempts ({str(error).splitlines()[0]}); delete it") from None
     return [{**row, "turns": json.loads(row["turns"])} for row in rows]
@@ -141,12 +151,10 @@ class Tally(NamedTuple):
 
 def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
     """By problem id: the recorded attempts that weights of version `oldest` or newer wrote."""
-    from pyarrow import parquet
-
     found: dict[str, Tally] = {}
     for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
         columns = ["problem_id", "verdict", "policy_version"]
-        rows = parquet.read_table(file, columns=columns, partitioning=None).to_pylist()
+        rows = read_table(file, columns).to_pylist()
         if rows and rows[0]["policy_version"] < oldest:
             break
         for row in rows:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rocstar.errors import DataError
 from rocstar.runs.atomic import write_atomic
+from rocstar.runs.rollouts import read_table
 from rocstar.types import SftRow
 
 
@@ -30,10 +31,9 @@ def write_rows(path: Path, rows: Sequence[SftRow]) -> None:
 def read_rows(path: Path) -> list[SftRow]:
     """Raises DataError when the file is missing or something else."""
     import pyarrow
-    from pyarrow import parquet
 
     try:
-        table = parquet.read_table(path).to_pydict()
+        table = read_table(path).to_pydict()
         pairs = zip(table["token_ids"], table["loss_mask"], strict=True)
     except (OSError, KeyError, pyarrow.ArrowInvalid) as error:
         raise DataError(f"{path} does not hold the run's SFT rows ({error}); start the run anew") from None

@@ -436,7 +436,9 @@ def _teller(tracker: RunTracker, screen: Screen) -> Tell:
         if event == "engine_lost":
             screen.note(f"engine {details['engine']} was taken out with {details['turns']} turns: {details['reason']}")
         elif event == "engine_back":
-            screen.note(f"engine {details['engine']} is back")
+            screen.note(f"engine {details['engine']} is back after {details['seconds']:.0f} s")
+        elif event == "engine_still_out" and details["tries"] % 5 == 1:  # the journal has every one
+            screen.note(f"engine {details['engine']} is still out: {details['reason']}")
 
     return tell
 

@@ -12,7 +12,7 @@ from rocstar.cli import run
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder
 from tests.analysis.rows import attempt, turn, written
-from tests.tiny_run import Command, workplace
+from tests.tiny_run import finished_run
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -37,9 +37,11 @@ def made_run(folder: Path) -> RunFolder:
 
 
 @pytest.mark.slow
-def test_a_run_that_learned_is_analysed_with_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = workplace(tmp_path / "w")
-    assert Command.start(folder, "train", "tiny.toml").wait().code == 0
+def test_a_run_that_learned_is_analysed_with_its_tokens(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, ended = finished_run(tmp_path_factory.getbasetemp())
+    assert ended.code == 0
     report = told(capsys, "last", "--runs", str(folder / "runs"))
     steps = report["by_step"]
     assert len(steps) == 7 and all(row["attempts"] == 8 for row in steps)

@@ -88,7 +88,7 @@ async def test_its_death_is_told_to_who_waits_and_to_who_asks_until_it_is_begun_
             await waiting
     assert engine.pid is None
     produced = engine.load().produced_tokens
-    await engine.restart(Weights(version=8, folder="w"))
+    await engine.restart(lambda: Weights(version=8, folder="w"))
     assert engine.load().policy_version == 8 and engine.load().produced_tokens == produced >= 5
     assert (await ask(engine)).token_ids == before.token_ids
 

@@ -133,7 +133,7 @@ async def test_a_session_whose_prefix_is_gone_counts_as_evicted(engine: VllmEngi
 async def test_a_restarted_engine_goes_on_with_the_weights_it_is_given(engine: VllmEngine, tmp_path: Path) -> None:
     await ask(engine)
     weights = saved(qwen(1), tmp_path, 3)
-    await engine.restart(weights)
+    await engine.restart(lambda: weights)
     completion = await ask(engine)
     asked = Sampling(max_new_tokens=12)
     assert completion.version_spans == ((3, 12),)

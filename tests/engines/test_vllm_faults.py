@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocstar.engines.vllm import VllmEngine
+from rocstar.engines.vllm_server import VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
@@ -86,6 +90,58 @@ def patience(fault: Fault) -> float:
 
 def is_one_sentence(error: pytest.ExceptionInfo[Exception], server: StandIn) -> bool:
     return server.url in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+# -- starting takes long ---------------------------------------------------------------------------------------------
+
+
+class Started:
+    """The stand-in, to whoever started it as a server."""
+
+    pid = 1
+
+    def __init__(self, server: StandIn) -> None:
+        self.url = server.url
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+    async def close(self) -> None:
+        """It is the test's."""
+
+
+async def test_an_engine_comes_back_though_its_weights_are_deleted_while_its_server_starts(
+    server: StandIn, tmp_path: Path
+) -> None:
+    def published(version: int) -> Weights:
+        folder = tmp_path / f"{version:06d}"
+        folder.mkdir()
+        (folder / "config.json").write_text('{"made": "for all versions"}')
+        return replace(NEW, version=version, folder=str(folder))
+
+    begun: list[VllmSettings] = []
+
+    async def start(settings: VllmSettings, tell: Any) -> Started:
+        begun.append(settings)
+        if len(begun) > 1:  # two steps pass
+            shutil.rmtree(newest[-1].folder or "")
+            newest.append(published(3))
+        return Started(server)
+
+    newest = [published(1)]
+    first = VllmSettings(
+        model=Path(newest[0].folder or ""), python=Path("python"), log=tmp_path / "v.log", max_tokens=64
+    )
+    engine = VllmEngine(first, vocab_size=VOCAB, start=start)
+    await engine.restart(None)
+    await engine.restart(lambda: newest[-1])
+    loaded = [body["args"] for _, path, body in server.asked if body.get("method") == "rocstar_load"]
+    assert loaded == [[newest[1].folder]]
+    assert [span.version for span in (await ask(engine)).version_spans] == [3]
+    assert [settings.reads_weights for settings in begun] == [True, False]
+    assert (begun[1].model / "config.json").read_text() == '{"made": "for all versions"}'
+    assert engine.whereabouts() == {"pid": 1, "url": server.url, "log": str(tmp_path / "v.log")}
+    await engine.close()
 
 
 # -- one fault at a time ---------------------------------------------------------------------------------------------

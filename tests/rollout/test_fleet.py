@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.protocols import Engine
+from rocstar.protocols import Engine, NewestWeights
 from rocstar.rollout import fleet as module
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
@@ -302,6 +302,36 @@ async def test_an_engine_that_dies_over_new_weights_is_taken_out_and_has_them_wh
         assert a.version == 3
         found = await asyncio.gather(*(trajectory(fleet, n) for n in range(4)))
         assert found == [expected(n) for n in range(4)] and len(a.seen) > 1
+
+
+async def test_why_an_engine_does_not_come_back_is_told_at_each_try() -> None:
+    class Slow(Faulty):
+        """Needs three tries to be begun anew."""
+
+        begun = 0
+
+        async def restart(self, newest: NewestWeights | None) -> None:
+            self.begun += 1
+            if self.begun < 3:
+                raise EngineUnavailable(f"start {self.begun} failed")
+            self.dead = False
+            weights = newest() if newest else None
+            assert weights is not None
+            await self.load_weights(weights)
+
+        def whereabouts(self) -> dict[str, str | int]:
+            return {"pid": 10 + self.begun}
+
+    told, a = Told(), Slow()
+    a.dead = True
+    async with opened(told, a=a, b=PlainEngine()) as fleet:
+        await fleet.load_weights(Weights(version=3, folder="w"))
+        await until(lambda: bool(told.of("engine_back")))
+    assert told.of("engine_still_out") == [
+        {"engine": "a", "reason": f"start {tries} failed", "tries": tries} for tries in (1, 2)
+    ]
+    (back,) = told.of("engine_back")
+    assert back["seconds"] >= 0 and (back["engine"], back["pid"]) == ("a", 13) and a.version == 3
 
 
 async def test_an_engine_that_takes_weights_and_keeps_its_old_ones_is_taken_out() -> None:

@@ -6,6 +6,7 @@ Source: Zhou et al. 2023, arXiv 2311.07911; paper Table 5 quotes the strict prom
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from statistics import fmean
@@ -43,17 +44,19 @@ def _problem(file: BenchmarkFile, part: str, where: str, row: Row) -> Problem:
 
 def check() -> None:
     """Raises ModuleNotFoundError without the libraries, ConfigError without the data that nltk downloads apart."""
+    download = f"{sys.executable} -m nltk.downloader punkt_tab"
     for name in ("nltk", "langdetect"):
         if find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            error = ModuleNotFoundError(f"No module named {name!r}", name=name)
+            error.add_note(download)
+            raise error
     try:
         import nltk
 
         nltk.word_tokenize("One. Two.")
     except LookupError:
         raise ConfigError(
-            "IFEval counts sentences with nltk's punkt_tab, which is not there; get it with: python -m nltk.downloader "
-            "punkt_tab"
+            f"IFEval counts sentences with nltk's punkt_tab, which is not there; get it with: {download}"
         ) from None
 
 
