@@ -39,6 +39,7 @@ sft.tokens_per_microbatch = 2048
 rollout.problems_per_step = 10
 rollout.attempts_per_problem = 8
 resample.method = "all"
+resample.keep = 8
 learning.updates_per_step = 1
 evaluate.attempts = 2
 """
@@ -56,7 +57,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
         ["stage.sft.steps=120", "stage.stage1.steps=12", "stage.stage2.steps=6", "stage.stage3.steps=4"],
     ),
 }
-COMMON = ["evaluate.problems=100", "end.reward_gain=-1"]  # no stage ends before its steps
+COMMON = ["evaluate.problems=100", "end.window=1000"]  # no stage ends before its steps
 PARTS = ("imitation", "RL and evaluation", "all")
 
 

@@ -167,7 +167,8 @@ def workload(lengths: Sequence[PlannedAttempt], groups: int, attempts: int) -> l
 
 
 def _cut(attempt: PlannedAttempt, cap: int, most: int) -> PlannedAttempt:
-    left, turns = cap, []
+    left = cap
+    turns: list[TurnLengths] = []
     for turn in attempt.turns[:most]:
         sampled = min(turn.sampled_tokens, left)
         left -= sampled
