@@ -1,6 +1,6 @@
 """What `rocstar plan --gpu cpu` says of three short runs, beside what they then take here.
 
-    python benchmarks/plan_cpu.py                          # seconds by the clock: a quiet machine, about six minutes
+    python benchmarks/plan_cpu.py                          # seconds by the clock: a quiet machine, about five minutes
     python benchmarks/plan_cpu.py --clock cpu              # CPU seconds: on a machine that has other work
     python benchmarks/plan_cpu.py --only own --clock cpu   # one of them
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     ),
     "own": (
         "own.toml",
-        ["stage.sft.steps=120", "stage.stage1.steps=12", "stage.stage2.steps=6", "stage.stage3.steps=4"],
+        ["stage.sft.steps=60", "stage.stage1.steps=4", "stage.stage2.steps=3", "stage.stage3.steps=2"],
     ),
 }
 COMMON = ["evaluate.problems=100", "end.window=1000"]  # no stage ends before its steps

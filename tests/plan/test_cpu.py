@@ -62,7 +62,17 @@ def planned(*settings: str, **changes: object) -> dict[str, float]:
 
 def test_phases_come_in_the_order_of_the_run_and_grow_with_its_steps() -> None:
     whole, twice = planned(), planned("stage.sft.steps=900", "stage.stage1.steps=48")
-    assert list(whole) == ["start", "sft", "before", "stage1", "stage2", "stage3: pool", "stage3", "after", "checkpoints"]
+    assert list(whole) == [
+        "start",
+        "sft",
+        "before",
+        "stage1",
+        "stage2",
+        "stage3: pool",
+        "stage3",
+        "after",
+        "checkpoints",
+    ]
     assert whole["sft"] == pytest.approx(45) and twice["sft"] == pytest.approx(90)
     assert twice["start"] - whole["start"] == pytest.approx(450 * 32 * 1e-3)
     assert twice["stage1"] > 1.9 * whole["stage1"]
