@@ -7,7 +7,7 @@ are right at the end of RL; on the way their share grows step by step."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from statistics import fmean
 from typing import TypeVar
@@ -47,12 +47,6 @@ def cost_of(points: Sequence[tuple[float, float]]) -> Cost:
 class Measured:
     """What the parts took. Seconds are of the machine's clock, or of CPU where the trial was told so."""
 
-    start: float
-    """From the process's begin to the first stage, without demonstrations."""
-    demonstration: float
-    """Seconds of making one."""
-    sft: Mapping[str, float]
-    """Of a step, by SFT stage."""
     first: Sequence[PlannedAttempt]
     """What attempts look like before RL, uncut."""
     last: Sequence[PlannedAttempt]
@@ -69,16 +63,22 @@ class Measured:
     """Of a checkpoint."""
     overlaps: bool
     """Attempts are made beside learning, on other cores."""
-    memory: Mapping[str, float]
-    """Peak, bytes, by process."""
-    made: int
-    """Demonstrations in the trial."""
-    demonstration_bytes: float
-    """Of one, in the run's process."""
     attempts: int
     """At once in the trial's largest part."""
     attempt_bytes: float
     """Of one, in the run's process."""
+    memory: Mapping[str, float]
+    """By process, bytes: the run's peak, and what the others hold between programs."""
+    start: float = 0.0
+    """From the process's begin to the first stage, without demonstrations."""
+    made: int = 0
+    """Demonstrations in the trial."""
+    demonstration: float = 0.0
+    """Seconds of making one."""
+    demonstration_bytes: float = 0.0
+    """Of one, in the run's process."""
+    sft: Mapping[str, float] = field(default_factory=dict)
+    """Of a step, by SFT stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Phase:
 class CpuPlan:
     phases: Sequence[Phase]
     memory: Mapping[str, float]
-    """Peak, bytes, by process."""
+    """See Measured."""
     spread: float
     """See Measured."""
 

@@ -53,10 +53,14 @@ SETTLE_SECONDS = 0.3  # until other processes have told what they used
 
 
 def predicted(recipe: Recipe, screen: Screen, *, wall: bool = True, length_share: float = 0.4) -> CpuPlan:
-    """wall: seconds by the clock; else of CPU, which other work on the machine disturbs less. length_share: see
-    Assumptions; only where nothing is imitated. Raises what opening a run raises."""
+    """On the CPUs of this machine, whatever GPUs it has. Raises what opening a run raises.
+
+    wall: seconds by the clock; else of CPU, which other work on the machine disturbs less. length_share: see
+    Assumptions; only where nothing is imitated."""
     use_threads(recipe.run.threads)
-    recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
+    stages = [stage for stage in recipe.stage if stage.steps]
+    model = recipe.model.model_copy(update={"device": "cpu"})
+    recipe = recipe.model_copy(update={"stage": stages, "model": model})
     material = read_material(_shortened(recipe))
     with TemporaryDirectory() as place:
         folder = RunFolder.create(material.recipe, place, ())
@@ -86,42 +90,19 @@ async def _measured(
     wall: bool,
     length_share: float,
 ) -> Measured:
-    began, each_bytes = time.monotonic() if wall else time.process_time(), _demonstration_bytes(material)
-    extra = (time.monotonic() if wall else time.process_time()) - began
+    begun = time.monotonic() if wall else time.process_time()
+    each_bytes = _demonstration_bytes(material)
+    extra = (time.monotonic() if wall else time.process_time()) - begun
     async with opened_run(material, folder, screen, machines, resume=False, stopper=Stopper(screen.note)) as run:
-        opened = _since_birth() if wall else run.meter.spent()
+        opened = (_since_birth() if wall else run.meter.spent()) - extra
         screen.note("trying what its parts take")
         trials = _Trials(run=run, wall=wall)
-        made, each = demonstrations(material.recipe), await trials.demonstration()
+        each = await trials.demonstration()
         sft = {stage.name: await trials.sft(stage) for stage in recipe.stage if isinstance(stage, SftStage)}
-        shown = trials.shown(length_share)
-        judged, right = await trials.judged(shown)
-        learning = await trials.learning(recipe, drawn(shown.rows, right, share=0.5))
-        positions = positions_of(material, run.policy.codec, int(run.policy.model.config.max_position_embeddings))
-        found = fit(engine_of(recipe.resolved(), positions), trials.rolled)
-        alone = simulate(judged.trial.attempts, {f"{n}": found.model for n in range(trials.engines)}, KvScheduler())
-        return Measured(
-            start=opened - extra - made * each,
-            demonstration=each,
-            sft=sft,
-            first=[_planned_row(row, trials.tool_seconds) for row in shown.rows],
-            last=[_planned_row(row, trials.tool_seconds) for row in right],
-            model=found.model,
-            engines=trials.engines,
-            spread=found.spread,
-            judging=max(0.0, judged.seconds - alone.makespan) / len(judged.trial.attempts),
-            learning=learning,
-            saving=await trials.saving(),
-            overlaps=len(os.sched_getaffinity(0)) > 1,
-            made=made,
-            demonstration_bytes=each_bytes,
-            attempts=trials.peaks[-1][0],
-            attempt_bytes=trials.attempt_bytes,
-            memory={
-                RUN: float(peak_bytes(os.getpid())),
-                STARTED: float(sum(numbers(p, "smaps_rollup").get("Pss", 0) for p in descendants(os.getpid()))),
-            },
-        )
+        measured = await trials.attempts(recipe, trials.shown(length_share))
+        made = demonstrations(material.recipe)
+        start = opened - made * each
+        return replace(measured, start=start, demonstration=each, made=made, sft=sft, demonstration_bytes=each_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +190,8 @@ class _Trials:
     def shown(self, length_share: float) -> _Shown:
         """Of the last stage that imitates; without one, rows of one turn and so much of the cap."""
         recipe = self.run.recipe
-        problems = [p for some in self.run.material.problems.values() for p in some] or self.run.material.heldout
+        own = [problem for some in self.run.material.problems.values() for problem in some]
+        problems = own or self.run.material.heldout or [Problem(id="none", question="", answer="0")]
         stage = next((s for s in reversed(recipe.stage) if isinstance(s, SftStage)), None)
         if stage is None:
             return self._unshown(problems, max(1, round(length_share * self.rollout.max_response_tokens)))
@@ -224,6 +206,30 @@ class _Trials:
         prompts = [prompt_tokens(problem, conversation) for problem in some]
         rows = [SftRow(token_ids=(0,) * (n + tokens), loss_mask=(False,) * n + (True,) * tokens) for n in prompts]
         return _Shown(rows=rows, problems=some)
+
+    async def attempts(self, recipe: Recipe, shown: _Shown) -> Measured:
+        """All that depends on attempts, and memory after them."""
+        judged, right = await self.judged(shown)
+        learning = await self.learning(recipe, drawn(shown.rows, right, share=0.5))
+        config = self.run.policy.model.config
+        positions = positions_of(self.run.material, self.run.policy.codec, int(config.max_position_embeddings))
+        found = fit(engine_of(recipe.resolved(), positions), self.rolled)
+        alone = simulate(judged.trial.attempts, {f"{n}": found.model for n in range(self.engines)}, KvScheduler())
+        below = sum(numbers(pid, "smaps_rollup").get("Pss", 0) for pid in descendants(os.getpid()))
+        return Measured(
+            first=[_planned_row(row, self.tool_seconds) for row in shown.rows],
+            last=[_planned_row(row, self.tool_seconds) for row in right],
+            model=found.model,
+            engines=self.engines,
+            spread=found.spread,
+            judging=max(0.0, judged.seconds - alone.makespan) / len(judged.trial.attempts),
+            learning=learning,
+            saving=await self.saving(),
+            overlaps=len(os.sched_getaffinity(0)) > 1,
+            attempts=self.peaks[-1][0],
+            attempt_bytes=self.attempt_bytes,
+            memory={RUN: float(peak_bytes(os.getpid())), STARTED: float(below)},
+        )
 
     async def judged(self, shown: _Shown) -> tuple[_Rolled, list[SftRow]]:
         """An evaluation on what is shown, and the rows that were right; all where none was."""

@@ -89,7 +89,7 @@ def _print_here(made: CpuPlan) -> None:
         print(f"{phase.name:23}{step if phase.steps else '':38}{phase.seconds:10.1f}")
     print(f"\n{made.seconds:,.0f} seconds ({made.seconds / 3600:.1f} hours)")
     for process, size in made.memory.items():
-        print(f"peak memory of {process}: {size / 1e6:,.0f} MB")
+        print(f"memory of {process}: {size / 1e6:,.0f} MB")
 
 
 def _print(made: Plan) -> None:
