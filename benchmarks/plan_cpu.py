@@ -138,7 +138,8 @@ def taken(folder: Path, run: dict[str, Any], clock: str) -> dict[str, float]:
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     cpu = json.loads((folder / "summary.json").read_text())["cpu_seconds"]
     if clock == "cpu":
-        values = cpu["sft"], sum(cpu.values()) - cpu["sft"] - cpu["cold start"], run["cpu"]
+        rest = sum(cpu.values()) - cpu["sft"] - cpu["cold start"]
+        values = cpu["sft"], rest, run["cpu"] + cpu["sandbox"]  # the run does not wait for its sandbox's processes
     else:
         imitated = next(e["time"] for e in events if e["event"] == "stage_end" and e["name"] == "sft")
         imitation = sum(row["step/seconds"] for row in rows if row["stage"] == "sft")

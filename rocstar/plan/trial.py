@@ -162,7 +162,7 @@ class _Trials:
     @property
     def attempt_bytes(self) -> float:
         """By which the process grows with an attempt of a step."""
-        (few, less), (many, more) = self.peaks[0], self.peaks[-1]
+        (few, less), (many, more) = min(self.peaks), max(self.peaks)
         return (more - less) / max(1, many - few)
 
     async def demonstration(self) -> float:
@@ -226,7 +226,7 @@ class _Trials:
             learning=learning,
             saving=await self.saving(),
             overlaps=len(os.sched_getaffinity(0)) > 1,
-            attempts=self.peaks[-1][0],
+            attempts=max(self.peaks)[0],
             attempt_bytes=self.attempt_bytes,
             memory={RUN: float(peak_bytes(os.getpid())), STARTED: float(below)},
         )
