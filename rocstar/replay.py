@@ -60,7 +60,8 @@ def recorded(name: str, runs: Path, *, last: int | None, steps: int, cap: int | 
     engines = sum(entry.get("count", 1) for entry in settings.get("engine", [])) or 1
     stages = [stage.get("rollout", {}) for stage in settings["stage"]]
     overlapped = any(rollout.get("max_staleness_steps") for rollout in (settings["rollout"], *stages))
-    return Recorded(steps=found, engines=engines, model=_model(settings, found), overlapped=overlapped)
+    longest = max(attempt.prompt_tokens + attempt.limit for step in found for attempt in step.attempts)
+    return Recorded(steps=found, engines=engines, model=engine_of(settings, longest), overlapped=overlapped)
 
 
 def _chosen(folder: RunFolder, last: int | None, steps: int) -> list[int]:
@@ -71,10 +72,10 @@ def _chosen(folder: RunFolder, last: int | None, steps: int) -> list[int]:
     return chosen
 
 
-def _model(settings: dict[str, Any], steps: list[RecordedStep]) -> EngineModel:
-    """As the run's settings have it; an engine without `kv_tokens` has room for all its rows at their longest."""
+def engine_of(settings: dict[str, Any], longest: int) -> EngineModel:
+    """As a run's settings have it, without costs; an engine without `kv_tokens` has room for all its rows at `longest`
+    tokens."""
     rows, tokens = settings["rollout"]["engine_rows"], settings["rollout"]["kv_tokens"]
-    longest = max(attempt.prompt_tokens + attempt.limit for step in steps for attempt in step.attempts)
     if any(entry["kind"] == "vllm" for entry in settings.get("engine", [])):
         return EngineModel(
             capacity_tokens=rows * longest,

@@ -11,13 +11,14 @@ from statistics import fmean
 
 from rocstar.config import Recipe, RlStage, SftStage, TorchEngines, VllmEngines
 from rocstar.errors import ConfigError
+from rocstar.plan.fits import kv_tokens_of, longest_response, refusals
 from rocstar.plan.gpus import Gpu
-from rocstar.plan.memory import LEFT_FREE, engine_bytes, learner_bytes, most_kv_tokens, total
+from rocstar.plan.memory import engine_bytes, learner_bytes
 from rocstar.plan.shape import Shape, shape_of
 from rocstar.rollout.engine_model import EngineModel
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.simulate import simulate
-from rocstar.rollout.workload import synthetic_workload
+from rocstar.rollout.workload import scaled, synthetic_workload
 
 SIMULATED_ENGINES = 2
 DAY = 86400.0
@@ -117,16 +118,11 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptio
     shape = shape_of(recipe.model)
     engines, learners = shared_out(recipe, gpus)
     learner = learner_bytes(recipe, shape, learners)
-    # Without [[engine]] the engine lies on the first learner's GPU and has what that one leaves.
-    kv_tokens = most_kv_tokens(shape, gpu.memory_bytes - (0 if recipe.engine else total(learner)))
-    if recipe.rollout.kv_tokens is not None:
-        kv_tokens = min(kv_tokens, float(recipe.rollout.kv_tokens))
+    kv_tokens = kv_tokens_of(recipe, shape, gpu.memory_bytes, learner)
     engine = engine_bytes(shape, max(0.0, kv_tokens))
-    longest = max(
-        (stage.rollout.max_response_tokens for stage in recipe.stage if isinstance(stage, RlStage)), default=0
-    )
-    refusals = list(_refusals(gpu_name, gpu, learner, kv_tokens, longest))
-    stages = [] if refusals else list(_stages(recipe, shape, gpu, engines, learners, kv_tokens, assumed))
+    longest = longest_response(recipe)
+    found = list(refusals(f"a GPU of kind {gpu_name}", gpu.memory_bytes, learner, kv_tokens, longest))
+    stages = [] if found else list(_stages(recipe, shape, gpu, engines, learners, kv_tokens, assumed))
     return Plan(
         gpu=gpu_name,
         engines=engines,
@@ -140,7 +136,7 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptio
         sequences=max(0.0, kv_tokens) / max(1.0, assumed.length_share * longest),
         stages=stages,
         disk_bytes_a_day=_disk(recipe, shape, stages),
-        refusals=refusals,
+        refusals=found,
         limit=_limit(stages),
         matters={},
     )
@@ -156,22 +152,6 @@ def shared_out(recipe: Recipe, gpus: int) -> tuple[int, int]:
         raise ConfigError(f"{gpus} GPU is too few for [[engine]] entries beside a learner; take 2, or leave them out")
     engines = min(gpus - 1, max(1, round(gpus * named / (named + recipe.cluster.learners))))
     return engines, gpus - engines
-
-
-def _refusals(name: str, gpu: Gpu, learner: Mapping[str, float], kv_tokens: float, longest: int) -> Iterator[str]:
-    most = (1 - LEFT_FREE) * gpu.memory_bytes
-    if total(learner) > most:
-        part = max(learner, key=lambda key: learner[key])
-        yield (
-            f"a learner needs {total(learner) / 1e9:.0f} GB and a GPU of kind {name} gives {most / 1e9:.0f} GB; the "
-            f"largest part is {part} with {learner[part] / 1e9:.0f} GB: take more GPUs, model.gradient_checkpointing, "
-            "cluster.offload_optimizer or smaller learning.tokens_per_microbatch"
-        )
-    if kv_tokens < 2 * longest:
-        yield (
-            f"an engine's KV cache would hold {max(0.0, kv_tokens):,.0f} tokens beside the weights on a GPU of kind "
-            f"{name}, less than two attempts of {longest} tokens; take GPUs with more memory"
-        )
 
 
 def _stages(
@@ -252,20 +232,7 @@ def _rollout(stage: RlStage, model: EngineModel, engines: int, assumed: Assumpti
     cap = rollout.max_response_tokens
     work = synthetic_workload("even", problems=problems, attempts=rollout.attempts_per_problem, limit=cap, seed=0)
     mean = fmean(attempt.response_tokens for attempt in work)
-    scale = assumed.length_share * cap / mean
-    work = [
-        replace(
-            attempt,
-            turns=tuple(
-                turn._replace(
-                    sampled_tokens=max(1, round(turn.sampled_tokens * scale)),
-                    reply_tokens=round(turn.reply_tokens * scale),
-                )
-                for turn in attempt.turns
-            ),
-        )
-        for attempt in work
-    ]
+    work = scaled(work, assumed.length_share * cap / mean)
     fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
     report = simulate(fits, {f"engine{place}": model for place in range(few)}, KvScheduler())
     return fmean(attempt.response_tokens for attempt in work), report.makespan

@@ -117,22 +117,26 @@ def _poisson(rng: random.Random, mean: float) -> int:
     return count
 
 
-def shrunk(attempts: Iterable[PlannedAttempt], divisor: float) -> list[PlannedAttempt]:
-    """The same shape for a small engine: every length divided, the waits kept. A turn samples a token at least."""
-
-    def less(tokens: int) -> int:
-        return round(tokens / divisor)
+def scaled(attempts: Iterable[PlannedAttempt], responses: float, rest: float = 1.0) -> list[PlannedAttempt]:
+    """Every turn and reply `responses` times as long, prompts and limits `rest` times; the waits kept. A turn samples a
+    token at least, and a limit holds its attempt."""
 
     def turn(lengths: TurnLengths) -> TurnLengths:
-        return TurnLengths(max(1, less(lengths.sampled_tokens)), less(lengths.reply_tokens), lengths.tool_seconds)
+        sampled, reply = (round(tokens * responses) for tokens in lengths[:2])
+        return TurnLengths(max(1, sampled), reply, lengths.tool_seconds)
 
     found = []
     for attempt in attempts:
         turns = tuple(map(turn, attempt.turns))
-        limit = max(less(attempt.limit), sum(each.sampled_tokens + each.reply_tokens for each in turns))
-        prompt = max(1, less(attempt.prompt_tokens))
+        limit = max(round(attempt.limit * rest), sum(each.sampled_tokens + each.reply_tokens for each in turns))
+        prompt = max(1, round(attempt.prompt_tokens * rest))
         found.append(PlannedAttempt(group=attempt.group, prompt_tokens=prompt, turns=turns, limit=limit))
     return found
+
+
+def shrunk(attempts: Iterable[PlannedAttempt], divisor: float) -> list[PlannedAttempt]:
+    """The same shape for a small engine."""
+    return scaled(attempts, 1 / divisor, 1 / divisor)
 
 
 class RecordedStep(NamedTuple):

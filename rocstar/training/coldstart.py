@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.config import ModelSection, SftStage
-from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.templates import template_named
 from rocstar.learning.models import Shape, load_model, random_model
 from rocstar.runs.sftrows import read_rows, write_rows
-from rocstar.training.material import Material, atoms_of, task_of
-from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
+from rocstar.training.material import Material, fresh_codec, layouts_at_first
+from rocstar.training.rows import Layout, rows_of_layouts
 from rocstar.types import SftRow, seed_for
-
-TOKENIZER_ROWS = 3000  # demonstrations a tokenizer is trained on; more change nothing that matters
 
 
 def rows_file(run: Path, stage: str) -> Path:
@@ -45,7 +41,9 @@ def opened(checkpoint: Path) -> Opened:
 
 def opening(material: Material, run: Path) -> Opened:
     """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
-    layouts = {stage.name: _layouts(material, stage) for stage in material.recipe.stage if isinstance(stage, SftStage)}
+    layouts = {
+        stage.name: layouts_at_first(material, stage) for stage in material.recipe.stage if isinstance(stage, SftStage)
+    }
     made = _model(material, next(iter(layouts.values()), ()))
     positions = int(made.model.config.max_position_embeddings)
     for name, shown in layouts.items():
@@ -53,11 +51,6 @@ def opening(material: Material, run: Path) -> Opened:
         rows_file(run, name).parent.mkdir(exist_ok=True)
         write_rows(rows_file(run, name), rows)
     return made
-
-
-def _layouts(material: Material, stage: SftStage) -> Sequence[Layout]:
-    found, recipe = material.layouts[stage.name], material.recipe
-    return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
 
 
 def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
@@ -69,14 +62,7 @@ def _model(material: Material, layouts: Sequence[Layout]) -> Opened:
     recipe = material.recipe
     if material.pretrained:
         return Opened(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
-    template = template_named(recipe.rollout.template)
-    codec = train_bpe(
-        ("".join(piece.text for piece in layout) for layout in layouts[:TOKENIZER_ROWS]),
-        vocab_size=recipe.model.vocab_size,
-        markers=template.markers,
-        word_merges=recipe.model.word_merges,
-        atoms=atoms_of(recipe, material.task, template),
-    )
+    codec = fresh_codec(material, layouts)
     shape = _shape(recipe.model, codec.vocab_size)
     return Opened(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
 

@@ -7,15 +7,17 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
-from rocstar.config import Recipe, RlStage, SftStage, TorchEngines
+from rocstar.config import Recipe, RlStage, SftStage
 from rocstar.data.sft.loading import load_conversations
-from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary
+from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import ChatMl, Template
 from rocstar.dialogue.templates import template_named
 from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages, refuse_too_many_tokens
@@ -25,6 +27,8 @@ from rocstar.exits import need
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
+from rocstar.plan.fits import here, refuse_here, refuse_on_gpu
+from rocstar.plan.shape import Shape, shape_of
 from rocstar.protocols import Task
 from rocstar.runs.folder import HELD_OUT
 from rocstar.sandbox.client import SandboxClient
@@ -34,6 +38,8 @@ from rocstar.types import Problem
 
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of drivers; with none of them there is no cuda."""
+TOKENIZER_ROWS = 3000
+"""Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
 
@@ -101,18 +107,15 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     if pretrained:
         pretrained.codec.stop_ids(material.template)
         positions = positions_of(material, pretrained.codec, pretrained.facts.positions)
-        _refuse_too_large_cache(recipe, pretrained.facts.cache, positions)
+        _refuse_too_large(recipe, pretrained.facts.cache, positions, pretrained.facts.folder)
         for name, layouts in material.layouts.items():
             rows_of_layouts(name, layouts or (), pretrained.codec, template, pretrained.facts.positions)
     else:
-        if heldout or material.problems:
-            _refuse_long_caps(recipe)
         template = template_named(recipe.rollout.template)
         refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        longest = _longest_response(recipe) if heldout or material.problems else 1
-        _refuse_too_large_cache(recipe, cache, longest)  # prompts come on top, once there are tokens
+        _refuse_too_large(recipe, cache, _positions_at_first(material) if rows else 1, None)
     return material
 
 
@@ -157,6 +160,41 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
         model_positions=model_positions,
         environment=environment_of(material.recipe),
     )
+
+
+def _positions_at_first(material: Material) -> int:
+    """Tokens that the longest attempt takes at least, in a run whose tokenizer is not there yet. Where a token a byte
+    of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
+    recipe, longest = material.recipe, _longest_response(material.recipe)
+    model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
+    problems = [*material.heldout, *(problem for some in material.problems.values() for problem in some)]
+    if not problems:
+        return 1
+    specs = specs_of(recipe) if any(rollout.max_turns > 1 for rollout in rollouts_of(recipe)) else ()
+    asked = (material.template.opening(problem.question, specs) for problem in problems)
+    most = longest + max(len(text_of(segments).encode()) for segments in asked)
+    if most <= min(model, kv_tokens or model) and recipe.rollout.environment is None:
+        return longest
+    stage = next(stage for stage in recipe.stage if isinstance(stage, SftStage))
+    return positions_of(material, fresh_codec(material, layouts_at_first(material, stage)), model)
+
+
+def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
+    """A tokenizer trained on these."""
+    recipe, template = material.recipe, template_named(material.recipe.rollout.template)
+    return train_bpe(
+        ("".join(piece.text for piece in layout) for layout in layouts[:TOKENIZER_ROWS]),
+        vocab_size=recipe.model.vocab_size,
+        markers=template.markers,
+        word_merges=recipe.model.word_merges,
+        atoms=atoms_of(recipe, material.task, template),
+    )
+
+
+def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
+    """What the stage imitates, made now where its task makes it."""
+    found, recipe = material.layouts[stage.name], material.recipe
+    return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
 
 
 def _layouts(recipe: Recipe, template: Template) -> dict[str, list[Layout] | None]:
@@ -204,18 +242,36 @@ def _longest_response(recipe: Recipe) -> int:
     return max(rollout.max_response_tokens for rollout in rollouts_of(recipe))
 
 
-def _refuse_too_large_cache(recipe: Recipe, cache: CacheShape | None, positions: int) -> None:
-    """On the CPU: the engine asks a GPU for its memory itself."""
-    device, rollout = recipe.model.device, recipe.rollout
-    here = [entry.count for entry in recipe.engine if isinstance(entry, TorchEngines)]
-    if recipe.cluster.launcher == "processes":
-        here += [entry.count for entry in recipe.servers]
-    engines = sum(here) if recipe.engine else 1
-    tokens = engines * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
-    if cache is None or device == "cuda" or (device == "auto" and any(Path(file).exists() for file in ACCELERATORS)):
+def _refuse_too_large(recipe: Recipe, cache: CacheShape | None, positions: int, folder: Path | None) -> None:
+    """What does not fit the memory there is. A machine of Ray's may have other memory than this one."""
+    elsewhere = recipe.cluster.launcher == "ray"
+    if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
+        if (shape := _shape(recipe, folder)) and not elsewhere:
+            need("train")
+            from rocstar.learning.models import gpu_bytes  # torch, as above
+
+            if (memory := gpu_bytes()) is not None:
+                refuse_on_gpu(recipe, shape, memory)
         return
-    itemsize = 2 if recipe.model.dtype == "bfloat16" else 4
-    refuse_too_many_tokens(cache_bytes(cache, tokens, itemsize), host_bytes(), tokens)
+    rollout = recipe.rollout
+    tokens = here(recipe) * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
+    if cache is not None:
+        itemsize = 2 if recipe.model.dtype == "bfloat16" else 4
+        refuse_too_many_tokens(cache_bytes(cache, tokens, itemsize), host_bytes(), tokens)
+    if (shape := _shape(recipe, folder)) and not elsewhere:
+        refuse_here(recipe, shape, host_bytes(), positions)
+
+
+def has_accelerator() -> bool:
+    return any(Path(file).exists() for file in ACCELERATORS)
+
+
+def _shape(recipe: Recipe, folder: Path | None) -> Shape | None:
+    """None for a model whose size is not known beforehand; then only loading it tells."""
+    model = recipe.model if folder is None else recipe.model.model_copy(update={"path": str(folder)})
+    with suppress(ConfigError):
+        return shape_of(model)
+    return None
 
 
 def _refuse_absent_modules(names: Sequence[str]) -> None:
@@ -231,16 +287,6 @@ def _refuse_lone_ray(recipe: Recipe) -> None:
         raise ConfigError(
             "cluster.launcher is 'ray' and there is nothing to place: cluster.learners is 1, cluster.sandbox_nodes 0, "
             "and no [[engine]] of kind 'vllm' is to be started; raise cluster.learners or leave cluster.launcher out"
-        )
-
-
-def _refuse_long_caps(recipe: Recipe) -> None:
-    """For random weights, whose tokenizer is not there yet: prompts are known later, the cap is known now."""
-    longest = _longest_response(recipe)
-    if longest >= recipe.model.max_positions:
-        raise ConfigError(
-            f"rollout.max_response_tokens {longest} and a prompt do not fit into model.max_positions "
-            f"{recipe.model.max_positions}; lower the one or raise the other"
         )
 
 

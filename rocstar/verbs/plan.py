@@ -1,4 +1,5 @@
-"""`rocstar plan`: what a recipe would take on given GPUs, before anyone pays for them. Loads no torch."""
+"""`rocstar plan`: what a recipe would take on given GPUs, before anyone pays for them, or on this machine without one.
+Loads torch for the latter only."""
 
 from __future__ import annotations
 
@@ -7,12 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocstar.verbs.common import AsJson, print_json
+from rocstar.exits import need
+from rocstar.verbs.common import AsJson, print_json, stoppable
 
 if TYPE_CHECKING:
+    from rocstar.config import Recipe
+    from rocstar.plan.cpu import CpuPlan
     from rocstar.plan.plan import Plan
 
 THRESHOLD_MISSED = 4
+CPU = "cpu"
 
 
 def plan(
@@ -22,7 +27,9 @@ def plan(
         typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
-    gpu: Annotated[str, typer.Option(help="h200, h100, mi300x, a100 or 4090.")] = "h200",
+    gpu: Annotated[
+        str, typer.Option(help="h200, h100, mi300x, a100 or 4090; cpu: this machine, its parts tried for a moment.")
+    ] = "h200",
     length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
     learning_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak operations, in learning.")] = 0.35,
@@ -31,7 +38,7 @@ def plan(
 ) -> None:
     """Print memory, hours, sandbox cores and disk that a recipe would take, and what limits it.
 
-    Ends with 4 where it cannot run on these GPUs.
+    Ends with 4 where it cannot run on these GPUs. With --gpu cpu: seconds by part and memory on this machine.
 
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.errors import ConfigError
@@ -39,8 +46,11 @@ def plan(
     from rocstar.plan.plan import Assumptions, make_plan
     from rocstar.recipe import load_recipe
 
+    if gpu == CPU:
+        _here(load_recipe(recipe, settings or []), length_share, as_json=as_json)
+        return
     if gpu not in GPUS:
-        raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}")
+        raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}, {CPU}")
     assumed = Assumptions(
         length_share=length_share,
         bandwidth_share=bandwidth_share,
@@ -56,9 +66,35 @@ def plan(
         raise typer.Exit(THRESHOLD_MISSED)
 
 
+def _here(recipe: Recipe, length_share: float, *, as_json: bool) -> None:
+    from rocstar.launch import quiet_torch
+
+    need("train")
+    quiet_torch(recipe.run.threads)
+    from rocstar.plan.trial import predicted
+    from rocstar.screen import Screen
+
+    with stoppable("stopped; nothing is left of the trial"), Screen() as screen:
+        made = predicted(recipe, screen, length_share=length_share)
+    if as_json:
+        print_json({**asdict(made), "seconds": made.seconds})
+    else:
+        _print_here(made)
+
+
+def _print_here(made: CpuPlan) -> None:
+    print("part                     steps  tokens  rollout s  learning s   seconds")
+    for phase in made.phases:
+        step = f"{phase.steps:7}{phase.tokens:8.0f}{phase.rollout_seconds:11.2f}{phase.learning_seconds:12.2f}"
+        print(f"{phase.name:23}{step if phase.steps else '':38}{phase.seconds:10.1f}")
+    print(f"\n{made.seconds:,.0f} seconds ({made.seconds / 3600:.1f} hours)")
+    for process, size in made.memory.items():
+        print(f"memory of {process}: {size / 1e6:,.0f} MB")
+
+
 def _print(made: Plan) -> None:
     shared = " (on the first learner's GPU, in what it leaves)" if made.shares_gpu else ""
-    print(f"{made.parameters / 1e9:.2f}B parameters; {made.learners} {made.gpu} learn, {made.engines} write{shared}")
+    print(f"{_count(made.parameters)} parameters; {made.learners} {made.gpu} learn, {made.engines} write{shared}")
     for name, parts in (("a learner", made.learner), ("an engine", made.engine)):
         taken = sum(parts.values())
         print(f"\nmemory of {name}: {taken / 1e9:.1f} of {made.memory_bytes / 1e9:.0f} GB")
@@ -79,3 +115,11 @@ def _print(made: Plan) -> None:
     print(f"disk: {made.disk_bytes_a_day / 1e9:,.0f} GB in a day of the longest stage")
     changes = ", ".join(f"{name} {factor - 1:+.0%}" for name, factor in made.matters.items())
     print(f"hours when an assumption is a quarter larger: {changes}")
+
+
+def _count(number: float) -> str:
+    """14.77B, 342.4K."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= size:
+            return f"{number / size:.2f}{letter}"
+    return f"{number:.0f}"

@@ -10,6 +10,7 @@ import pytest
 
 from rocstar.config import ModelSection
 from rocstar.errors import ConfigError
+from rocstar.plan.fits import refuse_here, refuse_on_gpu
 from rocstar.plan.gpus import GPUS
 from rocstar.plan.memory import engine_bytes, learner_bytes, total
 from rocstar.plan.plan import Assumptions, Plan, make_plan, shared_out
@@ -110,3 +111,28 @@ def test_memory_is_shared_by_ranks_and_spared_by_what_is_switched_on() -> None:
     offloaded = load_recipe(RECIPES / "7b-8gpu.toml", ["cluster.offload_optimizer=true"])
     assert four - total(learner_bytes(offloaded, shape, 4)) == pytest.approx(8 * shape.parameters / 4)
     assert total(engine_bytes(shape, 1000)) == 2 * shape.parameters + 1000 * shape.kv_bytes(2)
+
+
+def test_training_is_refused_on_gpus_that_cannot_hold_it_and_not_on_those_that_can() -> None:
+    recipe = load_recipe(RECIPES / "7b-8gpu.toml")
+    shape = shape_of(recipe.model)
+    refuse_on_gpu(recipe, shape, GPUS["h200"].memory_bytes)
+    with pytest.raises(ConfigError, match=r"a learner needs \d+ GB and a GPU here gives 22 GB; the largest part is"):
+        refuse_on_gpu(recipe, shape, GPUS["4090"].memory_bytes)
+
+
+def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own() -> None:
+    recipe = load_recipe(RECIPES / "quickstart.toml", ["rollout.kv_tokens=1024"])
+    two = recipe.model_copy(update={"engine": load_recipe(RECIPES / "7b-8gpu.toml").engine[:1]})
+    shape = shape_of(ModelSection(hidden_size=1024, num_layers=10, num_heads=8, intermediate_size=4096))
+    alone = 20.0 * shape.parameters
+    refuse_here(recipe, shape, alone + 1e8, positions=256)
+    with pytest.raises(ConfigError, match=r"on CPUs the run takes at least \d\.\d GB .* \d\.\d GB of memory are"):
+        refuse_here(two, shape, alone + 1e8, positions=256)
+
+
+def test_a_small_model_is_counted_in_thousands(capsys: pytest.CaptureFixture[str]) -> None:
+    from rocstar.cli import run
+
+    assert run(["plan", str(RECIPES / "quickstart.toml"), "--gpus", "1", *SMALL]) == 0
+    assert "344.06K parameters" in capsys.readouterr().out

@@ -1,0 +1,151 @@
+"""What `rocstar plan --gpu cpu` says of three short runs, beside what they then take here.
+
+    python benchmarks/plan_cpu.py                          # seconds by the clock: a quiet machine, about five minutes
+    python benchmarks/plan_cpu.py --clock cpu              # CPU seconds: on a machine that has other work
+    python benchmarks/plan_cpu.py --only own --clock cpu   # one of them
+
+quickstart and arithmetic are those recipes with fewer steps; own is another one with a model of 3.2 million parameters,
+groups of eight, one update a step and AdamW. Each is planned and then carried out, on the same cores, one after the
+other. Prints a table and last one JSON line. Ends with 1 where a run's seconds or its peak memory are off by more than
+a quarter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+GOAL = 0.25
+OWN = """\
+extends = "quickstart.toml"
+model.hidden_size = 256
+model.num_layers = 4
+model.num_heads = 8
+model.num_kv_heads = 2
+model.intermediate_size = 768
+data.families = ["lin", "count", "two"]
+data.demo_mix = "majority_right"
+sft.batch_rows = 16
+sft.optimizer = "adamw"
+sft.tokens_per_microbatch = 2048
+rollout.problems_per_step = 10
+rollout.attempts_per_problem = 8
+resample.method = "all"
+resample.keep = 8
+learning.updates_per_step = 1
+evaluate.attempts = 2
+"""
+CASES: dict[str, tuple[str, list[str]]] = {
+    "quickstart": (
+        "quickstart.toml",
+        ["stage.sft.steps=200", "stage.stage1.steps=6", "stage.stage2.steps=4", "stage.stage3.steps=3"],
+    ),
+    "arithmetic": (
+        "arithmetic.toml",
+        ["stage.sft.steps=300", "stage.stage1.steps=4", "stage.stage2.steps=3", "stage.stage3.steps=2"],
+    ),
+    "own": (
+        "own.toml",
+        ["stage.sft.steps=60", "stage.stage1.steps=4", "stage.stage2.steps=3", "stage.stage3.steps=2"],
+    ),
+}
+COMMON = ["evaluate.problems=100", "end.window=1000"]  # no stage ends before its steps
+PARTS = ("imitation", "RL and evaluation", "all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--only", choices=list(CASES), help="one case")
+    parser.add_argument("--plan", metavar="CASE", help="plan one and print it (internal)")
+    parser.add_argument("--recipes", type=Path, help="where its recipe lies (internal)")
+    options = parser.parse_args()
+    if options.plan:
+        print(json.dumps(planned(options.plan, options.recipes, options.clock)))
+        return
+    print(f"{'run':12}{'part':20}{'planned':>10}{'measured':>10}{'ratio':>7}", flush=True)
+    found = {case: compared(case, options.clock) for case in ([options.only] if options.only else CASES)}
+    print(json.dumps({"clock": options.clock, "runs": found}))
+    off = [rows[part]["ratio"] for rows in found.values() for part in ("all", "peak memory, MB")]
+    raise SystemExit(0 if all(abs(ratio - 1) <= GOAL for ratio in off) else 1)
+
+
+def compared(case: str, clock: str) -> dict[str, dict[str, float]]:
+    with tempfile.TemporaryDirectory() as place:
+        for recipe in (ROOT / "recipes").glob("*.toml"):
+            (Path(place) / recipe.name).write_text(recipe.read_text())
+        (Path(place) / "own.toml").write_text(OWN)
+        said = launched([__file__, "--plan", case, "--recipes", place, "--clock", clock], place)
+        plan = json.loads(said["out"].splitlines()[-1])
+        recipe, settings = CASES[case]
+        train = ["-c", "from rocstar.cli import main; main()", "train", recipe, *settings, *COMMON, "run.folder=runs"]
+        run = launched([*train, "run.name=it"], place)
+        measured = taken(Path(place) / "runs" / "it", run, clock)
+    rows = {name: {"planned": plan[name], "measured": measured[name]} for name in measured}
+    for name, row in rows.items():
+        row["ratio"] = row["planned"] / row["measured"]
+        print(f"{case:12}{name:20}{row['planned']:>10.1f}{row['measured']:>10.1f}{row['ratio']:>7.2f}", flush=True)
+    return rows
+
+
+def launched(arguments: list[str], place: str) -> dict[str, Any]:
+    """A Python process to its end: what it printed, when it began and ended, CPU and peak memory of its tree."""
+    out, began = Path(place) / "out", time.time()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with out.open("w") as file:
+        actions = [(os.POSIX_SPAWN_DUP2, file.fileno(), 1), (os.POSIX_SPAWN_DUP2, file.fileno(), 2)]
+        before = os.getcwd()
+        os.chdir(place)
+        try:
+            pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions)
+        finally:
+            os.chdir(before)
+        _, status, used = os.wait4(pid, 0)
+    if status:
+        raise SystemExit(f"{arguments} ended with {status}: {out.read_text()[-2000:]}")
+    cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+    return {"out": out.read_text(), "began": began, "ended": time.time(), "cpu": cpu, "peak": peak}
+
+
+def planned(case: str, recipes: Path, clock: str) -> dict[str, float]:
+    from rocstar.launch import quiet_torch
+
+    quiet_torch(1)
+    from rocstar.plan.cpu import RUN
+    from rocstar.plan.trial import predicted
+    from rocstar.recipe import load_recipe
+    from rocstar.screen import Screen
+
+    name, settings = CASES[case]
+    plan = predicted(load_recipe(recipes / name, [*settings, *COMMON]), Screen(), wall=clock == "wall")
+    imitation = sum(phase.seconds for phase in plan.phases if phase.name == "sft")
+    before = sum(phase.seconds for phase in plan.phases if phase.name == "start")
+    values = (imitation, plan.seconds - imitation - before, plan.seconds)
+    return {**dict(zip(PARTS, values, strict=True)), "peak memory, MB": plan.memory[RUN] / 1e6}
+
+
+def taken(folder: Path, run: dict[str, Any], clock: str) -> dict[str, float]:
+    """The same parts of a run that is over."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    cpu = json.loads((folder / "summary.json").read_text())["cpu_seconds"]
+    if clock == "cpu":
+        rest = sum(cpu.values()) - cpu["sft"] - cpu["cold start"]
+        values = cpu["sft"], rest, run["cpu"] + cpu["sandbox"]  # the run does not wait for its sandbox's processes
+    else:
+        imitated = next(e["time"] for e in events if e["event"] == "stage_end" and e["name"] == "sft")
+        imitation = sum(row["step/seconds"] for row in rows if row["stage"] == "sft")
+        values = imitation, run["ended"] - imitated, run["ended"] - run["began"]
+    return {**dict(zip(PARTS, values, strict=True)), "peak memory, MB": run["peak"] / 1e6}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Whether a recipe fits the memory there is: of a GPU, or of this machine where it computes on CPUs. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rocstar.config import Recipe, RlStage, SftStage, TorchEngines
+from rocstar.engines.memory import cache_bytes, kv_pages
+from rocstar.engines.pages import PAGE
+from rocstar.errors import ConfigError
+from rocstar.plan.memory import LEFT_FREE, learner_bytes, most_kv_tokens, total
+from rocstar.plan.shape import Shape
+
+
+def refuse_on_gpu(recipe: Recipe, shape: Shape, memory_bytes: float) -> None:
+    """memory_bytes: of each GPU. Raises ConfigError with the first reason."""
+    learner = learner_bytes(recipe, shape, recipe.cluster.learners)
+    kv_tokens = kv_tokens_of(recipe, shape, memory_bytes, learner)
+    for reason in refusals("a GPU here", memory_bytes, learner, kv_tokens, longest_response(recipe)):
+        raise ConfigError(reason)
+
+
+def refuse_here(recipe: Recipe, shape: Shape, there: float, positions: int) -> None:
+    """there: main memory that can be taken, bytes. positions: tokens of the longest attempt. Raises ConfigError."""
+    parts = host_bytes_by_part(recipe, shape, positions)
+    if total(parts) <= there:
+        return
+    said = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts.items() if size)
+    raise ConfigError(
+        f"on CPUs the run takes at least {total(parts) / 1e9:.1f} GB ({said}) and {there / 1e9:.1f} GB of memory are "
+        "available; take a smaller model, fewer [[engine]] processes, a lower rollout.kv_tokens or a larger machine"
+    )
+
+
+def host_bytes_by_part(recipe: Recipe, shape: Shape, positions: int) -> dict[str, float]:
+    """The least that learners and engines of one machine hold at once, without activations."""
+    weights, engines = 4.0 * shape.parameters, here(recipe)
+    moments = 2 if any(_has_two_moments(stage) for stage in recipe.stage) else 1
+    tokens = kv_pages(recipe.rollout.kv_tokens, recipe.rollout.engine_rows, positions) * PAGE
+    cache = cache_bytes((shape.layers, shape.kv_heads, shape.head_width), tokens, 4)
+    return {
+        "weights and gradients": 2 * weights,
+        "optimizer": moments * weights,
+        "engines' weights": engines * weights,
+        "their keys and values": float(engines * cache),
+    }
+
+
+def here(recipe: Recipe) -> int:
+    """Engines that compute on this machine."""
+    if not recipe.engine:
+        return 1
+    torch = sum(entry.count for entry in recipe.engine if isinstance(entry, TorchEngines))
+    return torch + (sum(entry.count for entry in recipe.servers) if recipe.cluster.launcher == "processes" else 0)
+
+
+def _has_two_moments(stage: SftStage | RlStage) -> bool:
+    """Muon keeps one for matrices."""
+    return isinstance(stage, RlStage) or stage.sft.optimizer == "adamw"
+
+
+def kv_tokens_of(recipe: Recipe, shape: Shape, memory_bytes: float, learner: Mapping[str, float]) -> float:
+    """Of one engine. Without [[engine]] it lies on the first learner's GPU and has what that one leaves."""
+    there = most_kv_tokens(shape, memory_bytes - (0 if recipe.engine else total(learner)))
+    asked = recipe.rollout.kv_tokens
+    return there if asked is None else min(there, float(asked))
+
+
+def longest_response(recipe: Recipe) -> int:
+    """Tokens that RL allows after a prompt; 0 without RL."""
+    return max((stage.rollout.max_response_tokens for stage in recipe.stage if isinstance(stage, RlStage)), default=0)
+
+
+def refusals(
+    name: str, memory_bytes: float, learner: Mapping[str, float], kv_tokens: float, longest: int
+) -> Iterator[str]:
+    """Why these do not fit a GPU, in words."""
+    most = (1 - LEFT_FREE) * memory_bytes
+    if total(learner) > most:
+        part = max(learner, key=lambda key: learner[key])
+        yield (
+            f"a learner needs {total(learner) / 1e9:.0f} GB and {name} gives {most / 1e9:.0f} GB; the "
+            f"largest part is {part} with {learner[part] / 1e9:.0f} GB: take more GPUs, model.gradient_checkpointing, "
+            "cluster.offload_optimizer or smaller learning.tokens_per_microbatch"
+        )
+    if kv_tokens < 2 * longest:
+        yield (
+            f"an engine's KV cache would hold {max(0.0, kv_tokens):,.0f} tokens beside the weights on {name}, "
+            f"less than two attempts of {longest} tokens; take GPUs with more memory"
+        )
