@@ -42,7 +42,10 @@ def _curves(methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _range(point: Mapping[str, Any] | None, form: Callable[[float], str]) -> str:
-    return f"{form(point['mean'])} ({form(point['lowest'])} to {form(point['highest'])})" if point else "-"
+    if point is None:
+        return "-"
+    several = f" ({form(point['lowest'])} to {form(point['highest'])})" if point["runs"] > 1 else ""
+    return f"{form(point['mean'])}{several}"
 
 
 def page(report: Mapping[str, Any]) -> str:
