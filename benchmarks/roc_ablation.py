@@ -5,7 +5,7 @@
     python benchmarks/roc_ablation.py --methods GRPO "RoC (paper)" --cold-seeds 0 --rl-seeds 10 11  # a part of it
 
 Every cell is one `rocstar train` in a process of its own; cells that are done are not run again. A cell keeps its
-attempts (7 MB), and `rocstar analyze` reads them. Prints a table, the paper's Fig. 4 by step with its range over
+attempts (2 MB), and `rocstar analyze` reads them. Prints a table, the paper's Fig. 4 by step with its range over
 runs, and last one JSON line; draws Fig. 4 and its neighbours into --out/pictures where matplotlib is installed.
 """
 
