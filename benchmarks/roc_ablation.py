@@ -2,9 +2,11 @@
 
     python benchmarks/roc_ablation.py --out runs/ablation          # everything: about 45 minutes of CPU
     python benchmarks/roc_ablation.py --out runs/ablation --table  # only read what is there and print
+    python benchmarks/roc_ablation.py --methods GRPO "RoC (paper)" --cold-seeds 0 --rl-seeds 10 11  # a part of it
 
-Every cell is one `rocstar train` in a process of its own; cells that are done are not run again. Prints a table and
-last one JSON line; draws `roc_ablation.png` into --out where matplotlib is installed.
+Every cell is one `rocstar train` in a process of its own; cells that are done are not run again. A cell keeps its
+attempts (2 MB), and `rocstar analyze` reads them. Prints a table, the paper's Fig. 4 by step with its range over
+runs, and last one JSON line; draws Fig. 4 and its neighbours into --out/pictures where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -13,9 +15,18 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from rocstar.analysis.methods import methods_of
+from rocstar.analysis.pictures import draw
+from rocstar.analysis.report import analyse
+from rocstar.analysis.screen import side_by_side
+from rocstar.analysis.sources import find_source
+from rocstar.runs.folder import read_json
 
 METHODS = {
     "GRPO": ["resample.method=all", "rollout.attempts_per_problem=16"],
@@ -23,8 +34,6 @@ METHODS = {
     "RoC (paper)": ["resample.method=roc"],
     "RoC (release)": ["resample.method=roc_release"],
 }
-COLD_SEEDS = (0, 1)
-RL_SEEDS = (10, 11, 12)
 ROOT = Path(__file__).resolve().parent.parent
 Cell = dict[str, Any]
 
@@ -33,26 +42,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--table", action="store_true", help="run nothing")
-    arguments = parser.parse_args()
-    out: Path = arguments.out.resolve()
-    if not arguments.table:
-        run_everything(out)
-    cells = read_cells(out)
-    baseline = read_summary(out / "no-tool")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--cold-seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12])
+    given = parser.parse_args()
+    out: Path = given.out.resolve()
+    seeds = list(product(given.cold_seeds, given.rl_seeds))
+    if not given.table:
+        run_cells(out, given.methods, seeds)
+    runs = {method: done(out, method, seeds) for method in given.methods}
+    cells = {method: [read_json(run / "summary.json") for run in found] for method, found in runs.items()}
+    baseline = read_json(out / "no-tool" / "summary.json") if (out / "no-tool" / "summary.json").exists() else None
     print_table(cells, baseline)
-    draw(out)
-    print(json.dumps({"cells": cells, "no_tool": baseline}))
+    by_step = analysed({method: found for method, found in runs.items() if found}, out / "pictures")
+    print(json.dumps({"cells": cells, "no_tool": baseline, "methods": by_step}))
 
 
-def run_everything(out: Path) -> None:
-    for cold in COLD_SEEDS:
+def run_cells(out: Path, methods: list[str], seeds: list[tuple[int, int]]) -> None:
+    for cold, seed in seeds:
         rocstar(out / f"cold-{cold}", "sft", "recipes/quickstart.toml", [f"run.seed={cold}"])
-        for seed in RL_SEEDS:
-            for method, settings in METHODS.items():
-                start = f"model.path={newest_model(out / f'cold-{cold}')}"
-                folder = out / cell_name(method, cold, seed)
-                rocstar(folder, "train", "recipes/ablations/roc.toml", [start, f"run.seed={seed}", *settings])
-    rocstar(out / "no-tool", "train", "recipes/ablations/no_tool.toml", [])
+        start = f"model.path={newest_model(out / f'cold-{cold}')}"
+        for method in methods:
+            settings = [start, f"run.seed={seed}", *METHODS[method]]
+            rocstar(out / cell_name(method, cold, seed), "train", "recipes/ablations/roc.toml", settings)
+    if len(methods) == len(METHODS):
+        rocstar(out / "no-tool", "train", "recipes/ablations/no_tool.toml", [])
 
 
 def cell_name(method: str, cold: int, seed: int) -> str:
@@ -74,17 +88,9 @@ def rocstar(folder: Path, verb: str, recipe: str, settings: list[str]) -> None:
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def read_summary(folder: Path) -> Cell | None:
-    path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def read_cells(out: Path) -> dict[str, list[Cell]]:
-    found = {
-        method: [read_summary(out / cell_name(method, cold, seed)) for cold in COLD_SEEDS for seed in RL_SEEDS]
-        for method in METHODS
-    }
-    return {method: [cell for cell in cells if cell] for method, cells in found.items()}
+def done(out: Path, method: str, seeds: list[tuple[int, int]]) -> list[Path]:
+    cells = (out / cell_name(method, cold, seed) for cold, seed in seeds)
+    return [cell for cell in cells if (cell / "summary.json").exists()]
 
 
 def spread(values: list[float]) -> str:
@@ -112,39 +118,18 @@ def print_table(cells: dict[str, list[Cell]], baseline: Cell | None) -> None:
         print(f"RoC / GRPO: {ratio:.2f} of the errors; ranges {'do not overlap' if apart else 'OVERLAP'}")
 
 
-def draw(out: Path) -> None:
-    """Share of correct attempts with a failed call, over training, one line a run."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        print("no picture: matplotlib is not installed", file=sys.stderr)
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (errors, accuracy) = pyplot.subplots(1, 2, figsize=(10, 4), sharex=True)
-    for number, method in enumerate(METHODS):
-        curves = [read_curves(out / cell_name(method, cold, seed)) for cold in COLD_SEEDS for seed in RL_SEEDS]
-        for place, (steps, shares, rewards) in enumerate(curve for curve in curves if curve[0]):
-            label = method if place == 0 else None
-            errors.plot(steps, shares, color=f"C{number}", alpha=0.6, linewidth=1, label=label)
-            accuracy.plot(steps, rewards, color=f"C{number}", alpha=0.6, linewidth=1)
-    errors.set(xlabel="RL step", title="right attempts with a failed call", ylim=(0, None))
-    accuracy.set(xlabel="RL step", title="right attempts", ylim=(0, 1))
-    errors.legend()
-    figure.tight_layout()
-    figure.savefig(out / "roc_ablation.png", dpi=120)
-
-
-def read_curves(run: Path) -> tuple[list[int], list[float], list[float]]:
-    path = run / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows = [row for row in rows if row.get("tool/error_share_in_correct") is not None]
-    return (
-        [row["step"] for row in rows],
-        [row["tool/error_share_in_correct"] for row in rows],
-        [row["reward/mean"] for row in rows],
-    )
+def analysed(runs: dict[str, list[Path]], pictures: Path) -> list[dict[str, Any]]:
+    """Print and draw what `rocstar analyze LABEL=RUN,RUN ...` says of the cells; each method's curves by step."""
+    reports = [
+        analyse(find_source(str(run), run.parent), method=method) for method, found in runs.items() for run in found
+    ]
+    methods = methods_of(reports)
+    print(f"\n{side_by_side(methods)}")
+    if find_spec("matplotlib"):
+        draw(reports, pictures)
+    else:
+        print("no pictures: matplotlib is not installed", file=sys.stderr)
+    return methods
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def read_transcripts(file: Path) -> Iterator[Attempt]:
         if not told:
             raise DataError(
                 f"{file} line {line} is no transcript: it needs a list of messages ({', '.join(MESSAGES)}) or a text "
-                f"({', '.join(TEXTS)}) with ```python blocks"
+                f"({', '.join(TEXTS)}) with ```python blocks; a program beside nothing but its result is none, because "
+                "nobody kept what the tool replied and so why it failed"
             )
         for steps in told:
             yield _attempt(f"line {line}", steps, row)

@@ -1,4 +1,5 @@
-"""Pictures of reports, one line or colour a source. Needs matplotlib.
+"""Pictures of reports, one line a method: its run's, or the mean of its runs in the band of their range. Needs
+matplotlib.
 
     fig4.png        failed calls in right attempts, by step (paper, Fig. 4)
     fig8.png        reward, length, cut attempts and entropy of training, by step (Fig. 8)
@@ -7,7 +8,7 @@
     errors.png      failed calls by class, by step
     tokens.png      forking and reflection tokens, by step
 
-A picture that has nothing to show is not drawn.
+A picture that has nothing to show is not drawn; fig10_11.png and errors.png are of methods of one run.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocstar.analysis.methods import Report, Values, ValuesOf, by_method, curve, failed_calls_in_right, values_of
+
 CLASSES = 6  # most frequent classes of failure in the picture; the others are one
 CHARACTERS, LINES = 135, 26  # of one example
 CHARACTER, LINE = 0.0072, 0.036  # width and height of one on the page
 COLOURS = {"reflection": "crimson", "forking": "darkorange", "call": "steelblue", "answer": "seagreen"}
-
-Report = Mapping[str, Any]
-Points = list[tuple[float, float]]
 
 
 def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
@@ -51,61 +51,71 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def _fig4(reports: Sequence[Report]) -> Any:
-    """From the attempts where they were kept, else from the metrics."""
-    kept, told = (_of(part, "failed_call_share_in_right") for part in ("by_step", "training"))
-    return _lines(reports, {"failed calls in right attempts": lambda report: kept(report) or told(report)})
+    return _lines(reports, {"failed calls in right attempts": failed_calls_in_right})
 
 
 def _fig8(reports: Sequence[Report]) -> Any:
     titles = {"reward": "reward", "tokens": "tokens of an attempt", "cut": "share cut", "entropy": "entropy, nats"}
-    return _lines(reports, {title: _of("training", key) for key, title in titles.items()})
+    return _lines(reports, {title: values_of("training", key) for key, title in titles.items()})
 
 
 def _fig9(reports: Sequence[Report]) -> Any:
-    def accuracy(report: Report) -> Points:
+    def accuracy(report: Report) -> Values:
         rows = report["evaluations"]
         return [(row["step"], row["accuracy"]["value"]) for row in rows if row["accuracy"]]
 
-    return _lines(reports, {"accuracy of evaluations": accuracy, "tokens of an attempt": _of("evaluations", "tokens")})
+    panels = {"accuracy of evaluations": accuracy, "tokens of an attempt": values_of("evaluations", "tokens")}
+    return _lines(reports, panels)
 
 
 def _tokens(reports: Sequence[Report]) -> Any:
-    def share(kind: str) -> Callable[[Report], Points]:
-        def points(report: Report) -> Points:
+    def share(kind: str) -> ValuesOf:
+        def values(report: Report) -> Values:
             rows = report.get("tokens", {}).get("by_step", [])
             return [(row["step"], row[f"{kind}_share"]) for row in rows if row[f"{kind}_share"] is not None]
 
-        return points
+        return values
 
     return _lines(reports, {f"{kind} tokens, share of the marked": share(kind) for kind in ("forking", "reflection")})
 
 
-def _of(part: str, key: str) -> Callable[[Report], Points]:
-    return lambda report: [(row["step"], row[key]) for row in report[part] if row[key] is not None]
-
-
-def _lines(reports: Sequence[Report], panels: Mapping[str, Callable[[Report], Points]]) -> Any:
-    """One panel beside the other, one line a source; None where no source has two points."""
+def _lines(reports: Sequence[Report], panels: Mapping[str, ValuesOf]) -> Any:
+    """One panel beside the other, one line a method, with a band where several runs differ; None where no method has
+    two points."""
     from matplotlib import pyplot
 
-    found = {title: [(report["source"], points(report)) for report in reports] for title, points in panels.items()}
-    if all(len(points) < 2 for lines in found.values() for _, points in lines):
+    methods = by_method(reports)
+    found = {title: {name: curve(runs, of) for name, runs in methods.items()} for title, of in panels.items()}
+    if all(len(points) < 2 for lines in found.values() for points in lines.values()):
         return None
     figure, row = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.8), squeeze=False)
     for axes, (title, lines) in zip(row[0], found.items(), strict=True):
-        for name, points in lines:
-            axes.plot(
-                *zip(*points, strict=True), label=name, marker="." if len(points) < 10 else ""
-            ) if points else None
+        for colour, (name, points) in enumerate(lines.items()):
+            if not points:
+                continue
+            steps = [point.step for point in points]
+            style = {"color": f"C{colour}", "marker": "." if len(points) < 10 else ""}
+            axes.plot(steps, [point.mean for point in points], label=_labelled(name, methods[name]), **style)
+            lowest, highest = [point.lowest for point in points], [point.highest for point in points]
+            axes.fill_between(steps, lowest, highest, color=f"C{colour}", alpha=0.2, linewidth=0)
         axes.set(title=title, xlabel="step", ylim=(0, None))
     row[0][0].legend()
     return figure
 
 
+def _labelled(method: str, runs: Sequence[Report]) -> str:
+    return method if len(runs) == 1 else f"{method}, mean and range of {len(runs)} runs"
+
+
+def _alone(reports: Sequence[Report]) -> list[Report]:
+    """Those that are their method's only run."""
+    return [runs[0] for runs in by_method(reports).values() if len(runs) == 1]
+
+
 def _errors(reports: Sequence[Report]) -> Any:
     from matplotlib import pyplot
 
-    shown = [report for report in reports if len(report["by_step"]) > 1 and report["after_error"]]
+    shown = [report for report in _alone(reports) if len(report["by_step"]) > 1 and report["after_error"]]
     if not shown:
         return None
     figure, row = pyplot.subplots(1, len(shown), figsize=(6 * len(shown), 4), squeeze=False, sharey=True)
@@ -123,7 +133,9 @@ def _errors(reports: Sequence[Report]) -> Any:
 def _fig10_11(reports: Sequence[Report]) -> Any:
     from matplotlib import pyplot
 
-    examples = [example for report in reports for example in report.get("tokens", {}).get("examples", {}).values()]
+    examples = [
+        example for report in _alone(reports) for example in report.get("tokens", {}).get("examples", {}).values()
+    ]
     if not examples:
         return None
     figure, column = pyplot.subplots(len(examples), 1, figsize=(12, 6 * len(examples)), squeeze=False)

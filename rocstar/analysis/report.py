@@ -44,10 +44,13 @@ class Tokens:
             self.examples.offer(attempt, kinds, self.piece)
 
 
-def analyse(source: Source, *, piece: Piece | None, entropies: Entropies | None = None) -> dict[str, Any]:
+def analyse(
+    source: Source, *, method: str, piece: Piece | None = None, entropies: Entropies | None = None
+) -> dict[str, Any]:
     """Everything about one source; docs/analysis.md says what each key means.
 
-    piece: text of a token; None leaves tokens out. entropies: a pass for attempts that have none. Raises DataError."""
+    method: what it is a run of (methods.py). piece: text of a token; None leaves tokens out. entropies: a pass for
+    attempts that have none. Raises DataError."""
     tally, tokens = Tally(), Tokens(piece) if piece else None
     for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies)):
         if tokens:
@@ -55,6 +58,7 @@ def analyse(source: Source, *, piece: Piece | None, entropies: Entropies | None 
     whole = tally.whole()
     report: dict[str, Any] = {
         "source": source.name,
+        "method": method,
         "whole": whole.figures(),
         "after_error": after_error_table(whole),
         "right_share_after_error": right_after(whole),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rocstar.analysis.examples import as_text
+from rocstar.analysis.methods import by_method
 from rocstar.analysis.recovery import After
 
 MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
@@ -13,6 +14,38 @@ MOST_ERRORS = 12
 EXAMPLE_CHARACTERS = 1200
 
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+
+def pages(reports: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> str:
+    """One page a run; of a method of several runs, only its curves beside those of the others."""
+    alone = [page(runs[0]) for runs in by_method(reports).values() if len(runs) == 1]
+    if len(alone) == len(methods):
+        return "\n\n\n".join(alone)
+    return "\n\n\n".join([*alone, side_by_side(methods)])
+
+
+def side_by_side(methods: Sequence[Mapping[str, Any]]) -> str:
+    """A table for each curve: a row a step, a column a method."""
+    runs = ", ".join(f"{method['method']} {len(method['runs'])}" for method in methods)
+    return "\n\n".join([f"Mean (lowest to highest) over runs: {runs}", *_curves(methods)])
+
+
+def _curves(methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for key, (title, form) in CURVES_SHOWN.items():
+        points = [{point["step"]: point for point in method["curves"][key]} for method in methods]
+        rows = [{"step": step, "points": [of.get(step) for of in points]} for step in sorted(set().union(*points))]
+        columns: list[Column] = [("step", lambda row: f"{row['step']}")]
+        for place, method in enumerate(methods):
+            columns.append((method["method"], lambda row, place=place, form=form: _range(row["points"][place], form)))  # type: ignore[misc]
+        if rows:
+            yield _section(title, table([*columns, ("", lambda _: "")], thinned(rows)))
+
+
+def _range(point: Mapping[str, Any] | None, form: Callable[[float], str]) -> str:
+    if point is None:
+        return "-"
+    several = f" ({form(point['lowest'])} to {form(point['highest'])})" if point["runs"] > 1 else ""
+    return f"{form(point['mean'])}{several}"
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -202,3 +235,11 @@ def share(value: float | None) -> str:
 
 def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+CURVES_SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "failed_call_share_in_right": ("Failed calls in right attempts, by step (Fig. 4)", share),
+    "right_share": ("Right attempts, by step", share),
+    "tokens": ("Tokens of an attempt, by step", lambda value: number(value, 1)),
+}
+"""Curve of methods.py -> its title, and how its values are written."""

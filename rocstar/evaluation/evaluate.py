@@ -12,9 +12,8 @@ from typing import Any
 
 from rocstar.errors import RunHalted
 from rocstar.evaluation.attempts import Solver, attempted
-from rocstar.evaluation.budgets import accuracy_by_budget
-from rocstar.evaluation.figures import figure
-from rocstar.evaluation.metrics import EvalSummary, summarise
+from rocstar.evaluation.intervals import figure
+from rocstar.evaluation.metrics import EvalSummary, accuracy_by_budget, summarise
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
 from rocstar.runs.atomic import write_json

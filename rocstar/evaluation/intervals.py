@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import exp, lgamma, log, log1p, sqrt
 from statistics import fmean
+from typing import Any
 
 Z = 1.959964  # 97.5% point of the normal law: two-sided 95%
 TAIL = 0.025  # outside a 95% interval, on each side
@@ -35,6 +36,13 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def figure(estimate: Estimate, missing: int = 0) -> dict[str, Any]:
+    """An estimate in the form that run folders and tables use; `missing` counts the attempts that are not in it,
+    because a fault of ours ended them or the verifier could not judge them."""
+    shown = {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
+    return {**shown, "missing": missing} if missing else shown
 
 
 def wilson(successes: float, n: float) -> Estimate:

@@ -1,4 +1,5 @@
-"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, paired differences, and one summary of it all.
+"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, accuracy under smaller token caps, paired
+differences, and one summary of it all.
 
 Pure and standard library only. Attempts at one problem are not independent, so every 95% interval treats the problem
 as the unit: n is problems, never attempts. Seed variance of training is not in any of them.
@@ -13,9 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import fmean
+from typing import Any
 
-from rocstar.evaluation.intervals import Estimate, mean_difference, mean_over_problems
-from rocstar.types import Problem, Stop, Trajectory, Verdict
+from rocstar.evaluation.intervals import Estimate, figure, mean_difference, mean_over_problems
+from rocstar.types import Group, Problem, Stop, Trajectory, Verdict
+
+BUDGETS = (4096, 8192, 16384, 30720)
+"""Tokens; the last is the paper's cap (§5.1, 30K)."""
 
 Results = Sequence[tuple[Problem, Sequence[Trajectory]]]
 """Every problem with its verified attempts, faults and undecided ones included."""
@@ -56,6 +61,19 @@ def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -
     if not differences:
         raise ValueError("before and after share no problem; evaluate both on the same file")
     return mean_difference(differences)
+
+
+def accuracy_by_budget(groups: Sequence[Group], cap: int | None) -> dict[str, Any]:
+    """`avg_within_<b>_tokens` for the budgets up to `cap`, under which the attempts were made. An attempt is right
+    within b where it is right and ended within b tokens: what it would have been under that cap, except where a model
+    is told its cap. Undecided attempts and faults of ours are left out, as in avg@k. Source: ours."""
+    budgets = [budget for budget in BUDGETS if cap is not None and budget <= cap]
+    return {f"avg_within_{one}_tokens": figure(mean_over_problems(_shares_within(groups, one))) for one in budgets}
+
+
+def _shares_within(groups: Sequence[Group], budget: int) -> list[float]:
+    decided = [[a for a in group.trajectories if _is_decided(a)] for group in groups]
+    return [fmean(_is_right(a) and a.num_response_tokens <= budget for a in some) for some in decided if some]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ def analyze(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|EVAL|FILE...",
+            metavar="RUN|EVAL|FILE|LABEL=RUN,RUN...",
             help="A run, RUN/EVALUATION[@STEP], an evaluation's folder, a rollout file, or transcripts (.jsonl); "
-            "several are shown side by side.",
+            "several are shown side by side. LABEL=RUN,RUN are runs of one method: mean and range by step.",
             show_default=False,
         ),
     ],
@@ -36,25 +36,27 @@ def analyze(
     """Errors and what comes after them, tool use, lengths, entropy and kinds of tokens, by step and difficulty.
 
     Example: rocstar analyze last --pictures pictures"""
+    from rocstar.analysis.methods import method_of, methods_of
     from rocstar.analysis.report import analyse
-    from rocstar.analysis.screen import page
+    from rocstar.analysis.screen import pages
     from rocstar.analysis.sources import find_source
     from rocstar.exits import need
 
     if pictures is not None:
         need("plot")
     reports = []
-    for source in [find_source(name, runs) for name in names]:
+    methods = [method_of(name) for name in names]
+    for method, source in [(one.label, find_source(name, runs)) for one in methods for name in one.names]:
         piece, scorer = _tokens_of(source, entropy)
-        reports.append(analyse(source, piece=piece, entropies=scorer))
+        reports.append(analyse(source, method=method, piece=piece, entropies=scorer))
     if pictures is not None:
         from rocstar.analysis.pictures import draw
 
         draw(reports, pictures)
     if as_json:
-        print_json({"reports": reports})
+        print_json({"reports": reports, "methods": methods_of(reports)})
     else:
-        print("\n\n".join(map(page, reports)))
+        print(pages(reports, methods_of(reports)))
 
 
 def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies | None]:

@@ -341,6 +341,30 @@ def test_made_up_rows_of_each_kind_are_told_where_they_do_not_fit() -> None:
             KINDS[benchmark.file.kind].problems(benchmark.file, {benchmark.file.files[0]: [(3, json.loads("{}"))]})
 
 
+@pytest.mark.parametrize(
+    ("category", "turns", "row", "told"),
+    [
+        ("multi_turn_base", 3, {"involved_classes": ["TradingBot"]}, "needs the systems that BFCL simulates"),
+        ("memory", 1, {"involved_classes": ["MemoryAPI"]}, "needs the systems that BFCL simulates"),
+        ("simple_java", 1, {"type": "HashMap"}, "values of type HashMap"),
+        ("nested", 1, {"type": "dict", "properties": {"b": {"type": "long"}}}, "values of type long"),
+        ("items", 1, {"type": "array", "items": {"type": "char"}}, "values of type char"),
+    ],
+)
+def test_a_category_of_bfcl_that_is_not_scored_is_refused_by_its_name(
+    category: str, turns: int, row: dict[str, Any], told: str
+) -> None:
+    from rocstar.errors import DataError
+
+    name = f"bfcl/BFCL_v4_{category}.jsonl.gz"
+    question = [[{"role": "user", "content": "?"}]] * turns
+    function = {"name": "f", "parameters": {"type": "dict", "properties": {"a": row}, "required": []}}
+    asked = {"id": "1", "question": question, **(row if "involved_classes" in row else {"function": [function]})}
+    file = find_benchmarks("bfcl")[0].file.model_copy(update={"files": [name], "answers": []})
+    with pytest.raises(DataError, match=f"line 1: BFCL's category BFCL_v4_{category} .*{told}.*; take it out"):
+        KINDS["functions"].problems(file, {name: [(1, asked)]})
+
+
 def test_an_integer_beyond_all_floats_is_a_wrong_value() -> None:
     from rocstar.evaluation.scorers.functions import _wrong_value
 

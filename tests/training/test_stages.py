@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rocstar.config import EndSection
+from rocstar.config import EndSection, RlStage
+from rocstar.recipe import load_recipe
 from rocstar.training.stages import why_over
 from rocstar.training.windows import Row
 
@@ -77,3 +79,10 @@ def test_no_rule_ends_a_stage_by_default_and_none_before_its_window(rewards: lis
 def test_a_rule_that_would_never_be_asked_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"set end\.reward_gain too"):
         EndSection(truncated_share=0.1)
+
+
+@pytest.mark.parametrize("name", ["roc", "no_tool"])
+def test_every_cell_of_the_ablation_has_all_its_steps(name: str) -> None:
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "ablations" / f"{name}.toml")
+    stages = [stage for stage in recipe.stage if isinstance(stage, RlStage) and stage.steps]
+    assert stages and all(length(stage.end, [row(1.0, solved=0.1)] * stage.steps) is None for stage in stages)

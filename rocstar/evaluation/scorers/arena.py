@@ -17,7 +17,7 @@ from typing import Any
 
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
-from rocstar.evaluation.figures import figure
+from rocstar.evaluation.intervals import figure
 from rocstar.evaluation.scoring import Parts, final_text, judged, ratio
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict, problem_id

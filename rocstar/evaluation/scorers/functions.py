@@ -4,14 +4,15 @@ calls are compared with the possible answers by name, types and values.
 A category (simple, multiple, parallel ..., live or not) is a file of rows, and the file of possible answers of the same
 name. Without one, the category asks whether the model calls at all: `irrelevance` wants no call, `relevance` some.
 Source: BFCL (Patil et al. 2025), Apache-2.0, its `ast_checker` written anew; departure: a "." in a function's name may
-come back as "_", as in the original for models that cannot write dots. Not here: Java, JavaScript, multi-turn."""
+come back as "_", as in the original for models that cannot write dots. Refused: Java
+and JavaScript, and categories that need the systems that BFCL simulates (multi-turn, memory, web search)."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -54,11 +55,20 @@ def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
 
 def _problem(part: str, where: str, row: Row, truths: Mapping[str, Any] | None) -> Problem:
     name, conversations = str(column(row, "id", where)), column(row, "question", where)
-    if not isinstance(conversations, list) or len(conversations) != 1:
-        raise DataError(f"{where}: expected one turn of messages; rows of several turns are not scored here.")
+    if "involved_classes" in row or not isinstance(conversations, list) or len(conversations) != 1:
+        raise DataError(
+            f"{where}: BFCL's category {part} needs the systems that BFCL simulates, which are programs and not among "
+            "its rows, so it is not scored here; take it out of `files`"
+        )
     if truths is not None and name not in truths:
         raise DataError(f"{where}: there is no possible answer for {name!r} in the files of answers.")
     functions = column(row, "function", where)
+    foreign = {kind for function in functions for kind in _types(function["parameters"])} - PYTHON.keys()
+    if foreign:
+        raise DataError(
+            f"{where}: BFCL's category {part} has values of type {min(foreign)}, and only those of Python are scored "
+            "here; take it out of `files`"
+        )
     metadata = {
         "family": part,
         "messages": conversations[0],
@@ -69,6 +79,13 @@ def _problem(part: str, where: str, row: Row, truths: Mapping[str, Any] | None) 
     }
     said = "\n\n".join(str(message["content"]) for message in conversations[0] if message["role"] == "user")
     return Problem(id=problem_id(f"{name}\n{said}"), question=said, answer="", source=part, metadata=metadata)
+
+
+def _types(described: Row) -> Iterator[str]:
+    """Of parameters that are described, of their items and of what is in them."""
+    for one in described.get("properties", {}).values():
+        yield one["type"]
+        yield from [one["items"]["type"]] if one["type"] in ("array", "tuple") else _types(one)
 
 
 def shown(function: Row) -> dict[str, Any]:

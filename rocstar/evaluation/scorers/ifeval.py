@@ -14,8 +14,7 @@ from typing import Any
 
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
-from rocstar.evaluation.figures import figure
-from rocstar.evaluation.intervals import mean_over_problems
+from rocstar.evaluation.intervals import figure, mean_over_problems
 from rocstar.evaluation.scorers.instructions import CHECKS, follows, variants
 from rocstar.evaluation.scoring import Parts, final_text, judged, ratio
 from rocstar.types import Group, Outcome, Problem, Trajectory, problem_id
