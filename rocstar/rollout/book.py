@@ -104,15 +104,16 @@ class Book:
     def _weigh(self, load: EngineLoad, produced: int, seconds: float, wanted: bool) -> None:
         """Learn what steps cost, and what was lost by promising too little of the cache or too much."""
         last, price = self._last, self._prices.each
-        used, steps = (last.used_tokens + load.used_tokens) / 2, 2 * produced / (last.running + load.running)
-        again = load.recomputed_tokens - last.recomputed_tokens
+        used, running = (last.used_tokens + load.used_tokens) / 2, (last.running + load.running) / 2
+        steps, again = produced / running, load.recomputed_tokens - last.recomputed_tokens
         expected = self._prices.see((steps, produced, steps * used, self.fed + again), seconds)
         self.fed = 0
         self._seconds = FORGET * self._seconds + seconds
         self._expected = FORGET * self._expected + expected
         self._weighed += expected
         empty = price[STEP] * steps * max(0.0, 1.0 - used / self.capacity)
-        self._too_much += price[FED] * again
+        # not by `again`: vLLM does not tell what it feeds after a preemption
+        self._too_much += price[FED] * (load.evictions - last.evictions) * used / running
         if load.waiting and self.overflows_at(load):
             self._too_much += empty  # what was evicted waits for room
         elif wanted and not self._filling:
