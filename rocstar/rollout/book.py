@@ -157,9 +157,11 @@ class Book:
         if not self._slots:
             self._width = max(1.0, (resident.asked.limit + resident.response) / ENDS)
         resident.slot = int((resident.end - resident.base) / self._width)
-        slot = self._slots.setdefault(resident.slot, [0.0, 0.0])
-        slot[0] += 1.0
-        slot[1] += resident.base
+        if (slot := self._slots.get(resident.slot)) is None:
+            self._slots[resident.slot] = [1.0, resident.base]
+        else:
+            slot[0] += 1.0
+            slot[1] += resident.base
 
     def remove(self, resident: Resident) -> None:
         del self.residents[resident.session_id]
@@ -189,8 +191,8 @@ class Book:
         """How long it is by now: what is known, and a token for each step since its turn began."""
         if resident.since < 0:
             return resident.response
-        sampled = max(0.0, self.step - resident.since)
-        return resident.response + min(sampled, resident.asked.limit)
+        sampled, most = self.step - resident.since, resident.asked.limit
+        return resident.response + (sampled if 0.0 < sampled < most else most if sampled > 0.0 else 0.0)
 
     # Forecast
 
