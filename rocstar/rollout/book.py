@@ -23,6 +23,7 @@ TARGETS = (0.6, 4.0)  # least and most that is promised of a cache
 GAIN = 0.25  # relative change of the promise, over the difference of the two losses as shares of the time
 STRIDE = 0.2  # most by which it changes at once, relative: what was promised before shows only later
 EVICTED = 4.0  # weight of what evictions cost: it rises steeply with the promise, what empty places cost falls slowly
+WORTH = 0.1  # share of the time: nothing more is promised where less could be won
 GROWN = 0.6  # of the expected peak: where the residents hold less, they are young and the cache is still filling
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
 
@@ -125,8 +126,9 @@ class Book:
         self._filling = self._is_filling()
         self._overflows, self._adjusted = self._evictions > self._adjusted, self._evictions
         if self._weighed > 0.0:
-            change = GAIN * (self._too_little - EVICTED * self._too_much) / self._weighed
-            target = self.target * (1.0 + max(-STRIDE, min(STRIDE, change)))
+            gain = (self._too_little - EVICTED * self._too_much) / self._weighed
+            change = 0.0 if 0.0 < gain < WORTH else max(-STRIDE, min(STRIDE, GAIN * gain))
+            target = self.target * (1.0 + change)
             self.target = max(TARGETS[0], min(TARGETS[1], target))
         self._too_little = self._too_much = self._weighed = 0.0
         return self._overflows
