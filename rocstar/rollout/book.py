@@ -107,7 +107,7 @@ class Book:
         last, price = self._last, self._prices.each
         used, running = (last.used_tokens + load.used_tokens) / 2, (last.running + load.running) / 2
         steps, again = produced / running, load.recomputed_tokens - last.recomputed_tokens
-        expected = self._prices.see((steps, produced, steps * used, self.fed + again), seconds)
+        expected = self._prices.see((steps, produced, steps * used, self.fed + again), seconds, self.slowness())
         self.fed = 0
         self._seconds = FORGET * self._seconds + seconds
         self._expected = FORGET * self._expected + expected

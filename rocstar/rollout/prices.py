@@ -23,9 +23,10 @@ class Prices:
         self._products = [[0.0] * 4 for _ in range(4)]
         self._sums = [0.0] * 4
 
-    def see(self, amounts: Sequence[float], seconds: float) -> float:
-        """Enter what was done in so many seconds; the seconds that an average engine takes for it, as far as known."""
-        weight = 1.0 / amounts[STEP]
+    def see(self, amounts: Sequence[float], seconds: float, slowness: float) -> float:
+        """Enter what an engine so many times slower than the average did in so many seconds; what an average engine
+        takes for it, as far as known."""
+        weight, seconds = 1.0 / amounts[STEP], seconds / slowness
         for amount, row, place in zip(amounts, self._products, range(4), strict=True):
             scaled = weight * amount
             self._sums[place] = FORGET * self._sums[place] + scaled * seconds
