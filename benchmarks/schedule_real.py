@@ -1,12 +1,12 @@
 """Two real engines under each scheduling policy, and what the simulator said of them before.
 
-    python benchmarks/schedule_real.py                               # 8 problems x 16 attempts, medians of 3 rounds
+    python benchmarks/schedule_real.py                               # 8 problems x 16 attempts, medians of 5 rounds
     python benchmarks/schedule_real.py --clock cpu --repeat 1        # on a machine that has other work
     python benchmarks/schedule_real.py --lengths easy-or-hard --kv-tokens 2048
 
-Torch engines with small KV caches; the model has the shape of recipes/quickstart.toml and random weights. In each
-round one engine alone does a few designed workloads, before and after all else, and the costs of the simulated engine
-are fitted to them. Between, under each policy, two engines do a workload that was not used for the fit: turns as long,
+Torch engines with small KV caches; the model has the shape of recipes/quickstart.toml and random weights. One engine
+alone does a few designed workloads, before and after each policy, and the costs of the simulated engine are fitted to
+them. Between, under that policy, two engines do a workload that was not used for the fit: turns as long,
 and tools that take as long, as drawn from a distribution of lengths at a sixteenth of the paper's.
 
     --clock wall   engines in processes of their own, each on a core of its own, behind a fleet; seconds by the clock.
@@ -62,14 +62,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tool-seconds", type=float, default=0.1, help="mean of the exponential wait")
     parser.add_argument("--kv-tokens", type=int, default=4096, help="of each engine")
     parser.add_argument("--rows", type=int, default=64, help="sequences that an engine decodes at once")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--policies", nargs="+", help="default: all")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of: designed workloads, each policy, designed workloads. Comparisons are made within a round."""
+    """Rounds of: designed workloads, a policy, designed workloads, the next policy ... A policy is compared with costs
+    that were fitted just before and just after it, so that a change of the machine's speed moves both."""
     import torch
     from real_engines import ByCpuSeconds, InProcesses
 
@@ -82,13 +83,13 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     rounds, names = [], options.policies or POLICIES
     try:
         for _ in range(options.repeat):
-            trials = await designed_trials(engines, options)
-            found = {name: await rolled(engines, name, work) for name in names}
-            costs = fitted(trials + await designed_trials(engines, options), options)
-            rounds.append({name: compared(name, found[name], work, costs) for name in names})
-            print(HEADER)
-            for row in rounds[-1].values():
-                print(line(row), flush=True)
+            rounds.append({})
+            before = await designed_trials(engines, options)
+            for name in names:
+                found, after = await rolled(engines, name, work), await designed_trials(engines, options)
+                rounds[-1][name] = compared(name, found, work, fitted(before + after, options))
+                before = after
+                print(f"{HEADER}\n{line(rounds[-1][name])}", flush=True)
     finally:
         await engines.close()
     rows = [middle([each[name] for each in rounds]) for name in names]

@@ -1,4 +1,4 @@
-"""Simulated rollouts under rocstar's scheduler, the baselines and a clairvoyant one, in a roomy and in a tight regime.
+"""Simulated rollouts under rocstar's scheduler, the baselines and a clairvoyant one; roomy, tight and small engines.
 
     python benchmarks/scheduling.py --quick               # two steps a row, the roomy regime at a quarter: minutes
     python benchmarks/scheduling.py --jobs 2              # ten steps a row at full size; CPU: see docs/rollouts.md
@@ -17,6 +17,7 @@ What an engine does when its cache is full decides how much there is to win (`EN
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import time
@@ -27,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import rocstar.rollout
-from rocstar.rollout.engine_model import EngineModel
+from rocstar.rollout.engine_model import EngineModel, torch_engine
 from rocstar.rollout.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
 from rocstar.rollout.scheduler import Assignment, Scheduler
 from rocstar.rollout.simulate import Report, simulate_steps
-from rocstar.rollout.workload import PlannedAttempt, synthetic_workload
+from rocstar.rollout.workload import PlannedAttempt, shrunk, synthetic_workload
 from rocstar.types import EngineLoad
 
 BANDWIDTH = 6.4e12  # bytes a second: two MI300X at 60%
@@ -51,6 +52,14 @@ ENGINES = {
     "half": replace(ENGINE, evicted_share=0.5, watermark=0.0),
 }
 """By what they give up when the next step does not fit, and the share of the cache that an admission leaves free."""
+SMALL = replace(  # a model of 0.3M parameters on a CPU: most of a step is constant, feeding is cheap
+    torch_engine(capacity_tokens=2048, most_running=64),
+    step_seconds=2.4e-3,
+    seconds_per_cached_token=1e-9,
+    seconds_per_sequence=40e-6,
+    seconds_per_prefill_token=25e-6,
+)
+SHRINK = 16  # times shorter for the small regime
 TUNED = ("even", "easy-or-hard")
 HELD_OUT = ("spread", "alike")
 ATTEMPTS = 32
@@ -112,17 +121,17 @@ def cases(steps: int, quarter: bool) -> Iterator[Case]:
             quarter=quarter and regime == "roomy",
         )
 
+    yield from (case("small", 8192, lengths) for lengths in (*TUNED, *HELD_OUT))
     for cap in (8192, 12288):
-        for lengths in (*TUNED, *HELD_OUT):
-            yield case("tight", cap, lengths)
-            yield case("tight", cap, lengths, "half")
-            yield case("roomy", cap, lengths)
+        yield from (case("tight", cap, lengths) for lengths in (*TUNED, *HELD_OUT))
+        if cap == 8192:
+            for trouble in ("speeds", "death"):
+                yield from (case("tight", cap, lengths, trouble=trouble) for lengths in ("even", "spread"))
+        yield from (case("tight", cap, lengths, "half") for lengths in (*TUNED, *HELD_OUT))
+        yield from (case("roomy", cap, lengths) for lengths in (*TUNED, *HELD_OUT))
     for trouble in ("speeds", "death"):
-        for lengths in ("even", "spread"):
-            yield case("tight", 8192, lengths, trouble=trouble)
-            yield case("roomy", 8192, lengths, trouble=trouble)
-    for eviction in ("one-1%", "tenth", "half-1%"):
-        yield case("tight", 8192, "even", eviction)
+        yield from (case("roomy", 8192, lengths, trouble=trouble) for lengths in ("even", "spread"))
+    yield from (case("tight", 8192, "even", eviction) for eviction in ("one-1%", "tenth", "half-1%"))
 
 
 # Rows
@@ -160,10 +169,7 @@ def source_digest() -> str:
 def row_of(case: Case) -> dict[str, Any]:
     started = time.process_time()
     engines, problems = engines_of(case)
-    work = [
-        synthetic_workload(case.lengths, problems=problems, attempts=ATTEMPTS, limit=case.cap, seed=seed)
-        for seed in range(case.steps)
-    ]
+    work = [workload(case, problems, seed) for seed in range(case.steps)]
     deaths = deaths_of(case, engines, work)
     reports = {policy: simulate_steps(work, engines, scheduler(policy, work), deaths=deaths) for policy in POLICIES}
     ours = reports[OURS]
@@ -186,8 +192,19 @@ def row_of(case: Case) -> dict[str, Any]:
     }
 
 
+def workload(case: Case, problems: int, seed: int) -> list[PlannedAttempt]:
+    if case.regime != "small":
+        return synthetic_workload(case.lengths, problems=problems, attempts=ATTEMPTS, limit=case.cap, seed=seed)
+    drawn = synthetic_workload(
+        case.lengths, problems=problems, attempts=ATTEMPTS // 2, limit=case.cap, seed=seed, tool_seconds=0.1
+    )
+    return shrunk(drawn, SHRINK)
+
+
 def engines_of(case: Case) -> tuple[dict[str, EngineModel], int]:
     """Engines by name, and problems a step."""
+    if case.regime == "small":
+        return {"engine00": SMALL, "engine01": SMALL}, 4
     model = ENGINES[case.eviction]
     if case.regime == "tight":
         model = replace(model, capacity_tokens=TIGHT_TOKENS)
@@ -237,6 +254,8 @@ class Trace:
     def replay(self, fresh: Scheduler) -> float:
         """CPU seconds that a fresh scheduler takes for the same calls."""
         calls = [(getattr(fresh, name), arguments) for name, arguments in self.calls]
+        gc.collect()
+        gc.freeze()  # what is remembered here is no work of the scheduler's
         started = time.thread_time()
         for call, arguments in calls:
             call(*arguments)

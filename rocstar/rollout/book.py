@@ -12,13 +12,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from rocstar.rollout.prices import FED, STEP, Prices
 from rocstar.rollout.scheduler import Ask
 from rocstar.types import EngineLoad
 
 ENDS = 32  # steps of ends are told apart to this part of the longest response
-FIRST_TARGET = 0.85  # of the cache, filled before anything is known of lengths
-MOST_TARGET = 0.9  # later: what is expected is a little off, and overflow costs more than a tenth left free
-LEAST_TARGET = 0.6  # however often it evicts
+FIRST_TARGET = 0.9  # of the cache, promised before anything is known of lengths and prices
+SPREAD = 2.0  # room kept for bad luck: so many times the promise over the root of the number of residents
+TARGETS = (0.6, 4.0)  # least and most that is promised of a cache
+GAIN = 0.15  # relative change of the promise, over the difference of the two losses as shares of the time
+STRIDE = 0.2  # most by which it changes at once, relative: what was promised before shows only later
+EVICTED = 4.0  # weight of what evictions cost: it rises steeply with the promise, what empty places cost falls slowly
+WORTH = 0.1  # share of the time: nothing more is promised where less could be won
+GROWN = 0.6  # of the expected peak: where the residents hold less, they are young and the cache is still filling
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
 
 
@@ -54,42 +60,23 @@ class Resident:
     """Where its end is entered."""
 
 
-@dataclass(slots=True, eq=False)
-class Paces:
-    """Seconds of a step by the use of the cache, over all engines: a straight line by least squares."""
-
-    weight: float = 0.0
-    used: float = 0.0
-    seconds: float = 0.0
-    used_used: float = 0.0
-    used_seconds: float = 0.0
-
-    def expected(self, used: float, seconds: float, steps: float) -> float:
-        """Enter `steps` steps seen at a use of `used` tokens; the seconds that an average engine takes for them."""
-        each = seconds / steps
-        self.weight += steps
-        self.used += steps * used
-        self.seconds += steps * each
-        self.used_used += steps * used * used
-        self.used_seconds += steps * used * each
-        mean_used, mean = self.used / self.weight, self.seconds / self.weight
-        spread = self.used_used / self.weight - mean_used * mean_used
-        slope = (self.used_seconds / self.weight - mean_used * mean) / spread if spread > 1.0 else 0.0
-        return steps * max(mean / 10, mean + max(0.0, slope) * (used - mean_used))
-
-
 class Book:
     """One engine's residents and forecast."""
 
-    def __init__(self, name: str, load: EngineLoad, paces: Paces) -> None:
+    def __init__(self, name: str, load: EngineLoad, prices: Prices) -> None:
         self.name, self.capacity, self.target = name, load.capacity_tokens, FIRST_TARGET
         self.residents: dict[str, Resident] = {}
         self.groups: dict[str, int] = {}
         """Residents by group: the prompt is held once."""
         self.step, self.reads, self.ends, self._limits = 0.0, 0.0, 0.0, 0
         self.produced, self._evictions, self._adjusted = load.produced_tokens, load.evictions, load.evictions
-        self._overflows = False
-        self._paces, self._last, self._seen_at = paces, load, -1.0
+        self._overflows, self._filling = False, True
+        self._too_little = self._too_much = self._weighed = 0.0
+        """Since the promise was last adjusted: seconds lost to empty places while somebody waited, lost to evictions,
+        and in all, at an average engine's pace."""
+        self.fed = 0
+        """Tokens that it was given to feed since the last look."""
+        self._prices, self._last, self._seen_at = prices, load, -1.0
         self._seconds = self._expected = 1e-3
         self._rate = 0.0
         """Steps a second, lately."""
@@ -100,8 +87,9 @@ class Book:
 
     # Facts
 
-    def look(self, load: EngineLoad, now: float) -> None:
-        """Take in what the engine says; steps follow from the tokens it has produced since."""
+    def look(self, load: EngineLoad, now: float, wanted: bool) -> None:
+        """Take in what the engine says; steps follow from the tokens it has produced since. `wanted`: somebody waits
+        for admission."""
         last, seconds = self._last, now - self._seen_at
         if seconds <= 0:
             return
@@ -110,23 +98,46 @@ class Book:
         self.step += steps
         self._rate = steps / seconds
         if produced and last.running and load.running:
-            used, running = (last.used_tokens + load.used_tokens) / 2, (last.running + load.running) / 2
-            self._seconds = FORGET * self._seconds + seconds
-            self._expected = FORGET * self._expected + self._paces.expected(used, seconds, produced / running)
+            self._weigh(load, produced, seconds, wanted)
         self.capacity, self.produced, self._last, self._seen_at = load.capacity_tokens, load.produced_tokens, load, now
         self._evictions = load.evictions
 
-    def adjust(self, fall: float, regained: float) -> bool:
-        """Fill less far if it has begun to evict since the last time, the more the larger the part that it gave up;
-        whether it has evicted. An overflow that lasts counts once: who is there cannot be taken back."""
-        evicted, self._adjusted = self._evictions - self._adjusted, self._evictions
-        if evicted and not self._overflows:
-            part = min(1.0, evicted / max(1, len(self.residents)))
-            self.target = max(LEAST_TARGET, self.target * (1.0 - fall * (0.2 + part)))
-        elif not evicted:
-            self.target = min(MOST_TARGET, self.target + (regained if self._evictions else 10 * regained))
-        self._overflows = evicted > 0
+    def _weigh(self, load: EngineLoad, produced: int, seconds: float, wanted: bool) -> None:
+        """Learn what steps cost, and what was lost by promising too little of the cache or too much."""
+        last, price = self._last, self._prices.each
+        used, running = (last.used_tokens + load.used_tokens) / 2, (last.running + load.running) / 2
+        steps, again = produced / running, load.recomputed_tokens - last.recomputed_tokens
+        expected = self._prices.see((steps, produced, steps * used, self.fed + again), seconds, self.slowness())
+        self.fed = 0
+        self._seconds = FORGET * self._seconds + seconds
+        self._expected = FORGET * self._expected + expected
+        self._weighed += expected
+        empty = price[STEP] * steps * max(0.0, 1.0 - used / self.capacity)
+        # not by `again`: vLLM does not tell what it feeds after a preemption
+        self._too_much += price[FED] * (load.evictions - last.evictions) * used / running
+        if load.waiting and self.overflows_at(load):
+            self._too_much += empty  # what was evicted waits for room
+        elif wanted and not self._filling:
+            self._too_little += empty
+
+    def adjust(self) -> bool:
+        """Promise more of the cache where empty places have cost more than evictions since the last time, else less;
+        whether it has evicted."""
+        self._filling = self._is_filling()
+        self._overflows, self._adjusted = self._evictions > self._adjusted, self._evictions
+        if self._weighed > 0.0:
+            gain = (self._too_little - EVICTED * self._too_much) / self._weighed
+            change = 0.0 if 0.0 < gain < WORTH else max(-STRIDE, min(STRIDE, GAIN * gain))
+            target = self.target * (1.0 + change)
+            self.target = max(TARGETS[0], min(TARGETS[1], target))
+        self._too_little = self._too_much = self._weighed = 0.0
         return self._overflows
+
+    def _is_filling(self) -> bool:
+        """Whether its residents are young, as at the beginning of a step: the cache is then empty for another reason
+        than too small a promise."""
+        now = sum(bases + number * self.step for number, bases in self._slots.values())
+        return now + self._prompts <= GROWN * (self._peak() + self._prompts)
 
     def overflows_at(self, load: EngineLoad) -> bool:
         """Whether it has evicted lately."""
@@ -148,9 +159,11 @@ class Book:
         if not self._slots:
             self._width = max(1.0, (resident.asked.limit + resident.response) / ENDS)
         resident.slot = int((resident.end - resident.base) / self._width)
-        slot = self._slots.setdefault(resident.slot, [0.0, 0.0])
-        slot[0] += 1.0
-        slot[1] += resident.base
+        if (slot := self._slots.get(resident.slot)) is None:
+            self._slots[resident.slot] = [1.0, resident.base]
+        else:
+            slot[0] += 1.0
+            slot[1] += resident.base
 
     def remove(self, resident: Resident) -> None:
         del self.residents[resident.session_id]
@@ -180,8 +193,8 @@ class Book:
         """How long it is by now: what is known, and a token for each step since its turn began."""
         if resident.since < 0:
             return resident.response
-        sampled = max(0.0, self.step - resident.since)
-        return resident.response + min(sampled, resident.asked.limit)
+        sampled, most = self.step - resident.since, resident.asked.limit
+        return resident.response + (sampled if 0.0 < sampled < most else most if sampled > 0.0 else 0.0)
 
     # Forecast
 
@@ -196,34 +209,34 @@ class Book:
         """When all expected work is done, `reads` more included; in reads of an average engine."""
         return (self.reads + reads) * self.slowness()
 
-    def fits(self, resident: Resident, spread: float) -> bool:
-        """Whether the expected peak of the cache with `resident`, and `spread` times the peak over the root of the
-        number of residents for bad luck, stays within what is promised of it; or all can come to their limits."""
+    def fits(self, resident: Resident) -> bool:
+        """Whether the expected peak of the cache with `resident` stays within what is promised of it; or all can come
+        to their limits."""
         prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)
         if prompts + self._limits + resident.most <= self.capacity:
             return True
-        promised = self.capacity * self.target - prompts
-        luck = 1.0 + spread / math.sqrt(len(self.residents) + 1)
-        return (self.ends + resident.end) * luck <= promised or self._peak_with(resident, spread) <= promised
+        luck = 1.0 + SPREAD / math.sqrt(len(self.residents) + 1)
+        promised = self.capacity * self.target / luck - prompts
+        if self.ends + resident.end <= promised:
+            return True
+        base = resident.response - self.step
+        last = int((resident.end - base) / self._width)
+        slot = self._slots.setdefault(last, [0.0, 0.0])
+        self._slots[last] = [slot[0] + 1.0, slot[1] + base]
+        peak = self._peak()
+        self._slots[last] = slot
+        return peak <= promised
 
-    def _peak_with(self, resident: Resident, spread: float) -> float:
-        """Most own tokens that are expected to be held at any later step, room for bad luck included: just before the
-        residents of a slot end."""
-        base, width, step, root = resident.response - self.step, self._width, self.step, math.sqrt
-        last = int((resident.end - base) / width)
-        slots = self._slots
-        slots.setdefault(last, [0.0, 0.0])
+    def _peak(self) -> float:
+        """Most own tokens that are expected to be held at any later step: just before the residents of a slot end."""
+        width, step, slots = self._width, self.step, self._slots
         number = total = peak = 0.0
         for slot in sorted(slots, reverse=True):
             here, bases = slots[slot]
             number += here
             total += bases
-            if slot == last:
-                number += 1.0
-                total += base
-            if number > 0.5:
-                then = (slot + 0.5) * width
-                held = (total + number * (then if then > step else step)) * (1.0 + spread / root(number))
-                if held > peak:
-                    peak = held
+            then = (slot + 0.5) * width
+            held = total + number * (then if then > step else step)
+            if held > peak:
+                peak = held
         return peak

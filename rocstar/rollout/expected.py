@@ -112,12 +112,14 @@ class LifeTable:
 
     def reads(self, kin: Kin, response: float, prompt: int) -> float:
         rests = self._rests.get(kin.level) or self._rests_at(kin.level)
-        tokens, reads = rests[min(LENGTHS - 1, int(response * self._rows))]
+        row = int(response * self._rows)
+        tokens, reads = rests[row if row < LENGTHS else LENGTHS - 1]
         return reads + prompt * tokens
 
     def length(self, kin: Kin, response: float, share: float) -> float:
         ends = self._ends_before(response) - math.log(1.0 - share) / 2 ** (kin.level / 2)
-        return max(response + 1.0, self._length_at(ends))
+        length = self._length_at(ends)
+        return length if length > response + 1.0 else response + 1.0
 
     def _row(self, response: float) -> int:
         return min(LENGTHS - 1, int(response * self._rows))

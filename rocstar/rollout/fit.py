@@ -3,7 +3,8 @@
 A simulation turns costs into the ends of attempts. Least squares turn it round: the ends are linear in the costs as
 long as costs do not change who runs beside whom, which holds exactly where all attempts are asked for at once and have
 no tools, and nearly elsewhere; so a few Gauss-Newton steps find the costs. Costs below zero make no sense and are kept
-out. Errors are relative, so a short trial counts as much as a long one.
+out. Errors are those of the logarithms: a short trial counts as much as a long one, twice as slow as much as twice as
+fast.
 
 Not here: how the ends were measured (played.py, or a run's record).
 """
@@ -35,6 +36,7 @@ COSTS = (
 ROUNDS = 12  # of Gauss-Newton; without tools the first is exact
 PROBE = 0.02  # of a cost's size: the change that shows a slope; the order of events jumps, so it must not be tiny
 ENOUGH = 1e-3  # relative gain of a round below which there is nothing more to find
+NO_TIME = 1e-12  # seconds in the place of zero, which has no logarithm
 EXACT = 1e-7  # mean relative error that no clock shows
 HALVINGS = 4
 
@@ -75,7 +77,7 @@ def fit(model: EngineModel, trials: Sequence[Trial]) -> Fit:
     def missed(shares: Floats) -> Floats:
         guess = with_costs(model, shares * scales)
         ends: Floats = np.concatenate([_ends(guess, trial) for trial in trials])
-        errors: Floats = ends / measured - 1
+        errors: Floats = np.log(np.maximum(ends, NO_TIME) / measured)
         return errors
 
     found = with_costs(model, _least(missed, np.full(len(COSTS), 1 / len(COSTS))) * scales)

@@ -16,7 +16,8 @@
 - Otherwise a trajectory may move at the start of a turn only when nobody waits for admission and its engine is behind
   the others or has evicted, if what is still to come outweighs what has to be fed again. These moves together feed at
   most 1% of what is sampled.
-- At most nine tenths of a cache are promised; of an engine that evicted less, and then slowly more again.
+- How much of a cache is promised follows from what steps and feeding cost (`prices.py`): more where empty places have
+  cost more than evictions, less where evictions have.
 
 What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
 does not grow with their number.
@@ -27,11 +28,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 
-from rocstar.rollout.book import Book, Paces, Resident
+from rocstar.rollout.book import Book, Resident
 from rocstar.rollout.expected import Expectation, LifeTable
+from rocstar.rollout.prices import Prices
 from rocstar.rollout.scheduler import Ask, Assignment
 from rocstar.types import EngineLoad
 
@@ -43,24 +44,11 @@ NEAR = 4  # engines looked at for a newcomer
 SAMPLE = 256  # of those that wait, looked at for the work they bring
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caution:
-    """How far engines are filled."""
-
-    spread: float = 2.0
-    """Room kept for bad luck: so many times the expected peak over the square root of the residents."""
-    fall: float = 0.3
-    """The fill target of an engine that has evicted falls by a fifth of it, and by it times the part evicted."""
-    regained: float = 0.001
-    """Added to a lowered target each time the table is learned anew."""
-
-
 class KvScheduler:
     """One for a whole run: what it has learned of lengths and paces serves the next step. Deterministic."""
 
-    def __init__(self, expectation: Expectation | None = None, caution: Caution | None = None) -> None:
+    def __init__(self, expectation: Expectation | None = None) -> None:
         self._expectation = expectation or LifeTable()
-        self._caution = caution or Caution()
         self._open: dict[str, Resident] = {}
         """Session id -> trajectory, from its first ask until it is closed."""
         self._by_request: dict[str, Resident] = {}
@@ -69,7 +57,7 @@ class KvScheduler:
         self._returning: dict[str, Resident] = {}
         """Later turns, by session id."""
         self._books: dict[str, Book] = {}
-        self._paces = Paces()
+        self._prices = Prices()
         self._changed: set[str] = set()
         """Engines where a newcomer might fit that did not before."""
         self._behind: set[str] = set()
@@ -85,6 +73,8 @@ class KvScheduler:
         resident = self._open.get(ask.session_id)
         if resident is None:
             resident = self._newcomer(ask)
+        elif resident.engine is not None:
+            self._books[resident.engine].fed += ask.tokens - ask.prompt_tokens - resident.response
         self._by_request.pop(resident.request_id, None)  # a turn that was given up before it began
         resident.request_id, resident.asked, resident.response = ask.request_id, ask, ask.tokens - ask.prompt_tokens
         self._by_request[ask.request_id] = resident
@@ -145,7 +135,7 @@ class KvScheduler:
         """Books for engines that are new or back; one that is away without being lost keeps its own."""
         for name, load in engines.items():
             if name not in self._books:
-                self._books[name] = Book(name, load, self._paces)
+                self._books[name] = Book(name, load, self._prices)
                 self._changed.add(name)
 
     def _here(self, engines: Mapping[str, EngineLoad]) -> list[Resident]:
@@ -197,7 +187,7 @@ class KvScheduler:
         self._meet(engines)
         books = [self._books[name] for name in self._changed if name in engines]
         for book in books:
-            book.look(engines[book.name], now)
+            book.look(engines[book.name], now, bool(self._waiting))
         if not books:
             return []
         order = sorted((book.finish(), book.name) for book in books)
@@ -230,7 +220,7 @@ class KvScheduler:
         for the engine to say so."""
         if resident.asked.tokens >= book.capacity:
             return all(resident.asked.tokens >= other.capacity for other in self._books.values())
-        return not book.residents or book.fits(resident, self._caution.spread)
+        return not book.residents or book.fits(resident)
 
     # Estimates
 
@@ -259,6 +249,7 @@ class KvScheduler:
 
     def _settle(self, resident: Resident, book: Book) -> None:
         resident.engine = book.name
+        book.fed += resident.asked.tokens - (resident.prompt if resident.group in book.groups else 0)
         book.add(resident, resident.response)
 
     def _learn_soon(self) -> None:
@@ -267,11 +258,12 @@ class KvScheduler:
     def _learn(self, engines: Mapping[str, EngineLoad], now: float) -> None:
         """Take in how far everybody has come, and forecast anew."""
         self._events = 0
+        self._prices.learn()
         self._meet(engines)
         books = [self._books[name] for name in sorted(engines)]
         live: list[tuple[Resident, float]] = []
         for book in books:
-            book.look(engines[book.name], now)
+            book.look(engines[book.name], now, bool(self._waiting))
             live += [(resident, book.response_at(resident)) for resident in book.residents.values()]
             book.clear()
         self._expectation.learn([(resident.kin, response) for resident, response in live])
@@ -281,7 +273,7 @@ class KvScheduler:
         self._each = self._mean_reads()
         self._changed.update(engines)  # what did not fit may fit by what is expected now
         average = sum(book.finish() for book in books) / max(1, len(books))
-        evicted = {book.name for book in books if book.adjust(self._caution.fall, self._caution.regained)}
+        evicted = {book.name for book in books if book.adjust()}
         self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted
 
     def _mean_reads(self) -> float:

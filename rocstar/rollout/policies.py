@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rocstar.errors import ConfigError
 from rocstar.rollout.baselines import BASELINES
 from rocstar.rollout.expected import Clairvoyant
-from rocstar.rollout.kv_scheduler import Caution, KvScheduler
+from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.scheduler import Scheduler
 from rocstar.rollout.workload import PlannedAttempt
 
@@ -27,5 +27,5 @@ def scheduler(policy: str, steps: Sequence[Sequence[PlannedAttempt]]) -> Schedul
             for number, attempts in enumerate(steps)
             for index, attempt in enumerate(attempts)
         }
-        return KvScheduler(Clairvoyant(ends), Caution(spread=0.0))
+        return KvScheduler(Clairvoyant(ends))
     raise ConfigError(f"there is no policy {policy!r}; choose of {', '.join(POLICIES)}")
