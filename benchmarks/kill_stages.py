@@ -1,11 +1,11 @@
-"""A run under stage rules that is killed (SIGKILL) again and again, against the same run undisturbed: stages, decisions,
+"""A run under stage rules that is killed (SIGKILL) again and again, against the same run undisturbed: stages, rules,
 problem pools, evaluations and final weights must be the same.
 
     PYTHONPATH=. python benchmarks/kill_stages.py --kills 30 --out runs/kills
 
-The recipe is the quickstart's course on the tiny model of the tests: a cold start and three stages with `[end]` rules, the
-hard-problem filter, an evaluation every other step, and a benchmark. Two kills in three come at a
-random moment; the others are aimed at a choice of problems, an evaluation or the end of a stage that is under way."""
+The recipe is the quickstart's course on the tiny model of the tests: a cold start and three stages with `[end]` rules,
+the hard-problem filter, an evaluation every other step, and a benchmark. Two kills in three come at a random moment;
+the others are aimed at a choice of problems, an evaluation or the end of a stage that is under way."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ def aims(place: Place, ends: Mapping[str, int]) -> dict[str, Callable[[], bool]]
     }
 
 
-def killed(place: Place, log: Path, kills: int, whole: float, ends: Mapping[str, int], draw: random.Random) -> Counter[str]:
+def killed(
+    place: Place, log: Path, kills: int, whole: float, ends: Mapping[str, int], draw: random.Random
+) -> Counter[str]:
     """Kill and start again, then leave the run alone until it ends; how many kills came during what."""
     found: Counter[str] = Counter()
     while found.total() < kills:
@@ -213,7 +215,9 @@ def main() -> None:
             print(f"| run {rounds} | {name} | {len(value)} | {'the same' if got[name] == value else 'DIFFERENT'} |")
         if got != wanted:
             sys.exit(1)
-    print(f"{kills.total()} kills in {rounds} runs:", ", ".join(f"{count} during {name}" for name, count in kills.items()))
+    print(
+        f"{kills.total()} kills in {rounds} runs:", ", ".join(f"{count} during {name}" for name, count in kills.items())
+    )
 
 
 if __name__ == "__main__":
