@@ -58,6 +58,13 @@ Place = Annotated[str, AfterValidator(_settled)]
 context. What is not there stays as it is: a hub id, or a mistake that is told later."""
 
 
+def _settled_file(name: str, info: ValidationInfo) -> str:
+    return _settled(name, info) if name.endswith(".toml") else name
+
+
+BenchmarkName = Annotated[str, AfterValidator(_settled_file)]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -422,11 +429,32 @@ VERIFIERS = ("boxed", "boxed_strict", "tool_output")
 """Those that come with rocstar."""
 
 
+class BenchmarkSection(Section):
+    """A benchmark that training asks; what is absent is as its own file says (docs/evaluation.md)."""
+
+    name: BenchmarkName
+    """One that comes with rocstar, or the path of a TOML file of your own."""
+    folder: Place | None = None
+    """Holds the rows; none: they are read from the hub."""
+    accept_rows: bool = False
+    """Take rows with another checksum than the benchmark's file says."""
+    limit: Count | None = None
+    """Only the first so many problems."""
+    attempts: Count | None = None
+    """Samples per problem."""
+    temperature: float | None = Field(default=None, ge=0)
+    settings: list[str] = []
+    """Further ones for its attempts, such as "rollout.max_response_tokens=4096"."""
+
+
 class EvaluateSection(Section):
+    benchmark: list[BenchmarkSection] = []
+    """Asked before the first RL stage, after every `every_steps` and at the end, besides the held-out problems."""
     problems: int = Field(default=400, ge=0)
-    """Held-out problems; 0 skips evaluation."""
+    """Held-out problems; 0: none are asked."""
     every_steps: int = Field(default=0, ge=0)
-    """Also evaluate after every so many steps of an RL stage, under that stage's limits; 0: only before and after."""
+    """Also evaluate after every so many steps of an RL stage, held-out problems under that stage's limits; 0: only
+    before and after."""
     attempts: Count = 1
     """k: attempts per problem at `temperature`."""
     temperature: float = Field(default=1.0, ge=0)

@@ -62,8 +62,21 @@ class Screen:
         for label, key, form in COMPARED:
             figures = (summary.get(f"{key}_{when}") for when in ("before", "after"))
             table.add_row(label, *(f"{_value(figure, form)}{_interval(figure, form)}" for figure in figures))
+        for row in summary.get("benchmarks", ()):
+            points = [row[when] for when in ("before", "after")]
+            label = f"{row['name']}, steps {points[0]['step']} and {points[1]['step']}"
+            table.add_row(
+                label, *(f"{_value(p['accuracy'], percent)}{_interval(p['accuracy'], percent)}" for p in points)
+            )
         caption = "sampled: drawn as in training; greedy: always the most likely token; in brackets: 95% interval"
         self._print(f"\n{shown['name']}: before and after", caption, table)
+        for stage in shown.get("stages", ()):
+            if stage.get("ended"):
+                self._print(
+                    f"{stage['name']} ended after {stage['done']} of at most {stage['steps']} steps: {stage['ended']}"
+                )
+        for warning in shown.get("warnings", ()):
+            self._print(f"warning at step {warning['step']}: {warning['evidence']}; {warning['action']}")
         if seconds := summary.get("cpu_seconds"):
             phases = "  ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
             self._print(f"CPU seconds: {phases}  (total {sum(seconds.values()):.1f})")

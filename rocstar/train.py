@@ -27,12 +27,12 @@ from rocstar.learning.resample import resampler_of
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.threads import use_threads
 from rocstar.machines import Machines
-from rocstar.parts import rollouts_of
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
 from rocstar.screen import Screen
 from rocstar.training.ahead import StepsAhead, steps_ahead
 from rocstar.training.coldstart import load_sft_rows
+from rocstar.training.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
 from rocstar.training.material import Material
 from rocstar.training.pools import problems_of_step, stage_pool
 from rocstar.training.report import mean_of_updates, staleness_metrics, step_metrics
@@ -50,16 +50,15 @@ async def train(
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
     use_threads(material.recipe.run.threads)
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
-        measured = rollouts_of(run.recipe)[-1]  # the limits of the last stage, so that before and after compare
         for stage in run.stages_left():
-            await run.evaluate_previous()
+            await evaluate_previous(run)
             if isinstance(stage, SftStage):
                 imitate(run, stage)
                 continue
             if run.is_before_rl():
-                await run.evaluate("before", measured)
+                await evaluate_first(run)
             await reinforce(run, stage)
-        await run.evaluate("after", measured)
+        await evaluate_last(run)
         run.finish()
 
 
@@ -79,7 +78,7 @@ def imitate(run: Run, stage: SftStage) -> None:
 
 async def reinforce(run: Run, stage: RlStage) -> None:
     """An RL stage: GRPO-RoC on the stage's problems."""
-    roller = run.roller(stage.rollout)
+    roller = run.roller(run.recipe, stage.rollout)
     learner = GrpoLearner(run.policy, stage.learning, temperature=stage.rollout.temperature)
     _carry_optimizer(run, stage, learner)
     await run.publish()
@@ -105,7 +104,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
     async with ahead_of_learning(run, stage, roller, pool) as attempts:
         for step in run.steps(stage):
             await run.probe_when_due()
-            await run.evaluate_when_due(stage)
+            await evaluate_when_due(run, stage)
             run.done(stage, learner, await rl_step(run, stage, attempts, learner, step))
 
 

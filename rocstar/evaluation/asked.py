@@ -22,16 +22,16 @@ from rocstar.evaluation.attempts import Solver
 from rocstar.evaluation.chat_client import ChatClient, check_address
 from rocstar.evaluation.contamination import note_of
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
-from rocstar.evaluation.kinds import Kind
-from rocstar.evaluation.one_turn import OneTurn
+from rocstar.evaluation.kinds import Kind, environment_for, plain_chat
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scoring import Judge, Parts, Scorer
 from rocstar.evaluation.subject import Subject, conversation_of, loaded, opened, positions_of
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
 from rocstar.machines import Machines
-from rocstar.parts import environment_of, make_conversation
-from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
+from rocstar.parts import make_conversation
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.environment import Conversation, Limits
 from rocstar.runs.folder import numbered
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import EngineLoad, Problem
@@ -52,6 +52,13 @@ class Judging:
         if self.kind is None or self.kind.scorer is None:
             return None
         return self.kind.scorer(Parts(codec=codec, calls=calls, recall=self.recall, judge=self.judge))
+
+    def roller(self, roller: Roller, recipe: Recipe) -> Roller:
+        """The same engines, sandbox and limits, for attempts of this kind."""
+        conversation = plain_chat(roller.conversation, self.kind)
+        verifier = self.scorer(roller.codec, conversation.template.calls) or roller.verifier
+        environment = environment_for(recipe, self.kind)
+        return replace(roller, conversation=conversation, environment=environment, verifier=verifier)
 
 
 class Asked(Protocol):
@@ -158,7 +165,7 @@ class AskedWeights:
     async def opened(
         self, positions: int, machines: Machines, judging: Judging
     ) -> AsyncIterator[tuple[Solver, EngineLoader | None]]:
-        recipe, kind = self.recipe, judging.kind
+        recipe = self.recipe
         use_threads(recipe.run.threads)
         model = None if recipe.engine else loaded(self.subject, recipe)
         rows, tokens = recipe.rollout.engine_rows, recipe.rollout.kv_tokens
@@ -172,12 +179,7 @@ class AskedWeights:
             kv_tokens=tokens,
             start_server=machines.start_server,
         ) as roller:
-            conversation = plain_chat(roller.conversation, kind)
-            scorer = judging.scorer(roller.codec, conversation.template.calls)
-            environment = environment_for(recipe, kind)
-            verifier = scorer or roller.verifier
-            made = replace(roller, conversation=conversation, environment=environment, verifier=verifier)
-            yield made, roller.engine.load
+            yield judging.roller(roller, recipe), roller.engine.load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,15 +269,3 @@ class AskedEndpoint:
         with_tools = self.recipe.rollout.max_turns > 1
         made = make_conversation(self.recipe, CodePoints(), PAPER, sandbox, with_tools=with_tools)
         return plain_chat(made, kind)
-
-
-def plain_chat(conversation: Conversation, kind: Kind | None) -> Conversation:
-    """For a benchmark of one turn: its template without preamble and without tools of ours."""
-    if kind is None or not kind.one_turn:
-        return conversation
-    return replace(conversation, template=conversation.template.chat(), tools=(), own_tools=lambda: ())
-
-
-def environment_for(recipe: Recipe, kind: Kind | None) -> EnvironmentFactory:
-    """Raises ConfigError."""
-    return OneTurn if kind is not None and kind.one_turn else environment_of(recipe)

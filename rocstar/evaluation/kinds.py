@@ -5,12 +5,19 @@ To add a kind, write its module in `scorers/` and a line here."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rocstar.config import Recipe
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows
+from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.scorers import arena, choice, functions, ifbench, ifeval, mathematics
 from rocstar.evaluation.scoring import Parts, Scorer
+from rocstar.parts import environment_of
+from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.types import Problem
+
+OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
+"""How keys begin that a benchmark of one turn has no use for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,11 @@ class Kind:
     one_turn: bool = False
     """Asked under the plain chat template, without tools of ours, for one completion."""
     needs_judge: bool = False
+
+    def leaves_unread(self, key: str) -> bool:
+        """Whether attempts of this kind have no use for a setting."""
+        talks = self.one_turn and key.startswith(OF_DIALOGUE)
+        return talks or (self.scorer is not None and key == "evaluate.verifier")
 
 
 KINDS = {
@@ -53,3 +65,15 @@ KINDS = {
         columns=arena.columns, problems=arena.problems, scorer=arena.ArenaScorer, one_turn=True, needs_judge=True
     ),
 }
+
+
+def plain_chat(conversation: Conversation, kind: Kind | None) -> Conversation:
+    """For a benchmark of one turn: its template without preamble and without tools of ours."""
+    if kind is None or not kind.one_turn:
+        return conversation
+    return replace(conversation, template=conversation.template.chat(), tools=(), own_tools=lambda: ())
+
+
+def environment_for(recipe: Recipe, kind: Kind | None) -> EnvironmentFactory:
+    """Raises ConfigError."""
+    return OneTurn if kind is not None and kind.one_turn else environment_of(recipe)

@@ -15,7 +15,6 @@ from rocstar.evaluation.chat_client import check_address
 from rocstar.evaluation.command import JudgeEndpoint, Plan, evaluate, kept, prepare
 from rocstar.evaluation.endpoint import ToolStyle
 from rocstar.evaluation.evaluate import Protocol
-from rocstar.evaluation.kinds import Kind
 from rocstar.evaluation.source import BenchmarkRows, ProblemFile, Source
 from rocstar.evaluation.subject import find_subject, settings_in_force
 from rocstar.screen import Screen
@@ -25,8 +24,6 @@ OPENAI: ToolStyle = "openai"
 OF_WEIGHTS = ("model.", "run.threads", "rollout.engine_rows", "rollout.kv_tokens", "rollout.engine_patience_seconds",
               "rollout.template", "rollout.environment", "rollout.top_k")  # fmt: skip
 """How keys begin that say something about weights of ours, or about their conversation."""
-OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
-"""How keys begin that a benchmark of one turn has no use for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +101,8 @@ def _refuse_unread(given: Given, sources: Sequence[Source]) -> None:
         if given.endpoint is not None and key.startswith(OF_WEIGHTS):
             raise ConfigError(f"{said} says nothing to an endpoint; leave it out")
         for source, kind in zip(sources, kinds, strict=True):
-            if kind is not None and _is_unread(key, kind):
+            if kind is not None and kind.leaves_unread(key):
                 raise ConfigError(f"{said} says nothing to benchmark {source.title}, which has its own; leave it out")
-
-
-def _is_unread(key: str, kind: Kind) -> bool:
-    talks = kind.one_turn and key.startswith(OF_DIALOGUE)
-    return talks or (kind.scorer is not None and key == "evaluate.verifier")
 
 
 def _changes(given: Given) -> Iterator[tuple[str, str]]:

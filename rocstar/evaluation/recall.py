@@ -22,6 +22,7 @@ from rocstar.types import Stop, Trajectory
 
 FILE = "asked.jsonl"
 IDS, NUMBERS = "i", "f"
+NEEDS = {"asked": str, "answer": object}
 
 
 class Recall:
@@ -34,7 +35,7 @@ class Recall:
         self._known: dict[str, Any] = {}
         if self._journal and self._journal.path.exists():
             self._hold(self._journal.path)
-            self._known = {row["asked"]: row["answer"] for row in read_journal(self._journal.path)}
+            self._known = {row["asked"]: row["answer"] for row in read_journal(self._journal.path, NEEDS)}
         self.found = len(self._known)
         """Answers that an earlier process had got."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from rocstar.config import Recipe, StageRolloutSection
 from rocstar.dialogue.segments import text_of
 from rocstar.evaluation.evaluate import Protocol
+from rocstar.parts import rollouts_of
 from rocstar.rollout.environment import Conversation
 from rocstar.runs.atomic import plain
 from rocstar.runs.identity import git_state, versions
@@ -20,6 +21,12 @@ from rocstar.types import Problem
 CIRCUMSTANCES = ("versions", "git")
 """What says how an evaluation was made, not what it is: the same one made later has the same name."""
 PROBE = "QUESTION"  # stands for the question where a template's own text is recorded
+
+
+def as_evaluated(recipe: Recipe) -> Recipe:
+    """With the limits of the last RL stage as the base, under which training evaluates at its end."""
+    limits = rollouts_of(recipe)[-1].model_dump()
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
 
 
 def setup_of(

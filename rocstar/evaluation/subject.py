@@ -16,6 +16,7 @@ from rocstar.engines.process import Settings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
+from rocstar.evaluation.setup import as_evaluated
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import model_facts
@@ -26,7 +27,6 @@ from rocstar.parts import (
     make_roller,
     named_engines,
     opened_fleet,
-    rollouts_of,
     template_of,
 )
 from rocstar.recipe import changed, resolved_from_json
@@ -68,14 +68,8 @@ def find_subject(name: str, runs: Path) -> Subject:
     if (Path(name) / "config.json").is_file():
         return Subject(model=Path(name), recipe=Recipe(), run=None, step=0)
     run, step = find_checkpoint(name, runs)
-    recipe = _as_evaluated(resolved_from_json(run.resolved))
+    recipe = as_evaluated(resolved_from_json(run.resolved))
     return Subject(model=run.checkpoint(step) / "model", recipe=recipe, run=run, step=step)
-
-
-def _as_evaluated(recipe: Recipe) -> Recipe:
-    """With the limits of the last RL stage as the base, under which training evaluates at its end."""
-    limits = rollouts_of(recipe)[-1].model_dump()
-    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
 
 
 def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:

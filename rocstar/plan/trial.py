@@ -202,7 +202,7 @@ class _Trials:
         return _Shown(rows=rows, problems=list(islice(cycle(problems), len(rows))))
 
     def _unshown(self, problems: Sequence[Problem], tokens: int) -> _Shown:
-        conversation, some = self.run.roller(self.rollout).conversation, problems[:JUDGED]
+        conversation, some = self.run.roller(self.run.recipe, self.rollout).conversation, problems[:JUDGED]
         prompts = [prompt_tokens(problem, conversation) for problem in some]
         rows = [SftRow(token_ids=(0,) * (n + tokens), loss_mask=(False,) * n + (True,) * tokens) for n in prompts]
         return _Shown(rows=rows, problems=some)
@@ -318,7 +318,7 @@ class _Trials:
 
     def _roller(self, rows: Sequence[SftRow]) -> Roller:
         engine = GuidedEngine(self.run.engine, map(turns_of, cycle(rows)))
-        return replace(self.run.roller(self.rollout), engine=engine)
+        return replace(self.run.roller(self.run.recipe, self.rollout), engine=engine)
 
 
 def _alike(one: SftStage | RlStage, other: RlStage) -> bool:

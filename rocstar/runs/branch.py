@@ -48,7 +48,8 @@ def fill_branch(fresh: RunFolder, source: RunFolder, step: int) -> dict[str, Any
 def _kept(source: RunFolder, step: int) -> Iterator[Path]:
     """Files and folders of `source` that a branch at `step` shares."""
     yield from (file for file in source.rollouts.glob("step=*.parquet") if step_of(file) <= step)
-    yield from (folder for folder in source.evals.glob("*/step=*") if step_of(folder) <= step)
+    finished = (file.parent for file in source.evals.glob("*/step=*/result.json"))
+    yield from (folder for folder in finished if step_of(folder) <= step)
     yield from (source.checkpoint(there) for there in source.checkpoint_steps() if there <= step)
     yield from source.path.glob("sft_rows/*.parquet")
 

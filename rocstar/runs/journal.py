@@ -61,8 +61,9 @@ class Journal:
         self.close()
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole rows; none when there is no file. Raises DataError for a broken line that is not the last."""
+def read_journal(path: Path, needs: Mapping[str, type] | None = None) -> list[dict[str, Any]]:
+    """All whole rows; none when there is no file. needs: keys that each row must have, with the type of what they hold.
+    Raises DataError for a broken line that is not the last, and for a row that lacks something."""
     content = path.read_bytes() if path.exists() else b""
     rows = []
     # What follows the last newline is empty, or torn by a kill.
@@ -73,6 +74,9 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             row = None
         if not isinstance(row, dict):
             raise DataError(f"{path} line {number} is not a JSON object; delete that line to read the rest")
+        for key, kind in (needs or {}).items():
+            if not isinstance(row.get(key), kind):
+                raise DataError(f'{path} line {number} has no "{key}" that fits; delete that line to read the rest')
         rows.append(row)
     return rows
 

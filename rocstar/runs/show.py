@@ -8,7 +8,7 @@ The trainer writes `evals/before` and `evals/after`; `result.json` holds `accura
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +24,12 @@ COMPARED = {
     "no_tool_share": "no_tool_share",
     "tokens": "mean_response_tokens",
 }
+WARNING = ("step", "name", "evidence", "action")
+OF_HELD_OUT = ("before", "during", "after")
+"""Evaluations on a recipe's own held-out problems."""
 Row = dict[str, Any]
+Evaluated = tuple[str, int, Mapping[str, Any]]
+"""(name, step, result)."""
 
 
 def show_run(folder: RunFolder) -> Row:
@@ -34,7 +39,6 @@ def show_run(folder: RunFolder) -> Row:
     identity = folder.identity
     rows = read_journal(folder.metrics)
     evaluations = folder.evaluations()
-    results = {name: result for name, _, result in evaluations}  # the last one of each name
     return {
         "schema_version": SCHEMA_VERSION,
         "name": folder.name,
@@ -47,21 +51,38 @@ def show_run(folder: RunFolder) -> Row:
         "finished": folder.summary.exists(),
         "step": rows[-1]["step"] if rows else 0,
         "stages": _stages(folder, rows),
+        "warnings": _warnings(folder),
         "metrics": rows[-1] if rows else {},
         "evals": [{"name": name, "step": step, **_without_transcripts(result)} for name, step, result in evaluations],
-        "summary": read_json(folder.summary) if folder.summary.exists() else summary_of(results, rows),
-        "transcripts": paired_transcripts(results.get("before", {}), results.get("after", {})),
+        "summary": read_json(folder.summary) if folder.summary.exists() else summary_of(evaluations, rows),
+        "transcripts": paired_transcripts(_last(evaluations, "before"), _last(evaluations, "after")),
     }
 
 
-def summary_of(results: Mapping[str, Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Row:
-    """The `summary` object from evaluation results by name and the rows of metrics.jsonl; null for what is missing."""
+def summary_of(evaluations: Sequence[Evaluated], rows: Sequence[Mapping[str, Any]]) -> Row:
+    """The `summary` object from finished evaluations and the rows of metrics.jsonl; null for what is missing."""
+    results = {when: _last(evaluations, when) for when in ("before", "after")}
     compared = {
-        f"{key}_{when}": results.get(when, {}).get(source)
-        for key, source in COMPARED.items()
-        for when in ("before", "after")
+        f"{key}_{when}": results[when].get(source) for key, source in COMPARED.items() for when in ("before", "after")
     }
-    return {**compared, "cpu_seconds": cpu_seconds(rows)}
+    return {**compared, "benchmarks": _along(evaluations), "cpu_seconds": cpu_seconds(rows)}
+
+
+def _along(evaluations: Sequence[Evaluated]) -> list[Row]:
+    """Each evaluation that was made after several steps, first and last."""
+    series: dict[str, list[Row]] = defaultdict(list)
+    for name, step, result in evaluations:
+        series[name].append({"step": step, "accuracy": result.get("accuracy")})
+    return [
+        {"name": name, "before": points[0], "after": points[-1]}
+        for name, points in series.items()
+        if len(points) > 1 and name not in OF_HELD_OUT
+    ]
+
+
+def _last(evaluations: Sequence[Evaluated], wanted: str) -> Mapping[str, Any]:
+    """Empty where there is none."""
+    return next((result for name, _, result in reversed(evaluations) if name == wanted), {})
 
 
 def cpu_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -98,6 +119,13 @@ def _stages(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         }
         for stage in read_json(folder.resolved).get("stage", [])
     ]
+
+
+def _warnings(folder: RunFolder) -> list[Row]:
+    """Each alarm once for each step at which it rang."""
+    rang = [event for event in read_journal(folder.events) if event["event"] == "warning"]
+    unique = {(event["step"], event["name"]): event for event in rang}  # a kill makes a run pass a step twice
+    return [{key: event[key] for key in WARNING} for _, event in sorted(unique.items())]
 
 
 def _without_transcripts(result: Mapping[str, Any]) -> Row:

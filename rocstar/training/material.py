@@ -32,6 +32,7 @@ from rocstar.plan.shape import Shape, shape_of
 from rocstar.protocols import Task
 from rocstar.runs.folder import HELD_OUT
 from rocstar.sandbox.client import SandboxClient
+from rocstar.training.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
 from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
@@ -67,6 +68,8 @@ class Material:
     """None for random weights."""
     template: Template
     """How conversations are written."""
+    benchmarks: Sequence[NamedBenchmark] = ()
+    """That are asked beside the held-out problems."""
 
 
 def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
@@ -88,6 +91,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     pretrained = _pretrained(recipe)
     task = task_of(recipe, recipe)
     heldout = heldout_problems(task)
+    benchmarks = read_benchmarks(recipe)
     template = template_of(recipe, pretrained.facts.folder if pretrained else None)
     material = Material(
         recipe=recipe,
@@ -99,6 +103,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         layouts=_layouts(recipe, template) if rows else {},
         pretrained=pretrained,
         template=template,
+        benchmarks=benchmarks,
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -111,6 +116,8 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         for name, layouts in material.layouts.items():
             rows_of_layouts(name, layouts or (), pretrained.codec, template, pretrained.facts.positions)
     else:
+        if heldout or material.problems:
+            _refuse_long_caps(recipe, benchmarks)
         template = template_named(recipe.rollout.template)
         refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
         shape = recipe.model
@@ -120,8 +127,9 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
 
 
 def fingerprint(material: Material) -> dict[str, str]:
-    """A hash of the problems of each stage, and of those held out: ids and answers, in order."""
-    parts = {**material.problems, HELD_OUT: material.heldout}
+    """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
+    asked = {f"benchmark {benchmark.name}": benchmark.source.problems() for benchmark in material.benchmarks}
+    parts = {**material.problems, HELD_OUT: material.heldout, **asked}
     return {name: _sha256([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
 
 
@@ -151,21 +159,23 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     several = any(rollout.max_turns > 1 for rollout in rollouts_of(material.recipe))
     conversation = make_conversation(material.recipe, codec, material.template, nothing_runs, with_tools=several)
     problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
-    if not problems:  # imitation alone: no cap applies
-        return 1
-    return positions_needed(
-        problems.values(),
-        conversation,
-        response_tokens=_longest_response(material.recipe),
-        model_positions=model_positions,
-        environment=environment_of(material.recipe),
-    )
+    own = 1  # imitation alone: no cap applies
+    if problems:
+        own = positions_needed(
+            problems.values(),
+            conversation,
+            response_tokens=_longest_response(material.recipe),
+            model_positions=model_positions,
+            environment=environment_of(material.recipe),
+        )
+    asked = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
+    return max([own, *asked])
 
 
 def _positions_at_first(material: Material) -> int:
     """Tokens that the longest attempt takes at least, in a run whose tokenizer is not there yet. Where a token a byte
     of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
-    recipe, longest = material.recipe, _longest_response(material.recipe)
+    recipe, longest = material.recipe, _longest_response(material.recipe, material.benchmarks)
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
     problems = [*material.heldout, *(problem for some in material.problems.values() for problem in some)]
     if not problems:
@@ -238,8 +248,9 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
     return Pretrained(facts=facts, codec=codec)
 
 
-def _longest_response(recipe: Recipe) -> int:
-    return max(rollout.max_response_tokens for rollout in rollouts_of(recipe))
+def _longest_response(recipe: Recipe, benchmarks: Sequence[NamedBenchmark] = ()) -> int:
+    rollouts = [*rollouts_of(recipe), *(benchmark.recipe.rollout for benchmark in benchmarks)]
+    return max(rollout.max_response_tokens for rollout in rollouts)
 
 
 def _refuse_too_large(recipe: Recipe, cache: CacheShape | None, positions: int, folder: Path | None) -> None:
@@ -287,6 +298,16 @@ def _refuse_lone_ray(recipe: Recipe) -> None:
         raise ConfigError(
             "cluster.launcher is 'ray' and there is nothing to place: cluster.learners is 1, cluster.sandbox_nodes 0, "
             "and no [[engine]] of kind 'vllm' is to be started; raise cluster.learners or leave cluster.launcher out"
+        )
+
+
+def _refuse_long_caps(recipe: Recipe, benchmarks: Sequence[NamedBenchmark]) -> None:
+    """For random weights, whose tokenizer is not there yet: prompts are known later, the cap is known now."""
+    longest = _longest_response(recipe, benchmarks)
+    if longest >= recipe.model.max_positions:
+        raise ConfigError(
+            f"rollout.max_response_tokens {longest} (of the run or of a benchmark) and a prompt do not fit into "
+            f"model.max_positions {recipe.model.max_positions}; lower the one or raise the other"
         )
 
 

@@ -24,6 +24,9 @@ from rocstar.runs.journal import Journal, read_journal
 from rocstar.runs.rollouts import Tally, recorded_tallies
 from rocstar.types import Group, Problem, Stop, Verdict, seed_for
 
+NEEDS = {"id": str, "attempts": int, "right": int, "reused": int}
+"""What a row of a pool's journal holds."""
+
 
 async def stage_pool(
     stage: RlStage,
@@ -47,14 +50,14 @@ async def stage_pool(
     if not record.exists():
         recorded = recorded_tallies(run, version - stage.data.drop_solved_age)
         at_once = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem // attempts
-        known = {row["id"] for row in read_journal(journal)}
+        known = {row["id"] for row in read_journal(journal, NEEDS)}
         left = [problem for problem in problems if problem.id not in known]
         with Journal(journal) as found:
             await _ask(left, roller, found, recorded, attempts, seed_for(seed, "pool", stage.name), max(1, at_once))
-        rows = read_journal(journal)
+        rows = read_journal(journal, NEEDS)
         _refuse_faults(stage.name, problems, rows, fault_budget)
         write_json(record, _summary(problems, rows, attempts=attempts, version=version))
-    return _unsolved(problems, read_journal(journal))
+    return _unsolved(problems, read_journal(journal, NEEDS))
 
 
 async def _ask(

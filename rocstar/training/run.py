@@ -22,8 +22,6 @@ from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError, RunHalted
-from rocstar.evaluation.evaluate import Protocol, evaluate_policy
-from rocstar.evaluation.setup import setup_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
@@ -41,7 +39,7 @@ from rocstar.runs.tracker import RunTracker
 from rocstar.sandbox.client import SandboxClient
 from rocstar.screen import Screen
 from rocstar.tools.python import PythonTool
-from rocstar.training.alarms import Evaluated, alarms
+from rocstar.training.alarms import Alarm, Evaluated, alarms
 from rocstar.training.checkpoints import Progress, latest, prune, save
 from rocstar.training.coldstart import Opened, opened, opening
 from rocstar.training.material import Material, fingerprint, positions_of
@@ -123,9 +121,10 @@ class Run:
         self.tracker.start_stage(stage.name, stage.kind, stage.steps)
         self.screen.stage(stage.name, detail)
 
-    def roller(self, rollout: StageRolloutSection) -> Roller:
+    def roller(self, recipe: Recipe, rollout: StageRolloutSection) -> Roller:
+        """Under the run's recipe, or one that differs in what attempts obey."""
         return make_roller(
-            self.recipe,
+            recipe,
             rollout,
             codec=self.policy.codec,
             template=self.material.template,
@@ -154,7 +153,8 @@ class Run:
         run was asked to stop, and was saved by `done`."""
         self.saved_at = time.monotonic()
         self.stage_rows = [row for row in read_journal(self.folder.metrics) if row["stage"] == stage.name]
-        self.evaluated, self.alarmed = self._evaluated(), set()
+        self.evaluated = self.evaluations()
+        self.alarmed = {alarm.name for alarm in self._alarms(stage)}  # told before the checkpoint
         with self.stopper.stepping():
             while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
                 self.policy.ranks.check()
@@ -180,27 +180,40 @@ class Run:
         over = self._why_over(stage)
         if over:
             self._tell_end(stage, over)
-        if over or self._is_checkpoint_due() or self.stopper.asked:
+        evaluates = isinstance(stage, RlStage) and self.evaluates_after(self.progress.stage_step)
+        if over or evaluates or self._is_checkpoint_due() or self.stopper.asked:
             self.save(learner, complete=over is not None)
         if over:
             self.folder.end_request.unlink(missing_ok=True)  # only now: a kill before this must find it again
 
     def _raise_alarms(self, stage: RlStage) -> None:
         """Each alarm once while it lasts."""
-        found = alarms(self.stage_rows, self.evaluated, tools=stage.rollout.max_turns > 1)
+        found = self._alarms(stage)
         for alarm in found:
             if alarm.name not in self.alarmed:
                 self.tracker.event("warning", step=self.progress.step, **asdict(alarm))
                 self.screen.note(f"warning: {stage.name}: {alarm.evidence}; {alarm.action}")
         self.alarmed = {alarm.name for alarm in found}
 
-    def _evaluated(self) -> list[Evaluated]:
+    def _alarms(self, stage: SftStage | RlStage) -> list[Alarm]:
+        if not isinstance(stage, RlStage):
+            return []
+        return alarms(self.stage_rows, self.evaluated, tools=stage.rollout.max_turns > 1)
+
+    def evaluates_after(self, done: int) -> bool:
+        """Whether an evaluation comes after so many steps of an RL stage. The run is saved first: an evaluation that
+        takes longer than a step is then gone on with after a kill."""
+        every = self.recipe.evaluate.every_steps
+        return bool(every and done and done % every == 0)
+
+    def evaluations(self) -> list[Evaluated]:
         """Of the stage under way, from the run folder."""
         steps = range(self.progress.step - self.progress.stage_step, self.progress.step + 1)
+        asked = {"during", *(benchmark.name for benchmark in self.material.benchmarks)}
         return [
-            Evaluated(step=step, accuracy=result["accuracy"]["value"])
+            Evaluated(name=name, step=step, accuracy=result["accuracy"]["value"])
             for name, step, result in self.folder.evaluations()
-            if name == "during" and step in steps
+            if name in asked and step in steps
         ]
 
     def _why_over(self, stage: SftStage | RlStage) -> str | None:
@@ -266,57 +279,6 @@ class Run:
         settings, passed = self.recipe.run, time.monotonic() - self.saved_at
         return passed >= settings.checkpoint_seconds and self.save_seconds <= settings.checkpoint_cost * passed
 
-    async def evaluate(self, name: str, rollout: StageRolloutSection) -> None:
-        """Evaluate on the held-out problems under these limits, once. Raises RunHalted past the fault budget."""
-        problems, settings = self.material.heldout, self.recipe.evaluate
-        folder = self.folder.evaluation(name, self.progress.step)
-        if not problems or (folder / "result.json").exists():
-            return
-        self.screen.stage(name, f"evaluation on {len(problems)} held-out problems")
-        with self.meter.phase("evaluation"):
-            await self.publish()
-            protocol = Protocol(
-                attempts=settings.attempts,
-                temperature=settings.temperature,
-                top_p=rollout.top_p,
-                top_k=rollout.top_k,
-                greedy=settings.greedy,
-                seed=self.recipe.run.seed,
-            )
-            roller = self.roller(rollout)
-            setup = setup_of(
-                self.recipe,
-                rollout,
-                roller.conversation,
-                problems,
-                protocol,
-                model=self.folder.name,
-                step=self.progress.step,
-                data=self.recipe.data.model_dump(include={"source", "test_files"}),
-                engine={"device": self.policy.device.type, "dtype": name_of_dtype(self.policy.dtype)},
-            )
-            budget = self.recipe.run.fault_budget
-            made = await evaluate_policy(
-                roller, problems, protocol, fault_budget=budget, setup=setup, said=self.screen.attempted
-            )
-            made.write(folder, self.progress.step)
-
-    async def evaluate_when_due(self, stage: RlStage) -> None:
-        """Evaluate after every `evaluate.every_steps` steps of a stage; not part of a step's time. Once."""
-        every, done = self.recipe.evaluate.every_steps, self.progress.stage_step
-        if every and done and done % every == 0:
-            await self.evaluate("during", stage.rollout)
-            self.evaluated = self._evaluated()
-            self.step_began = time.monotonic()
-
-    async def evaluate_previous(self) -> None:
-        """The same after the last step of the stage before; that of the last stage is evaluated as `after`."""
-        every, stage = self.recipe.evaluate.every_steps, self.previous_stage()
-        if every and isinstance(stage, RlStage) and not self.progress.stage_step:
-            done = sum(row["stage"] == stage.name for row in read_journal(self.folder.metrics))
-            if done and done % every == 0:
-                await self.evaluate("during", stage.rollout)
-
     async def probe_when_due(self) -> None:
         """Raises RunHalted where the sandbox or the grader gives a wrong result."""
         if time.monotonic() - self.probed_at >= self.recipe.run.probe_seconds:
@@ -326,8 +288,10 @@ class Run:
     def finish(self) -> None:
         """Write the summary."""
         self.tracker.flush()
-        results = {name: result for name, _, result in self.folder.evaluations()}
-        write_json(self.folder.summary, summary_of(results, [*read_journal(self.folder.metrics), self.meter.take()]))
+        write_json(
+            self.folder.summary,
+            summary_of(self.folder.evaluations(), [*read_journal(self.folder.metrics), self.meter.take()]),
+        )
 
 
 @asynccontextmanager

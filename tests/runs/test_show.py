@@ -87,8 +87,7 @@ def test_the_summary_has_every_figure_before_and_after(tmp_path: Path) -> None:
     assert summary["greedy_before"] == figure(0.1)
     assert (summary["tool_error_share_in_correct_before"], summary["tool_error_share_in_correct_after"]) == (0.25, 0.05)
     assert (summary["no_tool_share_before"], summary["tokens_after"]) == (0.1, 23.5)
-    results = {name: result for name, _, result in folder.evaluations()}
-    assert summary == summary_of(results, [])
+    assert summary == summary_of(folder.evaluations(), [])
 
 
 def test_cpu_seconds_are_summed_by_phase_and_holes_are_skipped() -> None:

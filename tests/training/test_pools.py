@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from rocstar.config import DataSection
-from rocstar.errors import RunHalted
+from rocstar.errors import DataError, RunHalted
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.rollouts import AttemptRecord, write_rollouts
 from rocstar.training.pools import is_solved, problems_of_step, stage_pool
@@ -166,3 +166,12 @@ async def test_other_stages_keep_all_problems_and_ask_nobody(tmp_path: Path) -> 
     folder, roller = run(tmp_path), Scripted()
     assert await pool_of(folder, roller, None) == ids(POOL)
     assert not roller.asked and not folder.pool("stage1").parent.exists()
+
+
+async def test_a_row_that_lacks_something_is_refused_with_its_line(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    journal = folder.pool("stage1").with_suffix(".jsonl")
+    journal.parent.mkdir()
+    journal.write_text('{"id": "1", "attempts": 8, "right": 8, "reused": 0}\n{"id": "2", "attempts": 8}\n')
+    with pytest.raises(DataError, match='line 2 has no "right"'):
+        await pool_of(folder, Scripted())
