@@ -44,8 +44,8 @@ def locked(folder: Path, name: str) -> Iterator[None]:
 
 
 def is_written(folder: Path) -> bool | None:
-    """Whether a process of this machine that signed the lock lives; None where the lock was signed on another machine,
-    or never. It takes no lock: a writer that starts at this moment would be refused."""
+    """Whether a process of this machine that signed the lock lives; None where it was signed on another machine. It
+    takes no lock: a writer that starts at this moment would be refused."""
     try:
         found = json.loads((folder / LOCK).read_bytes())
         if found["host"] != socket.gethostname():
@@ -53,10 +53,8 @@ def is_written(folder: Path) -> bool | None:
         os.kill(found["pid"], 0)
     except PermissionError:
         return True  # somebody else's process
-    except (ProcessLookupError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
     return True
 
 

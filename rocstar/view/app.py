@@ -31,7 +31,7 @@ from rocstar.runs.folder import read_json
 from rocstar.runs.journal import read_journal
 from rocstar.types import Problem
 from rocstar.view import query
-from rocstar.view.attempt import attempt_of, decoder_of, row_of
+from rocstar.view.attempt import attempt_of, decoder_of, rows_of
 from rocstar.view.curves import Curves
 from rocstar.view.evaluations import evaluation_of, paired
 from rocstar.view.index import Index, cache_folder, sweep_cache
@@ -57,6 +57,11 @@ HEADERS = {
 }
 EVENTS_SHOWN = 500
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
+FACTS = (
+    *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
+    *("method", "penalty_format"),
+)
+"""Columns that a choice among siblings follows from; with repetition also what was written."""
 TOKEN_COLUMNS = ("prompt_ids", "token_ids")
 
 Answer = Callable[["Desk", Request], Any]
@@ -232,16 +237,13 @@ def what_if(desk: Desk, request: Request) -> Any:
 
 def attempt(desk: Desk, request: Request) -> Any:
     index = desk.index(request)
-    row = row_of(index, _file(index, request), _number(request.query_params, "row"))
-    if row is None:
-        raise KeyError("row")
+    file, row = _file(index, request), _number(request.query_params, "row")
+    found = rows_of(index, file, row, row)
+    at = index.ask("SELECT grp FROM attempts WHERE file = ? AND row = ?", [file, row])
+    if not found or not at:
+        raise KeyError("attempt")
     folder = index.source.tokenizer()
-    shown = attempt_of(row, decoder_of(folder) if folder else None)
-    at = index.rows(
-        "SELECT grp FROM attempts WHERE file = ? AND row = ?",
-        [_file(index, request), _number(request.query_params, "row")],
-    )
-    return {**shown, "grp": at[0]["grp"] if at else None}
+    return {**attempt_of(found[0], decoder_of(folder) if folder else None), "grp": at[0][0]}
 
 
 def evaluation(desk: Desk, request: Request) -> Any:
@@ -336,21 +338,11 @@ def _recorded(desk: Desk, index: Index, request: Request) -> Recorded:
     if stage is None:
         raise BadFilter(f"metrics.jsonl does not say yet which stage step {step} belongs to")
     repeats = float(request.query_params.get("repetition_weight") or 0) > 0
-    rows = [_body(index, file, sibling["row"], with_tokens=repeats) for sibling in siblings]
+    columns = [*FACTS, *(TOKEN_COLUMNS if repeats else ())]
+    rows = rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], ", ".join(columns))
     found = query.problem_of(index, siblings[0]["problem_id"])
     problem = Problem(id=found["problem_id"], question=found["question"], answer=found["gold"], source=found["source"])
     return recorded_group(index.source.run, stage, step, rows, problem)
-
-
-def _body(index: Index, file: int, row: int, *, with_tokens: bool) -> Mapping[str, Any]:
-    columns = [
-        *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
-        *("method", "penalty_format", *(TOKEN_COLUMNS if with_tokens else ())),
-    ]
-    found = row_of(index, file, row, ", ".join(columns))
-    if found is None:
-        raise KeyError("row")
-    return found
 
 
 def _file(index: Index, request: Request) -> int:

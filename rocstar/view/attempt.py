@@ -21,14 +21,15 @@ NUMBERS = ("sampled_logprobs", "old_logprobs", "entropies")
 Decode = Callable[[Sequence[int]], str]
 
 
-def row_of(index: Index, file: int, row: int, columns: str = "*") -> dict[str, Any] | None:
-    """A row of its parquet file, `turns` decoded; None where there is none. Raises duckdb.Error for a broken file."""
+def rows_of(index: Index, file: int, first: int, last: int, columns: str = "*") -> list[dict[str, Any]]:
+    """Rows of a parquet file in order, `turns` decoded; none where they are not there. Raises duckdb.Error for a broken
+    file."""
     path = index.ask("SELECT path FROM files WHERE id = ?", [file])
     if not path:
-        return None
-    sql = f"SELECT {columns} FROM {READ} WHERE file_row_number = ?"
-    found = index.rows(sql, [str(index.source.root / path[0][0]), row])
-    return {**found[0], "turns": json.loads(found[0]["turns"])} if found else None
+        return []
+    sql = f"SELECT {columns} FROM {READ} WHERE file_row_number BETWEEN ? AND ? ORDER BY file_row_number"
+    found = index.rows(sql, [str(index.source.root / path[0][0]), first, last])
+    return [{**row, "turns": json.loads(row["turns"])} for row in found]
 
 
 def attempt_of(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ VERSION = 1  # of the tables; an older file is left alone and in time deleted
 MEMORY = "112MB"  # of all tables and queries of one run; more goes to the disk
 FETCHED_ROWS = 256
 LOOK_SECONDS = 1.0  # between two looks at the folder
+TOGETHER_BYTES = 16 * 2**20  # of files that are taken up in one go: each commit waits for the disk
 KEPT_DAYS = 30.0  # of an index that nobody opened
 SETTINGS: dict[str, Any] = {
     "memory_limit": MEMORY,
@@ -36,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 }
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
-    id INTEGER, path VARCHAR, part VARCHAR, step INTEGER, modified BIGINT, bytes BIGINT, attempts INTEGER, broken VARCHAR);
+    id INTEGER, path VARCHAR, part VARCHAR, step INTEGER, modified BIGINT, bytes BIGINT, broken VARCHAR);
 CREATE TABLE IF NOT EXISTS problems (problem_id VARCHAR PRIMARY KEY, question VARCHAR, gold VARCHAR, source VARCHAR);
 CREATE TABLE IF NOT EXISTS attempts (
     file INTEGER, row INTEGER, grp INTEGER, part VARCHAR, step INTEGER, problem_id VARCHAR, sibling INTEGER,
@@ -54,7 +56,7 @@ SELECT ?, file_row_number,
     sum(CASE WHEN problem_id IS DISTINCT FROM before OR index <= number THEN 1 ELSE 0 END) OVER (ORDER BY file_row_number),
     ?, ?, problem_id, index, verdict, reward, extracted, method, penalty_errors, penalty_format, penalty_total, kept,
     reason, weight, advantage, stop, fault, response_tokens, n_turns, calls, failed_calls, seconds, tool_seconds,
-    policy_version, entropy, tools, [], preview
+    policy_version, entropy, tools, coalesce(failures.errors, []), preview
 FROM (SELECT file_row_number, problem_id, index, verdict, reward, left(extracted, 200) AS extracted, method,
     penalty_errors, penalty_format, penalty_total, kept, reason, weight, advantage, stop, left(fault, 300) AS fault,
     response_tokens, json_array_length(turns) AS n_turns, calls, failed_calls, seconds, tool_seconds, policy_version,
@@ -62,17 +64,17 @@ FROM (SELECT file_row_number, problem_id, index, verdict, reward, left(extracted
     list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview,
     lag(problem_id) OVER (ORDER BY file_row_number) AS before, lag(index) OVER (ORDER BY file_row_number) AS number
     FROM {READ})
+LEFT JOIN (SELECT unnest(?::INTEGER[]) AS failed, unnest(?::VARCHAR[][]) AS errors) AS failures
+ON failures.failed = file_row_number
 """
 PROBLEMS = f"""
 INSERT OR IGNORE INTO problems
 SELECT problem_id, any_value(question), any_value(gold), any_value(source) FROM {READ} GROUP BY problem_id
 """
 FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
-ERRORS = """
-UPDATE attempts SET errors = found.errors
-FROM (SELECT unnest(?::INTEGER[]) AS row, unnest(?::VARCHAR[][]) AS errors) AS found
-WHERE attempts.file = ? AND attempts.row = found.row
-"""
+
+Found = tuple[AttemptFile, os.stat_result]
+"""A file as it lies there."""
 
 
 @dataclass(slots=True)
@@ -160,7 +162,7 @@ class Index:
             self.waiting = len(missing)
             self._take_all(missing)
 
-    def _fill(self, missing: Sequence[tuple[AttemptFile, os.stat_result]]) -> None:
+    def _fill(self, missing: Sequence[Found]) -> None:
         try:
             self._take_all(missing)
         except duckdb.Error:
@@ -169,14 +171,45 @@ class Index:
         finally:
             self._filling.release()
 
-    def _take_all(self, missing: Sequence[tuple[AttemptFile, os.stat_result]]) -> None:
-        for file, found in missing:
+    def _take_all(self, missing: Sequence[Found]) -> None:
+        left = deque(missing)
+        while left and not self._closed:
+            some = [left.popleft()]
+            while left and sum(state.st_size for _, state in some) < TOGETHER_BYTES:
+                some.append(left.popleft())
+            self._take(some)
+            self.waiting = len(left)
+
+    def _take(self, files: Sequence[Found]) -> None:
+        """Files in one transaction; where one of them cannot be read (cut, or not of attempts) each on its own, and
+        that one is remembered with the reason."""
+        try:
+            with self._transaction() as cursor:
+                for file, state in files:
+                    self._insert(cursor, file, state)
+        except duckdb.Error as error:
             if self._closed:
                 return
-            self._take(file, found)
-            self.waiting -= 1
+            if len(files) > 1:
+                for one in files:
+                    self._take([one])
+                return
+            with self._transaction() as cursor:
+                self._remember(cursor, *files[0], str(error).splitlines()[0][:300])
 
-    def _missing(self) -> list[tuple[AttemptFile, os.stat_result]]:
+    @contextmanager
+    def _transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self.cursor() as cursor:
+            cursor.begin()
+            try:
+                yield cursor
+            except BaseException:
+                with suppress(duckdb.Error):
+                    cursor.rollback()
+                raise
+            cursor.commit()
+
+    def _missing(self) -> list[Found]:
         """Files that are new or were written anew, the newest first; those that are gone leave the table."""
         there = dict(self._stated())
         known = {path: (number, *state) for number, path, *state in self.ask("SELECT id, path, modified, bytes FROM files")}
@@ -186,48 +219,35 @@ class Index:
         self._forget([known[path][0] for path in known.keys() - same])
         return [there[path] for path in there if path not in same]
 
-    def _stated(self) -> Iterator[tuple[str, tuple[AttemptFile, os.stat_result]]]:
+    def _stated(self) -> Iterator[tuple[str, Found]]:
         for file in self.source.attempt_files():
             with suppress(OSError):  # gone since
                 yield str(file.path.relative_to(self.source.root)), (file, file.path.stat())
 
     def _forget(self, numbers: list[int]) -> None:
         if numbers:
-            with self.cursor() as cursor:
-                cursor.begin()
+            with self._transaction() as cursor:
                 for table, column in (("attempts", "file"), ("files", "id")):
                     cursor.execute(f"DELETE FROM {table} WHERE list_contains(?::INTEGER[], {column})", [numbers])
-                cursor.commit()
 
-    def _take(self, file: AttemptFile, found: os.stat_result) -> None:
-        """One file. One that cannot be read (cut, or not of attempts) is remembered with the reason."""
-        number = self.ask("SELECT coalesce(max(id), 0) + 1 FROM files")[0][0]
-        broken = None
-        with self.cursor() as cursor:
-            cursor.begin()
-            try:
-                self._insert(cursor, number, file)
-            except duckdb.Error as error:
-                if self._closed:
-                    return
-                cursor.rollback()
-                cursor.begin()
-                broken = str(error).splitlines()[0][:300]
-            count = cursor.execute("SELECT count(*) FROM attempts WHERE file = ?", [number]).fetchall()[0][0]
-            row = (number, str(file.path.relative_to(self.source.root)), file.part, file.step, found.st_mtime_ns, found.st_size)
-            cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [*row, count, broken])
-            cursor.commit()
-
-    def _insert(self, cursor: duckdb.DuckDBPyConnection, number: int, file: AttemptFile) -> None:
+    def _insert(self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result) -> None:
         path = str(file.path)
-        cursor.execute(PROBLEMS, [path])
-        cursor.execute(ROWS, [number, file.part, file.step, path])
+        number = self._remember(cursor, file, state, None)
         rows, errors = [], []
         for row, turns in self._failed(path):
             rows.append(row)
             errors.append(_errors_of(turns))
-        if rows:
-            cursor.execute(ERRORS, [rows, errors, number])
+        cursor.execute(PROBLEMS, [path])
+        cursor.execute(ROWS, [number, file.part, file.step, path, rows, errors])
+
+    def _remember(
+        self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result, broken: str | None
+    ) -> int:
+        number: int = cursor.execute("SELECT coalesce(max(id), 0) + 1 FROM files").fetchall()[0][0]
+        path = str(file.path.relative_to(self.source.root))
+        row = [number, path, file.part, file.step, state.st_mtime_ns, state.st_size, broken]
+        cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        return number
 
     def _failed(self, path: str) -> Iterator[tuple[int, str]]:
         with self.cursor() as cursor:
