@@ -223,7 +223,8 @@ def _resampled(group: Group, rng: random.Random, choose: Choose, quality: Qualit
     penalties = [quality.penalty(trajectory) for trajectory in group.trajectories]
     fates = [_unusable(trajectory, quality) for trajectory in group.trajectories]
     usable = [index for index, fate in enumerate(fates) if fate is None]
-    rewards = [group.rewards_G[index] for index in usable]
+    rewards_G = group.rewards_G
+    rewards = [rewards_G[index] for index in usable]
     chosen = iter(_fates(rewards, [penalties[index].total for index in usable], rng, choose))
     return Resampled(
         group=group,

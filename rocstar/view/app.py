@@ -6,6 +6,7 @@ nothing but its own cache.
 from __future__ import annotations
 
 import hmac
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -38,7 +39,7 @@ from rocstar.view.index import Index, cache_folder, sweep_cache
 from rocstar.view.query import BadFilter, Where
 from rocstar.view.search import SHORTEST, Searches
 from rocstar.view.sources import Library, Source, overview
-from rocstar.view.whatif import Recorded, recorded_group
+from rocstar.view.whatif import TRIED, Recorded, recorded_group
 
 STATIC = Path(__file__).parent / "static"
 COOKIE = "rocstar_view"
@@ -55,7 +56,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-EVENTS_SHOWN = 500
+EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
 FACTS = (
     *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
@@ -232,7 +233,11 @@ def what_if(desk: Desk, request: Request) -> Any:
     index = desk.index(request)
     recorded = _recorded(desk, index, request)
     made = [{"kept": c.kept, "reason": str(c.reason)} for c in recorded.choice().choices]
-    return {**recorded.another(request.query_params), "recomputed": made, "used": recorded.settings.model_dump()}
+    used = recorded.another({})
+    tried = {name: text for name, text in request.query_params.items() if name in TRIED and text}
+    found = recorded.another(tried) if tried else used
+    chances = [sibling["chance"] for sibling in used["siblings"]]
+    return {**found, "recomputed": made, "used": used["settings"], "chances": chances}
 
 
 def attempt(desk: Desk, request: Request) -> Any:
@@ -310,14 +315,17 @@ def _answered(desk: Desk, answer: Answer, request: Request) -> Response:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    content = msgspec.json.encode(value, enc_hook=plain)
+    try:
+        content = msgspec.json.encode(value, enc_hook=plain)
+    except UnicodeEncodeError:  # half a surrogate pair, which a model can write; escaped, a browser can show it
+        content = json.dumps(plain(value)).encode()
     return Response(content, status, {"Cache-Control": "no-store"}, "application/json")
 
 
 def _filtered(desk: Desk, request: Request) -> tuple[Index, Where, dict[str, Any]]:
     """The condition of the URL, and how far table and text search have come."""
     index, searches = desk.opened(desk.source(request))
-    asked, about = request.query_params, {"indexing": index.waiting}
+    asked, about = request.query_params, {"indexing": index.waiting, "broken": index.broken()[:BROKEN_SHOWN]}
     stages = desk.curves(index.source).spans() if asked.get("stage") else []
     text = asked.get("q", "")
     if not text:
@@ -337,12 +345,15 @@ def _recorded(desk: Desk, index: Index, request: Request) -> Recorded:
         raise BadFilter("only siblings of a training step were chosen among")
     if stage is None:
         raise BadFilter(f"metrics.jsonl does not say yet which stage step {step} belongs to")
-    repeats = float(request.query_params.get("repetition_weight") or 0) > 0
-    columns = [*FACTS, *(TOKEN_COLUMNS if repeats else ())]
-    rows = rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], ", ".join(columns))
+
+    def read(with_tokens: bool) -> list[dict[str, Any]]:
+        columns = [*FACTS, *(TOKEN_COLUMNS if with_tokens else ())]
+        return rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], ", ".join(columns))
+
     found = query.problem_of(index, siblings[0]["problem_id"])
     problem = Problem(id=found["problem_id"], question=found["question"], answer=found["gold"], source=found["source"])
-    return recorded_group(index.source.run, stage, step, rows, problem)
+    repeats = bool(request.query_params.get("repetition_weight"))
+    return recorded_group(index.source.run, stage, step, problem, read, repeats=repeats)
 
 
 def _file(index: Index, request: Request) -> int:

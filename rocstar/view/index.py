@@ -49,6 +49,8 @@ CREATE TABLE IF NOT EXISTS attempts (
     preview VARCHAR);
 """
 READ = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
+# A model can write half a surrogate pair, which Python's JSON holds and DuckDB's refuses.
+SURROGATE = r"'\\u[dD][89a-fA-F][0-9a-fA-F]{2}'"
 # Siblings stand together; a problem that stands in a step twice begins again with a lower number.
 ROWS = f"""
 INSERT INTO attempts
@@ -63,7 +65,7 @@ FROM (SELECT file_row_number, problem_id, index, verdict, reward, left(extracted
     list_sum(entropies) / greatest(1, list_sum(json_extract(turns, '$[*].sampled_tokens')::BIGINT[])) AS entropy,
     list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview,
     lag(problem_id) OVER (ORDER BY file_row_number) AS before, lag(index) OVER (ORDER BY file_row_number) AS number
-    FROM {READ})
+    FROM (SELECT * EXCLUDE turns, regexp_replace(turns, {SURROGATE}, '\\\\ufffd', 'g') AS turns FROM {READ}))
 LEFT JOIN (SELECT unnest(?::INTEGER[]) AS failed, unnest(?::VARCHAR[][]) AS errors) AS failures
 ON failures.failed = file_row_number
 """
@@ -128,6 +130,10 @@ class Index:
                 yield cursor
             finally:
                 self._asking.discard(cursor)
+
+    def broken(self) -> list[str]:
+        """Files that could not be read, each with the reason."""
+        return [f"{path}: {why}" for path, why in self.ask("SELECT path, broken FROM files WHERE broken IS NOT NULL")]
 
     def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.cursor() as cursor:

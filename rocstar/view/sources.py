@@ -118,7 +118,7 @@ class Library:
 
     def sources(self) -> list[Source]:
         """Runs, then other evaluations, by name."""
-        runs = [Source(name=run.name, root=run.path, run=run) for run in list_runs(self.base)]
+        runs = [Source(name=run.path.name, root=run.path, run=run) for run in list_runs(self.base)]
         return runs + [
             Source(name=f"{file.parent.parent.name}:{file.parent.name}", root=file.parent)
             for file in sorted(self.base.glob(f"evals/*/*/{RESULT}"))

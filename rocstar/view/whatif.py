@@ -6,7 +6,7 @@ The chance of being kept is counted over DRAWS choices with other seeds, for eve
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rocstar.config import ResampleSection
 from rocstar.learning.batches import kept_advantages
 from rocstar.learning.quality import Quality
 from rocstar.learning.resample import resampler_of
+from rocstar.protocols import Resampler
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.rollouts import trajectory_of
 from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_for
@@ -24,6 +25,8 @@ from rocstar.view.query import BadFilter
 DRAWS = 1000  # an error of at most 1.6 points
 WEIGHTS = ("errors", "format")
 """Parts of the penalty whose weight may be tried; training gives each 1."""
+TRIED = (*ResampleSection.model_fields, *(f"weight_{part}" for part in WEIGHTS))
+"""What a URL may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +61,17 @@ class Recorded:
         penalties = {t.index: _weighted(quality.penalty(t), weights) for t in self.group.trajectories}
         known = Known(quality.repetition_weight, quality.drop_truncated, penalties)
         resample = replace(resampler_of(settings), quality=known)  # type: ignore[type-var]
+        return {"settings": settings.model_dump(), "weights": weights, "siblings": self._siblings(resample)}
+
+    def _siblings(self, resample: Resampler) -> list[dict[str, Any]]:
         made = resample(self.group, random.Random(self.seed))
+        learnt = kept_advantages(made, self.normalize_by_std)
         drawn = random.Random(seed_for(self.seed, "chances"))
         kept = [[choice.kept for choice in resample(self.group, drawn).choices] for _ in range(DRAWS)]
-        return {
-            "settings": settings.model_dump(),
-            "weights": weights,
-            "siblings": _siblings(made, kept, self.normalize_by_std),
-        }
+        return _told(made, learnt, kept)
 
 
-def _siblings(made: Resampled, kept: Sequence[Sequence[bool]], normalize: bool) -> list[dict[str, Any]]:
-    learnt = kept_advantages(made, normalize)
+def _told(made: Resampled, learnt: Mapping[int, float], kept: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
     return [
         {
             "kept": choice.kept,
@@ -83,16 +85,22 @@ def _siblings(made: Resampled, kept: Sequence[Sequence[bool]], normalize: bool) 
     ]
 
 
-def recorded_group(run: RunFolder, stage: str, step: int, rows: Sequence[Mapping[str, Any]], problem: Problem) -> Recorded:
-    """From the rows of its siblings in their order, `turns` decoded. Raises BadFilter for a stage the run lacks."""
+Read = Callable[[bool], Sequence[Mapping[str, Any]]]
+"""(with token ids) -> rows of the siblings in their order, `turns` decoded."""
+
+
+def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool) -> Recorded:
+    """repeats: repetition will be asked about, which follows from tokens. Raises BadFilter for a stage the run lacks."""
     settings = read_json(run.resolved)
     found = next((one for one in settings.get("stage", []) if one.get("name") == stage and "resample" in one), None)
     if found is None:
         raise BadFilter(f"the run has no stage {stage} that resamples")
     seed = seed_for(seed_for(settings["run"]["seed"], "step", step), "resample", problem.id)
+    used = ResampleSection.model_validate(found["resample"])
+    rows = read(repeats or used.repetition_weight > 0)
     return Recorded(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
-        settings=ResampleSection.model_validate(found["resample"]),
+        settings=used,
         normalize_by_std=found["learning"]["normalize_by_std"],
         seed=seed,
     )

@@ -28,7 +28,7 @@ const COLUMNS = [
   { name: "entropy", label: "entropy", sort: "entropy", cell: (row) => number(row.entropy) },
   { name: "time", label: "time", sort: "seconds", cell: (row) => seconds(row.seconds) },
   { name: "error", label: "errors", cell: (row) => html`<span class="warn">${visible((row.errors || []).join(", "))}</span>` },
-  { name: "text", label: "problem and end", cell: (row) => html`<span class="dim">${visible(row.question)}</span> ${visible(row.preview)}` },
+  { name: "text", label: "problem and end", cell: (row) => html`<span class="dim">${visible(row.question?.slice(0, 60))} …</span> ${visible(row.preview)}` },
 ];
 
 const GROUP_COLUMNS = [
@@ -88,5 +88,5 @@ function Filters({ name, what }) {
       ${RANGES.map(([field, label]) => html`<label>${label} <input class="range" placeholder="5..9" value=${query[field] || ""} onChange=${(e) => amend({ [field]: e.target.value.trim() })} /></label>`)}
       ${query.problem && html`<span class="chip">problem ${visible(query.problem.slice(0, 12))} <button aria-label="all problems" onClick=${() => amend({ problem: "" })}>×</button></span>`}
     </div><div class="bar presets">${PRESETS.map((preset) => html`<button aria-pressed=${active(preset)} class="chip" onClick=${() => amend(active(preset) ? Object.fromEntries(Object.keys(preset[1]).map((key) => [key, ""])) : preset[1])}>${preset[0]}</button>`)}</div></details>
-    <${Problem} error=${error} />`;
+    <${Problem} error=${error} />${about?.broken?.map((one) => html`<${Problem} error=${`left out, because it cannot be read: ${one}`} />`)}`;
 }

@@ -51,7 +51,7 @@ function Siblings({ name, query, part, step, grp, rows }) {
     ${trained && html`<${WhatIf} used=${found?.used} query=${query} tried=${tried} changed=${found && tried ? found.siblings.filter((one, at) => one.kept !== rows[at].kept).length : null} error=${whatIf.error} />`}
     <div class="wide"><table class="siblings"><thead><tr><th>#</th><th>verdict</th>${trained && html`<th>penalty <span class="key errors">calls</span> <span class="key format">form</span></th><th>chance kept</th><th>fate</th><th>advantage</th>`}
       ${tried && html`<th class="tried">what if: chance</th><th class="tried">fate</th><th class="tried">advantage</th>`}<th>turns</th><th>calls</th><th>tokens</th><th>time</th><th>answer</th><th>errors and end</th></tr></thead>
-    <tbody>${order.map((at) => html`<${Sibling} key=${at} name=${name} query=${query} row=${rows[at]} trained=${trained} now=${found?.siblings[at]} tried=${tried} />`)}</tbody></table></div>`;
+    <tbody>${order.map((at) => html`<${Sibling} key=${at} name=${name} row=${rows[at]} trained=${trained} now=${found?.siblings[at]} chance=${found?.chances[at]} tried=${tried} />`)}</tbody></table></div>`;
 }
 
 function arithmetic({ method, keep }, right, wrong) {
@@ -64,11 +64,11 @@ function arithmetic({ method, keep }, right, wrong) {
   return method === "roc_release" ? `: wrong ≈ ${wrong}·${keep}/${n}, right ≈ ${right}·${keep}/${n}` : "";
 }
 
-function Sibling({ name, query, row, trained, now, tried }) {
+function Sibling({ name, row, trained, now, chance, tried }) {
   const changed = tried && now && now.kept !== row.kept;
   const address = link(["run", name, "attempt"], { at: `${row.part}:${row.step}:${row.row}` });
   return html`<tr class="${row.kept ? "kept" : "dropped"} ${changed ? "changed" : ""}"><td data-label="sibling"><a class="open" href=${address}>${row.sibling}</a></td><td data-label="verdict"><${Verdict} verdict=${row.verdict} /></td>
-    ${trained && html`<td data-label="penalty"><${Penalty} row=${row} /></td><td data-label="chance kept">${tried || !now ? html`<span class="dim">–</span>` : percent(now.chance, 0)}</td>
+    ${trained && html`<td data-label="penalty"><${Penalty} row=${row} /></td><td data-label="chance kept">${chance === undefined ? html`<span class="dim">…</span>` : percent(chance, 0)}</td>
       <td data-label="fate"><span class="fate ${row.kept ? "kept" : ""}">${row.reason || "–"}</span></td><td data-label="advantage">${signed(row.advantage)}</td>`}
     ${tried && html`<td class="tried" data-label="what if: chance">${now ? percent(now.chance, 0) : "…"}</td><td class="tried" data-label="what if: fate"><span class="fate ${now?.kept ? "kept" : ""}">${now?.reason || "…"}</span></td><td class="tried" data-label="what if: advantage">${signed(now?.advantage)}</td>`}
     <td data-label="turns">${row.turns}</td><td data-label="calls">${row.calls}${row.failed_calls > 0 && html` <span class="warn">${row.failed_calls}✗</span>`}</td><td data-label="tokens">${number(row.tokens)}</td><td data-label="time">${seconds(row.seconds)}</td>

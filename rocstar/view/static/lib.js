@@ -70,7 +70,7 @@ export function usePaused(value, milliseconds = 150) {
   useEffect(() => {
     const timer = setTimeout(() => set(value), milliseconds);
     return () => clearTimeout(timer);
-  }, [value]);
+  }, [JSON.stringify(value)]);
   return seen;
 }
 

@@ -54,7 +54,7 @@ function Curves({ name, run }) {
   const loaded = [{ name, found: mine.value }, ...others.map((other, at) => ({ name: other, found: theirs[at].value }))].filter(({ found }) => found);
   const rest = (known.value?.sources || []).filter((one) => one.kind === "run" && one.name !== name && !others.includes(one.name));
   return html`<div class="bar filters">
-      <label>x <select value=${axis} onChange=${(e) => amend({ x: e.target.value })}>${Object.entries(AXES).map(([id, label]) => html`<option value=${id}>${label}</option>`)}</select></label>
+      <label>over <select value=${axis} onChange=${(e) => amend({ x: e.target.value })}>${Object.entries(AXES).map(([id, label]) => html`<option value=${id}>${label}</option>`)}</select></label>
       <input type="search" id="search" aria-label="Metrics whose name has" placeholder=${`${run.metrics.length} metrics: name …  /`} value=${query.metric || ""} onInput=${(e) => amend({ metric: e.target.value }, { keep: false })} />
       ${loaded.map(({ name: one }, at) => html`<span class="chip line-${at + 1}">● ${visible(one)}${at > 0 && html` <button aria-label=${"without " + one} onClick=${() => amend({ with: others.filter((other) => other !== one).join(",") })}>×</button>`}</span>`)}
       ${rest.length > 0 && html`<select aria-label="Compare with" value="" onChange=${(e) => amend({ with: [...others, e.target.value].join(",") })}><option value="">compare with …</option>${rest.map((one) => html`<option value=${one.name}>${visible(one.name)}</option>`)}</select>`}
