@@ -63,7 +63,22 @@ LINES = (
     *("print(total)", "x = math.gcd(84, 36)", "print(x)", "print(undefined)", "values = [n * n for n in range(20)]"),
 )
 WORDS = (
-    *(" so", " the", " number", " of", " pairs", " is", " at", " least", " one", " and", " we", " can", " check", " with"),
+    *(
+        " so",
+        " the",
+        " number",
+        " of",
+        " pairs",
+        " is",
+        " at",
+        " least",
+        " one",
+        " and",
+        " we",
+        " can",
+        " check",
+        " with",
+    ),
     *(" code", " wait", ",", ".", " that", " is", " not", " right", " because", " each", " prime", " divides", " sum"),
     *(" modulo", " 7", " 12", " 204", " let", " me", " try", " again", "\n", " é", " 数", " 🙂", " <b>bold</b>", " Ω"),
 )
@@ -100,7 +115,12 @@ def main() -> None:
     for step in range(1, steps + 1):
         add_step(run, step, options.problems, options.mean_tokens, options.seed)
     size = sum(file.stat().st_size for file in run.rollouts.iterdir())
-    figures = {"attempts": steps * per_step, "steps": steps, "bytes": size, "seconds": round(time.monotonic() - began, 1)}
+    figures = {
+        "attempts": steps * per_step,
+        "steps": steps,
+        "bytes": size,
+        "seconds": round(time.monotonic() - began, 1),
+    }
     print(f"{run.path}: {figures['attempts']:,} attempts in {steps} steps, {size / 2**20:,.0f} MiB")
     print(json.dumps({"run": str(run.path), **figures}))
 
@@ -138,26 +158,44 @@ def add_step(run: RunFolder, step: int, problems: int, mean_tokens: int, seed: i
 
 
 def _problem(number: int) -> Problem:
-    question = f"Find the number of ordered pairs (a, b) of positive integers below {number + 10} with a^2 + b = {number}."
+    question = (
+        f"Find the number of ordered pairs (a, b) of positive integers below {number + 10} with a^2 + b = {number}."
+    )
     return Problem(id=problem_id(question), question=question, answer=str(number % 1000), source="made")
 
 
 def _attempt(problem: Problem, index: int, draw: random.Random, numbers: np.random.Generator, mean_tokens: int) -> Made:
-    length = LONG_TOKENS if draw.random() < 0.0005 else min(LONG_TOKENS, 8 + int(numbers.lognormal(0, 0.8) * mean_tokens * 0.72))
-    right, calls = draw.random() < 0.3 + 0.5 * (int(problem.id[:6], 16) % 97 / 97), min(draw.choice((0, 1, 1, 2, 3)), length // 20)
+    length = (
+        LONG_TOKENS
+        if draw.random() < 0.0005
+        else min(LONG_TOKENS, 8 + int(numbers.lognormal(0, 0.8) * mean_tokens * 0.72))
+    )
+    right, calls = (
+        draw.random() < 0.3 + 0.5 * (int(problem.id[:6], 16) % 97 / 97),
+        min(draw.choice((0, 1, 1, 2, 3)), length // 20),
+    )
     prompt = [ID[OPENING[0]], *[ID[digit] for digit in "12"], ID[OPENING[1]], ID[OPENING[2]]]
     tokens, mask, turns, texts, told = [*prompt], [False] * len(prompt), [], [], []
     for number in range(calls + 1):
         ids = numbers.integers(FIRST_WORD, LAST_WORD + 1, max(1, length // (calls + 1))).tolist()
         last = number == calls
         code = [*draw.sample(LINES, 3)]
-        ids += [ID[CLOSING[1]], ID["7"], ID[CLOSING[2]]] if last else [ID[CALL[0]], *map(ID.__getitem__, code), ID[CALL[1]]]
+        ids += (
+            [ID[CLOSING[1]], ID["7"], ID[CLOSING[2]]]
+            if last
+            else [ID[CALL[0]], *map(ID.__getitem__, code), ID[CALL[1]]]
+        )
         reply = [] if last else [ID[OPENING[3]], ID["4"], ID["2"], ID[CLOSING[0]]]
         tokens += ids + reply
         mask += [True] * len(ids) + [False] * len(reply)
         texts.append("".join(map(VOCABULARY.__getitem__, ids)))
         result = None if last else _result(draw, number)
-        turns.append(Turn(completion=Completion(token_ids=(), logprobs=(), finish=Finish.STOP), results=(result,) if result else ()))
+        turns.append(
+            Turn(
+                completion=Completion(token_ids=(), logprobs=(), finish=Finish.STOP),
+                results=(result,) if result else (),
+            )
+        )
         told.append(_turn(len(ids), len(reply), result, "".join(code)))
     outcome = Outcome(
         verdict=Verdict.RIGHT if right else Verdict.WRONG,
@@ -192,7 +230,15 @@ def _turn(sampled: int, replied: int, result: ToolResult | None, code: str) -> s
     results: list[Any] = []
     if result:
         raw = json.dumps({"name": "python", "arguments": {"code": code.replace("\\n", "\n")}})
-        calls = [{"id": result.call_id, "tool": "python", "arguments": json.loads(raw)["arguments"], "raw": raw, "parse_error": None}]
+        calls = [
+            {
+                "id": result.call_id,
+                "tool": "python",
+                "arguments": json.loads(raw)["arguments"],
+                "raw": raw,
+                "parse_error": None,
+            }
+        ]
         results = [{name: getattr(result, name) for name in ToolResult.__dataclass_fields__}]
     turn = {"finish": "stop", "sampled_tokens": sampled, "reply_tokens": replied, "version_spans": [[1, sampled]]}
     return json.dumps({**turn, "calls": calls, "results": results})
@@ -278,7 +324,11 @@ def _tell(run: RunFolder, step: int, rows: list[dict[str, Any]]) -> None:
         journal.append({"step": step, "stage": "stage1", "stage_step": step, **metrics})
     if step % 50 == 0:
         with Journal(run.events) as events:
-            told = {"name": "truncated", "evidence": f"{step % 9 + 20}% of attempts were cut", "action": "raise the limit"}
+            told = {
+                "name": "truncated",
+                "evidence": f"{step % 9 + 20}% of attempts were cut",
+                "action": "raise the limit",
+            }
             events.append({"time": step * 60.0, "event": "warning", "step": step, **told})
 
 

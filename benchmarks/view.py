@@ -42,7 +42,9 @@ class Server:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "rocstar", "view", str(folder), "--no-browser", "--port", str(self.port)]
-        self.process = subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stderr=subprocess.DEVNULL
+        )
         self.peak = 0
         while not self._answers():
             time.sleep(0.01)
@@ -134,18 +136,22 @@ def in_chromium(server: Server, name: str, axe: Path | None, screenshots: Path |
         "what-if": (f"#/run/{name}/group?at=rollouts:1:1&w.method=uniform", "tr.changed"),
         "attempt": (f"#/run/{name}/attempt?at=rollouts:1:42", ".turn.policy .text"),
         "attempt-long": (f"#/run/{name}/attempt?at={at}", ".turn.policy .text"),
-        "tokens-long": (f"#/run/{name}/attempt?at={at}&colour=entropy", ".turn.policy .token"),
+        "tokens-long": (f"#/run/{name}/attempt?at={at}&colour=entropy", ".turn.policy .block"),
     }
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         figures: dict[str, Any] = {"chromium: first page, cold": _shown(server, page, *views["runs"])}
         for what, (address, wanted) in views.items():
-            page.goto("about:blank")
+            page.goto(f"{server.address}/#/nothing")  # within the page, as a click would
+            page.wait_for_selector("table.runs")
             figures[f"chromium: {what}"] = _shown(server, page, address, wanted)
             if axe:
                 page.evaluate(axe.read_text())
-                found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ' x' + v.nodes.length + ' ' + v.nodes[0].html.slice(0, 90)))")
+                found = page.evaluate(
+                    "axe.run().then(r => r.violations.map(v => "
+                    "`${v.id} x${v.nodes.length} ${v.nodes[0].html.slice(0, 90)}`))"
+                )
                 figures[f"axe: {what}"] = found or "clean"
             if screenshots:
                 _photograph(browser, server, screenshots / f"view-{what}", address, wanted)
@@ -228,7 +234,9 @@ def _told(figure: Any) -> str:
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of runs; the first of them is looked at")
-    parser.add_argument("--write", type=float, default=0.0, help="seconds between steps that are added meanwhile; 0: none")
+    parser.add_argument(
+        "--write", type=float, default=0.0, help="seconds between steps that are added meanwhile; 0: none"
+    )
     parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
     parser.add_argument("--screenshots", type=Path, help="folder for a picture of each view at 1440 and 400 px")
     return parser.parse_args()

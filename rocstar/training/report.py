@@ -132,8 +132,8 @@ def attempt_records(
                     choice=choice,
                     advantage=advantages.get(choice.index),
                     policy_version=policy_version,
-                    entropies=row and row.entropies,
-                    old_logprobs=row and row.old_logprobs,
+                    entropies=row.entropies if row else None,
+                    old_logprobs=row.old_logprobs if row else None,
                 )
             )
     return records

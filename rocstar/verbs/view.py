@@ -14,7 +14,9 @@ from rocstar.exits import need
 def view(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[RUNS|RUN|EVAL]", help="A folder of runs, a run, or an evaluation.", show_default=False),
+        typer.Argument(
+            metavar="[RUNS|RUN|EVAL]", help="A folder of runs, a run, or an evaluation.", show_default=False
+        ),
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address to listen on; another than loopback takes a token.")] = "127.0.0.1",

@@ -47,7 +47,8 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 # Whatever a model wrote, the browser runs nothing but our own files and sends nothing anywhere else.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,

@@ -1,4 +1,4 @@
-"""One attempt as the page shows it: turns with their calls and results, and tokens as pieces of text with their numbers.
+"""One attempt as the page shows it: turns with their calls and results, tokens as pieces of text with their numbers.
 
 Not here: colours, which are the page's, and the choice among siblings (whatif.py)."""
 
@@ -40,9 +40,7 @@ def attempt_of(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
         if name not in ("turns", "text", "prompt_ids", "token_ids", "loss_mask", *NUMBERS)
     }
     texts = row["text"] or []
-    turns = [
-        _turn(turn, texts[number] if number < len(texts) else "") for number, turn in enumerate(row["turns"])
-    ]
+    turns = [_turn(turn, texts[number] if number < len(texts) else "") for number, turn in enumerate(row["turns"])]
     return {**plain, "turns": turns, "tokens": tokens_of(row, decode) if decode else None}
 
 
@@ -58,8 +56,8 @@ def tokens_of(row: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
     """Pieces of text in order, each of `lengths` tokens; `starts` says in which piece each part of the attempt begins:
     the prompt, then each completion and its reply by turns. Numbers are those of a piece's first token; a number that
     was not recorded is null, one that is missing for all of it makes the whole list null."""
-    ids, starts, pieces, lengths, places = row["token_ids"], [], [], [], []
-    begin = 0
+    ids, begin = row["token_ids"], 0
+    starts, pieces, lengths, places = list[int](), list[str](), list[int](), list[int]()
     for size in _sizes(row):
         starts.append(len(pieces))
         for text, count in merged(ids[begin : begin + size], decode):
@@ -91,7 +89,10 @@ def merged(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
 
 
 def _sizes(row: Mapping[str, Any]) -> list[int]:
-    return [len(row["prompt_ids"]), *(n for turn in row["turns"] for n in (turn["sampled_tokens"], turn["reply_tokens"]))]
+    return [
+        len(row["prompt_ids"]),
+        *(n for turn in row["turns"] for n in (turn["sampled_tokens"], turn["reply_tokens"])),
+    ]
 
 
 def _numbers(values: Sequence[float] | None, places: Sequence[int]) -> list[float | None] | None:

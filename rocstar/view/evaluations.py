@@ -1,4 +1,4 @@
-"""An evaluation on the page: its figures, and two of them paired problem by problem by `rocstar compare`'s own functions.
+"""An evaluation on the page: its figures, and two of them paired by the functions of `rocstar compare`.
 
 The table of one evaluation is the list of its groups (query.groups), wrong answers first."""
 
@@ -36,7 +36,11 @@ def paired(a: tuple[Index, str, int], b: tuple[Index, str, int]) -> dict[str, An
     places = [_places(*one) for one in (a, b)]
     for row in found["table"]:
         known = [place.get(row["problem_id"], {}) for place in places]
-        row |= {"question": known[0].get("question"), "gold": known[0].get("gold"), "groups": [one.get("grp") for one in known]}
+        row |= {
+            "question": known[0].get("question"),
+            "gold": known[0].get("gold"),
+            "groups": [one.get("grp") for one in known],
+        }
     return {**found, "differs": _difference(*kept)}
 
 
@@ -44,7 +48,8 @@ def _kept(index: Index, name: str, step: int) -> Kept:
     folder = evaluation_folder(index, name, step)
     right: dict[str, list[bool]] = defaultdict(list)
     for problem, verdict in index.ask(
-        "SELECT problem_id, verdict FROM attempts WHERE part = ? AND step = ? AND verdict IN ('right', 'wrong') ORDER BY row",
+        "SELECT problem_id, verdict FROM attempts WHERE part = ? AND step = ? AND verdict IN ('right', 'wrong') "
+        "ORDER BY row",
         [name, step],
     ):
         right[problem].append(verdict == "right")
@@ -53,8 +58,9 @@ def _kept(index: Index, name: str, step: int) -> Kept:
 
 def _places(index: Index, name: str, step: int) -> Mapping[str, Mapping[str, Any]]:
     rows = index.rows(
-        "SELECT a.problem_id, min(a.grp) AS grp, left(any_value(p.question), 160) AS question, any_value(p.gold) AS gold "
-        "FROM attempts a LEFT JOIN problems p ON p.problem_id = a.problem_id WHERE a.part = ? AND a.step = ? GROUP BY 1",
+        "SELECT a.problem_id, min(a.grp) AS grp, left(any_value(p.question), 160) AS question, "
+        "any_value(p.gold) AS gold FROM attempts a LEFT JOIN problems p ON p.problem_id = a.problem_id "
+        "WHERE a.part = ? AND a.step = ? GROUP BY 1",
         [name, step],
     )
     return {row["problem_id"]: row for row in rows}

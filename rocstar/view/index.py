@@ -24,7 +24,7 @@ from rocstar.analysis.errors import error_of_result
 from rocstar.view.sources import AttemptFile, Source
 
 VERSION = 1  # of the tables; an older file is left alone and in time deleted
-MEMORY = "112MB"  # of all tables and queries of one run; more goes to the disk
+MEMORY = "160MB"  # of all tables and queries of one run; more goes to the disk
 FETCHED_ROWS = 256
 LOOK_SECONDS = 1.0  # between two looks at the folder
 TOGETHER_BYTES = 16 * 2**20  # of files that are taken up in one go: each commit waits for the disk
@@ -32,6 +32,7 @@ KEPT_DAYS = 30.0  # of an index that nobody opened
 SETTINGS: dict[str, Any] = {
     "memory_limit": MEMORY,
     "threads": 2,
+    "checkpoint_threshold": "2MB",  # rows in the log alone cannot leave the memory
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "preserve_insertion_order": True,
@@ -55,7 +56,7 @@ SURROGATE = r"'\\u[dD][89a-fA-F][0-9a-fA-F]{2}'"
 ROWS = f"""
 INSERT INTO attempts
 SELECT ?, file_row_number,
-    sum(CASE WHEN problem_id IS DISTINCT FROM before OR index <= number THEN 1 ELSE 0 END) OVER (ORDER BY file_row_number),
+    sum((problem_id IS DISTINCT FROM before OR index <= number)::INTEGER) OVER (ORDER BY file_row_number),
     ?, ?, problem_id, index, verdict, reward, extracted, method, penalty_errors, penalty_format, penalty_total, kept,
     reason, weight, advantage, stop, fault, response_tokens, n_turns, calls, failed_calls, seconds, tool_seconds,
     policy_version, entropy, tools, coalesce(failures.errors, []), preview
@@ -137,7 +138,8 @@ class Index:
 
     def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.cursor() as cursor:
-            return cursor.execute(sql, list(values)).fetchall()
+            found: list[tuple[Any, ...]] = cursor.execute(sql, list(values)).fetchall()
+            return found
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         with self.cursor() as cursor:
@@ -193,6 +195,8 @@ class Index:
             with self._transaction() as cursor:
                 for file, state in files:
                     self._insert(cursor, file, state)
+        except duckdb.OutOfMemoryException:
+            return  # of no fault of the file's: the next look finds it again
         except duckdb.Error as error:
             if self._closed:
                 return
@@ -218,7 +222,9 @@ class Index:
     def _missing(self) -> list[Found]:
         """Files that are new or were written anew, the newest first; those that are gone leave the table."""
         there = dict(self._stated())
-        known = {path: (number, *state) for number, path, *state in self.ask("SELECT id, path, modified, bytes FROM files")}
+        known = {
+            path: (number, *state) for number, path, *state in self.ask("SELECT id, path, modified, bytes FROM files")
+        }
         same = {
             path for path, (_, found) in there.items() if known.get(path, ())[1:] == (found.st_mtime_ns, found.st_size)
         }

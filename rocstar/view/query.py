@@ -101,7 +101,9 @@ def _range(column: str, name: str, text: str) -> tuple[str, list[Any]]:
         raise BadFilter(f"{name}={text} is no number and no range; write 5, 5..9, 5.. or ..9")
     if not dots:
         return f"{column} = ?", [bounds[0]]
-    tests = [(f"{column} {sign} ?", bound) for sign, bound in zip((">=", "<="), bounds, strict=True) if bound is not None]
+    tests = [
+        (f"{column} {sign} ?", bound) for sign, bound in zip((">=", "<="), bounds, strict=True) if bound is not None
+    ]
     return " AND ".join(test for test, _ in tests), [bound for _, bound in tests]
 
 
@@ -135,7 +137,9 @@ def facets(index: Index, where: Where) -> dict[str, list[tuple[str, int]]]:
 
 def _counted(index: Index, value: str, where: Where) -> list[tuple[str, int]]:
     sql = f"SELECT value, count(*) AS n FROM (SELECT {value} AS value FROM attempts WHERE {where.sql}) GROUP BY value"
-    rows = index.ask(f"SELECT value, n FROM ({sql}) WHERE value IS NOT NULL ORDER BY n DESC, value LIMIT 40", where.values)
+    rows = index.ask(
+        f"SELECT value, n FROM ({sql}) WHERE value IS NOT NULL ORDER BY n DESC, value LIMIT 40", where.values
+    )
     return [(str(value), int(n)) for value, n in rows]
 
 

@@ -72,7 +72,9 @@ class Searches:
             for number, path in files:
                 if search.dropped:
                     return
-                self._index.ask(FOUND, [search.number, number, str(self._index.source.root / path), wanted, escaped, wanted])
+                self._index.ask(
+                    FOUND, [search.number, number, str(self._index.source.root / path), wanted, escaped, wanted]
+                )
                 search.done += 1
         except duckdb.Error:
             pass  # the index was closed, or a file is gone: what was found stands, and `done` tells the rest

@@ -66,7 +66,9 @@ class Source:
     def tokenizer(self) -> Path | None:
         """A model folder with the tokenizer of its attempts; None where there is none (any more)."""
         named = [] if self.run else [Path(read_json(self.root / RESULT).get("setup", {}).get("model") or "")]
-        kept = [self.run.checkpoint(step) / "model" for step in reversed(self.run.checkpoint_steps())] if self.run else []
+        kept = (
+            [self.run.checkpoint(step) / "model" for step in reversed(self.run.checkpoint_steps())] if self.run else []
+        )
         return next((folder for folder in [*kept, *named] if (folder / "tokenizer.json").is_file()), None)
 
 
@@ -119,10 +121,14 @@ class Library:
     def sources(self) -> list[Source]:
         """Runs, then other evaluations, by name."""
         runs = [Source(name=run.path.name, root=run.path, run=run) for run in list_runs(self.base)]
-        return runs + [
-            Source(name=f"{file.parent.parent.name}:{file.parent.name}", root=file.parent)
-            for file in sorted(self.base.glob(f"evals/*/*/{RESULT}"))
-        ] + [Source(name=self.base.name, root=self.base) for _ in range((self.base / RESULT).is_file())]
+        return (
+            runs
+            + [
+                Source(name=f"{file.parent.parent.name}:{file.parent.name}", root=file.parent)
+                for file in sorted(self.base.glob(f"evals/*/*/{RESULT}"))
+            ]
+            + [Source(name=self.base.name, root=self.base) for _ in range((self.base / RESULT).is_file())]
+        )
 
     def source(self, name: str) -> Source:
         """Raises KeyError."""

@@ -1,4 +1,4 @@
-"""What another resampler or another penalty would have chosen of a recorded group, by the functions that training calls:
+"""What another resampler or another penalty would have chosen of a recorded group, by training's own functions:
 `resampler_of` with the run's seed gives the choice that was made; other settings give the one that would have been.
 
 The chance of being kept is counted over DRAWS choices with other seeds, for every method alike."""
@@ -90,7 +90,8 @@ Read = Callable[[bool], Sequence[Mapping[str, Any]]]
 
 
 def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool) -> Recorded:
-    """repeats: repetition will be asked about, which follows from tokens. Raises BadFilter for a stage the run lacks."""
+    """repeats: repetition will be asked about, which follows from tokens. Raises BadFilter where the run lacks the
+    stage."""
     settings = read_json(run.resolved)
     found = next((one for one in settings.get("stage", []) if one.get("name") == stage and "resample" in one), None)
     if found is None:

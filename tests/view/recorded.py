@@ -135,7 +135,9 @@ def add_step(run: RunFolder, step: int, *, problems: int = 3, attempts: int = 16
     groups = chosen(step, [problem(n) for n in range(problems)], attempts, stage.resample)  # type: ignore[union-attr]
     write_rollouts(run, step, records(groups), decode)
     with Journal(run.metrics) as metrics:
-        metrics.append({"step": step, "stage": "first", "reward/mean": step / 10, "step/tokens": 100, "step/seconds": 1})
+        metrics.append(
+            {"step": step, "stage": "first", "reward/mean": step / 10, "step/tokens": 100, "step/seconds": 1}
+        )
     return groups
 
 
@@ -144,7 +146,10 @@ def add_evaluation(run: RunFolder, name: str, step: int, seed: int) -> None:
 
     folder, draw = run.evaluation(name, step), random.Random(seed)
     folder.mkdir(parents=True)
-    made = [AttemptRecord(problem=problem(n), trajectory=trajectory(problem(n), 0, draw), policy_version=1) for n in range(40)]
+    made = [
+        AttemptRecord(problem=problem(n), trajectory=trajectory(problem(n), 0, draw), policy_version=1)
+        for n in range(40)
+    ]
     write_attempts(folder / "samples.parquet", step, made, decode)
     accuracy = {"value": 0.5, "interval": [0.3, 0.7], "n": 40}
     write_json(folder / "result.json", {"accuracy": accuracy, "setup": {"model": "m", "attempts": 1}})
@@ -154,12 +159,20 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(map(chr, ids))
 
 
-def attempt(text: str, *, stdout: str = "", code: str = "print(1)", question: str = "Q?", index: int = 0) -> AttemptRecord:
+def attempt(
+    text: str, *, stdout: str = "", code: str = "print(1)", question: str = "Q?", index: int = 0
+) -> AttemptRecord:
     """One attempt that wrote this text, with a call whose program and output are these."""
     call = ToolCall(id="call_0", tool="python", arguments={"code": code}, raw=code)
     result = ToolResult(call_id="call_0", status=Status.CODE_ERROR, stdout=stdout, stderr=stdout)
     ids = tuple(map(ord, text))
-    turns = (Turn(completion=Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=Finish.STOP), calls=(call,), results=(result,)),)
+    turns = (
+        Turn(
+            completion=Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=Finish.STOP),
+            calls=(call,),
+            results=(result,),
+        ),
+    )
     asked = Problem(id=problem_id(ascii(question)), question=question, answer=text[:50], source="made")
     outcome = Outcome(
         verdict=Verdict.WRONG,

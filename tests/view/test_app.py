@@ -1,5 +1,5 @@
-"""The page's answers over real HTTP requests: lists, filters, search, broken files, runs that are being written, and who
-may ask."""
+"""The page's answers over real HTTP requests: lists, filters, search, broken files, runs that are being
+written, and who may ask."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_pages_of_a_sorted_list_are_one_list(made: RunFolder, tmp_path: Path) ->
     with page(made.path.parent, tmp_path) as client:
         settled(client, "/api/run/made/attempts")
         asked = {"part": "rollouts", "sort": "-tokens", "limit": 7}
-        pages = [client.get("/api/run/made/attempts", params={**asked, "offset": n}).json()["rows"] for n in range(0, 144, 7)]
+        pages = [
+            client.get("/api/run/made/attempts", params={**asked, "offset": n}).json()["rows"] for n in range(0, 144, 7)
+        ]
     tokens = [row["tokens"] for rows in pages for row in rows]
     assert tokens == sorted((row["response_tokens"] for row in rows_of(made)), reverse=True)
     assert len({(row["step"], row["row"]) for rows in pages for row in rows}) == len(tokens)
@@ -183,7 +185,9 @@ def test_names_lead_to_no_other_folder(made: RunFolder, tmp_path: Path, name: st
         assert client.get("/api/run/made/attempt", params=asked).status_code == 404
 
 
-@pytest.mark.parametrize("query", ["step=x", "sort=verdict;drop", "kept=maybe", "limit=-1", "stage=none", "q=a", "tokens=.."])
+@pytest.mark.parametrize(
+    "query", ["step=x", "sort=verdict;drop", "kept=maybe", "limit=-1", "stage=none", "q=a", "tokens=.."]
+)
 def test_a_filter_that_says_nothing_is_told_in_a_sentence(made: RunFolder, tmp_path: Path, query: str) -> None:
     with page(made.path.parent, tmp_path) as client:
         found = client.get(f"/api/run/made/attempts?{query}")
@@ -203,7 +207,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "headers", "status"), REFUSED)
-def test_only_the_page_itself_may_ask(made: RunFolder, tmp_path: Path, method: str, headers: dict[str, str], status: int) -> None:
+def test_only_the_page_itself_may_ask(
+    made: RunFolder, tmp_path: Path, method: str, headers: dict[str, str], status: int
+) -> None:
     with page(made.path.parent, tmp_path) as client:
         found = getattr(client, method)("/api/sources", headers=headers)
     assert found.status_code == status

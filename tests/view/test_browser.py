@@ -52,7 +52,9 @@ def transcripts(count: int) -> list[str]:
 
 @contextmanager
 def served(base: Path, cache: Path) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(application(Library.open(None, base), cache=cache), port=0, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(application(Library.open(None, base), cache=cache), port=0, log_level="error")
+    )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     while not server.started:
@@ -83,22 +85,31 @@ class Told:
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
         page.on("dialog", lambda dialog: self.wrong.append("dialog"))
-        page.on("request", lambda asked: None if asked.url.startswith((address, "data:")) else self.wrong.append(asked.url))
+        page.on(
+            "request", lambda asked: None if asked.url.startswith((address, "data:")) else self.wrong.append(asked.url)
+        )
 
 
 def test_hostile_transcripts_are_shown_as_text_and_nothing_of_them_runs(chromium: Any, tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
     texts = transcripts(TRANSCRIPTS)
-    made = [attempt(text, stdout=text, code=text[:9000], question=f"Q{n} {text[:3000]}") for n, text in enumerate(texts)]
+    made = [
+        attempt(text, stdout=text, code=text[:9000], question=f"Q{n} {text[:3000]}") for n, text in enumerate(texts)
+    ]
     write_rollouts(run, 1, made, lambda ids: decode(ids))
     with served(run.path.parent, tmp_path / "cache") as address:
         page = chromium.new_page(viewport={"width": 400, "height": 800})
         told = Told(page, address)
         for number in range(len(texts)):
             page.goto(f"{address}/#/run/made/attempt?at=rollouts:1:{number}")
-            page.wait_for_selector(f"main h1:has-text('attempt')")
-            page.wait_for_function("n => document.querySelector('.turn.user .text')?.textContent.startsWith('Q' + n)", arg=number)
-            state = page.evaluate("[document.documentElement.scrollWidth, window.hacked, document.querySelectorAll('main script, main iframe, main img, main base').length]")
+            page.wait_for_selector("main h1:has-text('attempt')")
+            page.wait_for_function(
+                "n => document.querySelector('.turn.user .text')?.textContent.startsWith('Q' + n)", arg=number
+            )
+            state = page.evaluate(
+                "[document.documentElement.scrollWidth, window.hacked, "
+                "document.querySelectorAll('main script, main iframe, main img, main base').length]"
+            )
             assert state == [400, None, 0], (number, texts[number][:80])
         for view in ("attempts", "groups"):
             page.goto(f"{address}/#/run/made/{view}?q=hacked")
@@ -124,7 +135,9 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.keyboard.press("g")
         page.wait_for_selector(".funnel .good")  # the same choice, recomputed
         assert "the same choice" in page.inner_text(".funnel")
-        page.select_option(".what-if select", "all") if page.is_visible(".what-if select") else page.click(".what-if summary")
+        page.select_option(".what-if select", "all") if page.is_visible(".what-if select") else page.click(
+            ".what-if summary"
+        )
         page.keyboard.press("u")
         page.wait_for_selector("[aria-label=Groups] .row a.open")
         page.keyboard.press("/")

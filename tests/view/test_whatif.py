@@ -67,7 +67,9 @@ def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
     asked = {"part": "rollouts", "step": 1, "weight_errors": "0", "weight_format": "0"}
     with page(run.path.parent, tmp_path / "cache") as client:
         settled(client, "/api/run/made/attempts")
-        answers = [client.get("/api/run/made/what-if", params={**asked, "grp": n}).json() for n in range(1, len(groups) + 1)]
+        answers = [
+            client.get("/api/run/made/what-if", params={**asked, "grp": n}).json() for n in range(1, len(groups) + 1)
+        ]
     drawn = [[s["chance"] for s in answer["siblings"] if s["reason"].endswith("quality")] for answer in answers]
     assert any(drawn)
     assert all(max(chances) - min(chances) < 0.12 for chances in drawn if chances)  # 1,000 draws
@@ -88,7 +90,12 @@ def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("asked", "word"),
-    [({"keep": "1"}, "keep"), ({"keep": "x"}, "keep"), ({"method": "best"}, "method"), ({"weight_format": "-1"}, "weights")],
+    [
+        ({"keep": "1"}, "keep"),
+        ({"keep": "x"}, "keep"),
+        ({"method": "best"}, "method"),
+        ({"weight_format": "-1"}, "weights"),
+    ],
 )
 def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: dict[str, str], word: str) -> None:
     run = create(tmp_path / "runs")

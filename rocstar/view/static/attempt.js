@@ -49,7 +49,7 @@ function Attempt({ value, colour }) {
       ${value.penalty_total !== null && html`<span>penalty <b>${number(value.penalty_total)}</b> <span class="dim">calls ${number(value.penalty_errors)} + form ${number(value.penalty_format)}</span></span>`}
       <span>${number(value.response_tokens)} tokens · ${value.turns.length} turns · ${value.calls} calls${value.failed_calls > 0 && html`, <span class="warn">${value.failed_calls} failed</span>`} · ended: ${value.stop}</span>
       ${value.fault && html`<span class="problem">our fault: ${visible(value.fault)}</span>`}<${TimeLine} value=${value} /></section>
-    <section class="turn user"><h3>problem</h3><${Text} text=${value.question} kind="question" /></section>
+    <section class="turn user"><h2 class="label">problem</h2><${Text} text=${value.question} kind="question" /></section>
     ${coloured ? html`<${Tokens} value=${value} colour=${colour} />` : value.turns.map((turn, at) => html`<${Turn} key=${at} turn=${turn} at=${at} />`)}</div>`;
 }
 
@@ -71,7 +71,7 @@ function TimeLine({ value }) {
 }
 
 function Turn({ turn, at }) {
-  return html`<section class="turn policy"><h3>turn ${at + 1} <span class="dim">${number(turn.sampled_tokens)} tokens${turn.finish !== "stop" ? `, ended by ${turn.finish}` : ""}${versions(turn)}</span></h3>
+  return html`<section class="turn policy"><h2 class="label">turn ${at + 1} <span class="dim">${number(turn.sampled_tokens)} tokens${turn.finish !== "stop" ? `, ended by ${turn.finish}` : ""}${versions(turn)}</span></h2>
       ${segments(turn).map((part) => (part.call ? html`<${Call} call=${part.call} />` : html`<${Text} text=${part.text} />`))}</section>
     ${turn.calls.map((call) => call.result && html`<${Reply} call=${call} />`)}`;
 }
@@ -97,15 +97,15 @@ const trimmed = (text) => text.replace(/^\s*<\/tool_call>/, "").replace(/<tool_c
 
 function Call({ call }) {
   const code = call.arguments?.code;
-  return html`<div class="call"><h4>${visible(call.tool || "call that does not parse")}${call.parse_error && html` <span class="warn">${visible(call.parse_error)}</span>`}</h4>
+  return html`<div class="call"><h3 class="label">${visible(call.tool || "call that does not parse")}${call.parse_error && html` <span class="warn">${visible(call.parse_error)}</span>`}</h3>
     ${typeof code === "string" ? html`<${Code} text=${code} />` : html`<${Text} text=${Object.keys(call.arguments || {}).length ? JSON.stringify(call.arguments, null, 1) : call.raw} />`}</div>`;
 }
 
 function Reply({ call }) {
   const { result, error } = call;
   const empty = !result.stdout && !result.stderr && !result.value;
-  return html`<section class="turn tool ${result.status === "ok" ? "" : "failed"}"><h3><span class=${result.status === "ok" ? "good" : "warn"}>${result.status === "ok" ? "✓ ok" : "✗ " + (error || result.status)}</span>
-      <span class="dim">${seconds(result.run_seconds)}, waited ${seconds(result.queue_seconds)}${result.truncated_bytes ? `, ${number(result.truncated_bytes)} bytes cut` : ""}${result.isolation ? `, ${visible(result.isolation)}` : ""}</span></h3>
+  return html`<section class="turn tool ${result.status === "ok" ? "" : "failed"}"><h2 class="label"><span class=${result.status === "ok" ? "good" : "warn"}>${result.status === "ok" ? "✓ ok" : "✗ " + (error || result.status)}</span>
+      <span class="dim">${seconds(result.run_seconds)}, waited ${seconds(result.queue_seconds)}${result.truncated_bytes ? `, ${number(result.truncated_bytes)} bytes cut` : ""}${result.isolation ? `, ${visible(result.isolation)}` : ""}</span></h2>
     ${result.stdout && html`<${Text} text=${result.stdout} most=${2000} />`}${result.value && html`<${Text} text=${result.value} most=${2000} />`}${result.stderr && html`<${Text} text=${result.stderr} kind="err" most=${2000} />`}${empty && html`<p class="dim">no output</p>`}</section>`;
 }
 
@@ -132,7 +132,7 @@ function Tokens({ value, colour }) {
   return html`<div class="legend card"><span>${COLOURS[colour]}</span><span class="ramp">${shade.legend.map(([kind, text]) => html`<i class="token ${kind}">${text}</i>`)}</span><span class="dim">strongest: <kbd>[</kbd> <kbd>]</kbd></span></div>
     <div class="tokens" onMouseOver=${over} onClick=${over}>${parts.map(([label, kind], at) => {
       const [from, to] = [tokens.starts[at], tokens.starts[at + 1] ?? tokens.pieces.length];
-      return to > from && html`<section class="turn ${kind}" key=${at}><h3>${label}</h3>${blocks(from, to).map(([a, b]) => html`<${Block} key=${a} tokens=${tokens} from=${a} to=${b} shade=${kind === "policy" ? shade.of : shade.others(kind)} />`)}</section>`;
+      return to > from && html`<section class="turn ${kind}" key=${at}><h2 class="label">${label}</h2>${blocks(from, to).map(([a, b]) => html`<${Block} key=${a} tokens=${tokens} from=${a} to=${b} shade=${kind === "policy" ? shade.of : shade.others(kind)} />`)}</section>`;
     })}</div>
     ${seen !== null && html`<${Card} value=${value} at=${seen} />`}`;
 }

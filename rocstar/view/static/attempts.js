@@ -49,14 +49,14 @@ export function Tally({ row }) {
 export function Attempts({ name }) {
   const { query } = place();
   const asked = { ...filters(query), q: usePaused(query.q || "", 250) };
-  return html`<${Tabs} name=${name} tab="attempts" /><${Filters} name=${name} what="attempts" />
+  return html`<h1 class="sr">Attempts of ${name}</h1><${Tabs} name=${name} tab="attempts" /><${Filters} name=${name} what="attempts" />
     <${List} path=${ofRun(name, "attempts")} query=${asked} columns=${COLUMNS} label="Attempts" sort=${query.sort || "-step"} onSort=${(sort) => amend({ sort })} href=${(row) => attemptAt(name, row, query)} onAbout=${tell} />`;
 }
 
 export function Groups({ name }) {
   const { query } = place();
   const asked = { part: "rollouts", ...filters(query), q: usePaused(query.q || "", 250) };
-  return html`<${Tabs} name=${name} tab="groups" /><${Filters} name=${name} what="groups" />
+  return html`<h1 class="sr">Groups of ${name}</h1><${Tabs} name=${name} tab="groups" /><${Filters} name=${name} what="groups" />
     <${List} path=${ofRun(name, "groups")} query=${asked} columns=${GROUP_COLUMNS} label="Groups" sort=${query.sort || "-step"} onSort=${(sort) => amend({ sort })} href=${(row) => groupAt(name, row)} onAbout=${tell} />`;
 }
 
