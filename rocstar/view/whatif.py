@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rocstar.config import ResampleSection
 from rocstar.learning.batches import kept_advantages
 from rocstar.learning.quality import Quality
-from rocstar.learning.resample import resampler_of
+from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.protocols import Resampler
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.rollouts import trajectory_of
@@ -96,14 +96,13 @@ def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read
     found = next((one for one in settings.get("stage", []) if one.get("name") == stage and "resample" in one), None)
     if found is None:
         raise BadFilter(f"the run has no stage {stage} that resamples")
-    seed = seed_for(seed_for(settings["run"]["seed"], "step", step), "resample", problem.id)
     used = ResampleSection.model_validate(found["resample"])
     rows = read(repeats or used.repetition_weight > 0)
     return Recorded(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
         settings=used,
         normalize_by_std=found["learning"]["normalize_by_std"],
-        seed=seed,
+        seed=seed_of_choice(settings["run"]["seed"], step, problem.id),
     )
 
 

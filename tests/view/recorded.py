@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from rocstar.config import ResampleSection
 from rocstar.learning.batches import kept_advantages
-from rocstar.learning.resample import resampler_of
+from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.recipe import load_recipe
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import Journal
@@ -34,7 +34,6 @@ from rocstar.types import (
     Turn,
     Verdict,
     problem_id,
-    seed_for,
 )
 from rocstar.view.app import application
 from rocstar.view.sources import Library
@@ -99,11 +98,10 @@ def problem(number: int) -> Problem:
 
 def chosen(step: int, problems: Sequence[Problem], attempts: int, settings: ResampleSection) -> list[Resampled]:
     """Groups of a step, chosen among as `rocstar.train.learn_from` does."""
-    seed = seed_for(SEED, "step", step)
-    draw = random.Random(seed)
+    draw = random.Random(step)
     groups = [Group(problem=p, trajectories=tuple(trajectory(p, i, draw) for i in range(attempts))) for p in problems]
     resample = resampler_of(settings)
-    return [resample(group, random.Random(seed_for(seed, "resample", group.problem.id))) for group in groups]
+    return [resample(group, random.Random(seed_of_choice(SEED, step, group.problem.id))) for group in groups]
 
 
 def records(groups: Sequence[Resampled]) -> list[AttemptRecord]:

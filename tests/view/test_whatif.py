@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rocstar.config import ResampleSection
-from rocstar.learning.resample import resampler_of
+from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.runs.rollouts import read_rollouts, trajectory_of
-from rocstar.types import Resampled, seed_for
+from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, page, problem, settled
 
 METHODS = [("roc", 0.0), ("roc_release", 0.0), ("uniform", 0.0), ("all", 0.0), ("roc", 0.7)]
@@ -52,7 +52,7 @@ def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves
         for number, one in enumerate(groups, 1):
             place = {"part": "rollouts", "step": 1, "grp": number}
             found = client.get("/api/run/made/what-if", params={**place, **asked}).json()["siblings"]
-            seed = seed_for(seed_for(SEED, "step", 1), "resample", one.group.problem.id)
+            seed = seed_of_choice(SEED, 1, one.group.problem.id)
             expected = resampler_of(other)(one.group, random.Random(seed))
             assert [(s["kept"], s["reason"]) for s in found] == fates([expected])[0]
             if method == "roc_release":
