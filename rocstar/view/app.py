@@ -334,7 +334,7 @@ def _filtered(desk: Desk, request: Request) -> tuple[Index, Where, dict[str, Any
     if len(text) < SHORTEST:
         raise BadFilter(f"q={text}: look for at least {SHORTEST} characters")
     search = searches.find(text)
-    about |= {"searched": search.done, "of": search.of}
+    about |= {"searched": search.done, "of": len(search.files)}
     return index, query.where_of(asked, stages, search.number), about
 
 

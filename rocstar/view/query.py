@@ -144,7 +144,8 @@ def _counted(index: Index, value: str, where: Where) -> list[tuple[str, int]]:
 
 
 def groups(index: Index, where: Where, *, sort: str, offset: int, limit: int) -> dict[str, Any]:
-    """A page of the groups that the filtered attempts belong to: siblings of one problem in one step."""
+    """A page of the groups that the filtered attempts belong to: siblings of one problem in one step. `total` is that
+    of all pages; 0 beyond the last."""
     of = (
         "SELECT file, grp, any_value(part) AS part, any_value(step) AS step, any_value(problem_id) AS problem_id, "
         "count(*) AS attempts, sum((verdict = 'right')::INT) AS right, sum((verdict = 'wrong')::INT) AS wrong, "
@@ -152,13 +153,14 @@ def groups(index: Index, where: Where, *, sort: str, offset: int, limit: int) ->
         "avg(entropy) AS entropy, avg((verdict = 'right')::INT) AS share, mode(reason) AS reason FROM attempts "
         f"WHERE {where.sql} GROUP BY file, grp"
     )
-    page = f"SELECT * FROM ({of}) ORDER BY {_order(sort, GROUP_SORTS, row='grp')} LIMIT ? OFFSET ?"
+    order = _order(sort, GROUP_SORTS, row="grp")
+    page = f"SELECT *, count(*) OVER () AS total FROM ({of}) ORDER BY {order} LIMIT ? OFFSET ?"
     sql = (
         f"SELECT g.*, left(p.question, 160) AS question, p.gold FROM ({page}) g "
         f"LEFT JOIN problems p ON p.problem_id = g.problem_id ORDER BY {_order(sort, GROUP_SORTS, 'g.', 'grp')}"
     )
     rows = index.rows(sql, [*where.values, min(limit, MOST_ROWS), offset])
-    return {"total": index.ask(f"SELECT count(*) FROM ({of})", where.values)[0][0], "rows": rows}
+    return {"total": rows[0]["total"] if rows else 0, "rows": rows}
 
 
 def group_of(index: Index, file: int, grp: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import duckdb
@@ -24,13 +25,14 @@ WHERE contains(lower(array_to_string(text, chr(10))), ?) OR contains(lower(turns
 
 @dataclass(slots=True)
 class Search:
-    """One text in all files of an index."""
+    """One text in the files of an index."""
 
     number: int
     text: str
     done: int = 0
-    of: int = 0
-    over: threading.Event = field(default_factory=threading.Event)
+    files: set[int] = field(default_factory=set)
+    """Those that were, or are being, looked into."""
+    idle: threading.Event = field(default_factory=threading.Event)
     dropped: bool = False
 
 
@@ -39,31 +41,36 @@ class Searches:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._kept: OrderedDict[tuple[str, int], Search] = OrderedDict()
+        self._kept: OrderedDict[str, Search] = OrderedDict()
         self._next, self._choosing = 0, threading.Lock()
         index.ask("ATTACH IF NOT EXISTS ':memory:' AS found")
         index.ask("CREATE TABLE IF NOT EXISTS found.hits (search INTEGER, file INTEGER, row INTEGER)")
 
     def find(self, text: str) -> Search:
-        """Begins where nobody looked for it yet; then waits a moment. A file that came since is looked into again."""
+        """Looks into the files that were not looked into yet, then waits a moment."""
         with self._choosing:
-            version = self._index.ask("SELECT coalesce(max(id), 0) FROM files")[0][0]
-            search = self._kept.get((text, version))
-            if search is None:
-                search = self._kept[text, version] = self._begun(text)
-            self._kept.move_to_end((text, version))
+            search = self._kept.get(text) or self._new(text)
+            self._kept.move_to_end(text)
             while len(self._kept) > KEPT_SEARCHES:
                 self._drop(self._kept.popitem(last=False)[1])
-        search.over.wait(WAIT_SECONDS)
+            if search.idle.is_set():
+                self._begin(search)
+        search.idle.wait(WAIT_SECONDS)
         return search
 
-    def _begun(self, text: str) -> Search:
+    def _new(self, text: str) -> Search:
         self._next += 1
-        search = Search(self._next, text)
-        files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
-        search.of = len(files)
-        threading.Thread(target=self._look, args=(search, files), name="view-search", daemon=True).start()
+        search = self._kept[text] = Search(self._next, text)
+        search.idle.set()
         return search
+
+    def _begin(self, search: Search) -> None:
+        files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
+        new = [(number, path) for number, path in files if number not in search.files]
+        if new:
+            search.files |= {number for number, _ in new}
+            search.idle.clear()
+            threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
 
     def _look(self, search: Search, files: list[tuple[int, str]]) -> None:
         wanted = search.text.lower()
@@ -72,14 +79,12 @@ class Searches:
             for number, path in files:
                 if search.dropped:
                     return
-                self._index.ask(
-                    FOUND, [search.number, number, str(self._index.source.root / path), wanted, escaped, wanted]
-                )
+                file = str(self._index.source.root / path)
+                with suppress(duckdb.Error):  # closed, or gone meanwhile: then its attempts leave the table as well
+                    self._index.ask(FOUND, [search.number, number, file, wanted, escaped, wanted])
                 search.done += 1
-        except duckdb.Error:
-            pass  # the index was closed, or a file is gone: what was found stands, and `done` tells the rest
         finally:
-            search.over.set()
+            search.idle.set()
 
     def _drop(self, search: Search) -> None:
         search.dropped = True

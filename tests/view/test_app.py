@@ -150,6 +150,23 @@ def test_a_run_that_goes_on_and_is_rewound_is_followed(tmp_path: Path, monkeypat
         assert client.get("/api/run/made/curves?metrics=reward/mean").json()["columns"]["reward/mean"] == [0.1]
 
 
+def test_a_search_goes_on_into_steps_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.view.index.LOOK_SECONDS", 0.0)
+    run = create(tmp_path / "runs")
+    write_rollouts(run, 1, [attempt("an early needle")], decode)
+    with page(run.path.parent, tmp_path / "cache") as client:
+
+        def found() -> set[str]:
+            asked = settled(client, "/api/run/made/attempts", q="needle")
+            return {row["preview"] for row in asked["rows"]}
+
+        while found() != {"an early needle"}:
+            pass
+        write_rollouts(run, 2, [attempt("a late needle")], decode)
+        while found() != {"an early needle", "a late needle"}:
+            pass
+
+
 def test_a_broken_table_is_made_again(made: RunFolder, tmp_path: Path) -> None:
     total = listed(made, tmp_path)["total"]
     for file in tmp_path.glob("*.duckdb"):
