@@ -18,7 +18,20 @@ import typer
 import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.verbs import analyze, answers, compare, data, doctor, evaluate, plan, recipes, sandbox, serve, simulate
+from rocstar.verbs import (
+    analyze,
+    answers,
+    compare,
+    data,
+    doctor,
+    evaluate,
+    plan,
+    recipes,
+    sandbox,
+    serve,
+    simulate,
+    view,
+)
 from rocstar.verbs import runs as run_verbs
 from rocstar.verbs.common import STYLE, AsJson, print_json, stop, stoppable
 
@@ -49,6 +62,7 @@ app.command()(compare.compare)
 app.command()(doctor.doctor)
 app.command()(serve.chat)
 app.command()(serve.serve)
+app.command()(view.view)
 app.command(name="eval")(evaluate.evaluate)
 
 RunsOrNone = Annotated[

@@ -32,6 +32,7 @@ EXTRA_OF = {
     "mcp": "mcp",
     "ray": "cluster",
     "matplotlib": "plot",
+    "duckdb": "view",
     **dict.fromkeys(("nltk", "langdetect"), "eval"),
 }
 """Module -> the lightest extra of pyproject.toml that brings it; "" for the base."""

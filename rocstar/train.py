@@ -23,7 +23,7 @@ from functools import partial
 from rocstar.config import RlStage, SftStage
 from rocstar.learning.batches import rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
-from rocstar.learning.resample import resampler_of
+from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.threads import use_threads
 from rocstar.machines import Machines
@@ -166,10 +166,12 @@ class Learnt:
 
 def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[Group]) -> Learnt:
     """Resample, score, update, publish. Touches nothing that attempts under way use, so it may run beside them."""
-    settings, seed = stage.learning, seed_for(run.recipe.run.seed, "step", run.progress.step + 1)
+    settings, run_seed, step = stage.learning, run.recipe.run.seed, run.progress.step + 1
     resample = resampler_of(stage.resample)
-    chosen = [resample(group, random.Random(seed_for(seed, "resample", group.problem.id))) for group in groups]
-    batches = split(rows_of(chosen, settings.normalize_by_std), settings.updates_per_step, seed)
+    chosen = [resample(g, random.Random(seed_of_choice(run_seed, step, g.problem.id))) for g in groups]
+    batches = split(
+        rows_of(chosen, settings.normalize_by_std), settings.updates_per_step, seed_for(run_seed, "step", step)
+    )
     narrow = settings.top_entropy_share < 1
     if len(batches) > 1 or narrow:  # a single update takes the logprobs of its own forward pass
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]

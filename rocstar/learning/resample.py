@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from rocstar.config import ResampleSection
 from rocstar.learning.quality import PAPER, Quality
 from rocstar.protocols import Resampler
-from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict
+from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for
 
 PENALTY_FLOOR = 0.01
 """Added to a penalty before it is inverted, because the paper leaves 1/0 open. It lies well under the smallest
@@ -49,6 +49,11 @@ Fate = tuple[Reason, float]
 
 Choose = Callable[[Sequence[float], Sequence[float], random.Random], list[Fate]]
 """(rewards [n], total penalties [n], rng) -> fates [n], for n comparable siblings with unequal rewards."""
+
+
+def seed_of_choice(run_seed: int, step: int, problem_id: str) -> int:
+    """Of the rng that a step's choice among a problem's siblings takes; whoever shows the run repeats it."""
+    return seed_for(seed_for(run_seed, "step", step), "resample", problem_id)
 
 
 def draw_weight(total_penalty: float) -> float:
@@ -223,7 +228,8 @@ def _resampled(group: Group, rng: random.Random, choose: Choose, quality: Qualit
     penalties = [quality.penalty(trajectory) for trajectory in group.trajectories]
     fates = [_unusable(trajectory, quality) for trajectory in group.trajectories]
     usable = [index for index, fate in enumerate(fates) if fate is None]
-    rewards = [group.rewards_G[index] for index in usable]
+    rewards_G = group.rewards_G
+    rewards = [rewards_G[index] for index in usable]
     chosen = iter(_fates(rewards, [penalties[index].total for index in usable], rng, choose))
     return Resampled(
         group=group,

@@ -43,6 +43,21 @@ def locked(folder: Path, name: str) -> Iterator[None]:
         os.close(handle)
 
 
+def is_written(folder: Path) -> bool | None:
+    """Whether a process of this machine that signed the lock lives; None where it was signed on another machine. It
+    takes no lock: a writer that starts at this moment would be refused."""
+    try:
+        found = json.loads((folder / LOCK).read_bytes())
+        if found["host"] != socket.gethostname():
+            return None
+        os.kill(found["pid"], 0)
+    except PermissionError:
+        return True  # somebody else's process
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
+    return True
+
+
 def _sign(handle: int) -> None:
     mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
     os.ftruncate(handle, 0)

@@ -6,21 +6,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocstar.errors import DataError
 from rocstar.runs.atomic import plain, write_atomic
 from rocstar.runs.folder import SCHEMA_VERSION, RunFolder
-from rocstar.types import Choice, Problem, Reason, Resampled, Stop, ToolCall, ToolResult, Trajectory, Turn, Verdict
+from rocstar.types import (
+    Choice,
+    Completion,
+    Finish,
+    FormatFacts,
+    Outcome,
+    Problem,
+    Reason,
+    Resampled,
+    Status,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+    VersionSpan,
+)
 
 if TYPE_CHECKING:
     import pyarrow
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens kept."""
+
+ROW_GROUP_TOKENS = 1 << 20  # some 5 MB of a file: one attempt is read in 20 ms, and the footer stays small
 
 COLUMNS = {
     "step": "int64",
@@ -34,6 +55,7 @@ COLUMNS = {
     "loss_mask": "list<bool>",
     "sampled_logprobs": "list<float>",
     "entropies": "list<float>",
+    "old_logprobs": "list<float>",
     "turns": "string",
     "text": "list<string>",
     "verdict": "string",
@@ -72,6 +94,8 @@ class AttemptRecord:
     """Of the weights that learnt from the step; they wrote it too unless attempts are made ahead of updates."""
     entropies: Sequence[float] | None = None
     """[T] nats of the next-token distribution, 0.0 where the policy wrote nothing; None when not kept."""
+    old_logprobs: Sequence[float] | None = None
+    """[T] the learner's own logprobs before the step's first update, 0.0 likewise; None when not kept."""
 
     @property
     def reason(self) -> Reason | None:
@@ -108,15 +132,31 @@ def write_rollouts(folder: RunFolder, step: int, attempts: Sequence[AttemptRecor
 def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
     """Write one parquet file of attempts (of a step, or of an evaluation). Raises OSError."""
     import pyarrow
-    from pyarrow import parquet
 
     rows = [_row(step, attempt, decode) for attempt in attempts]
-    schema = pyarrow.schema(
-        [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()], {"schema_version": str(SCHEMA_VERSION)}
-    )
+    schema = attempts_schema()
     columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
+    write_table(path, pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+def attempts_schema() -> Any:
+    """`COLUMNS` as a pyarrow schema."""
+    import pyarrow
+
+    kinds = [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()]
+    return pyarrow.schema(kinds, {"schema_version": str(SCHEMA_VERSION)})
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a table of `attempts_schema`. A row group holds about ROW_GROUP_TOKENS tokens, so that one attempt can be
+    read without all the others. Raises OSError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    tokens = len(table["token_ids"].combine_chunks().flatten()) if len(table) else 0
+    rows = max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens))
     buffer = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.Table.from_arrays(columns, schema=schema), buffer, compression="zstd")
+    parquet.write_table(table, buffer, compression="zstd", row_group_size=rows)
     write_atomic(path, buffer.getvalue().to_pybytes())
 
 
@@ -140,6 +180,57 @@ def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, A
     except (OSError, ValueError) as error:  # pyarrow's own are kinds of these
         raise DataError(f"{file} is no whole file of attempts ({str(error).splitlines()[0]}); delete it") from None
     return [{**row, "turns": json.loads(row["turns"])} for row in rows]
+
+
+def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
+    """The trajectory of a row of `COLUMNS`, `turns` decoded; what `_row` made of it, turned back.
+
+    Token columns may be missing: completions and replies are then empty. The row does not hold the format facts
+    themselves, only the penalty that followed from them: `answer_tags` is a number that gives the same penalty."""
+    places = iter(row.get("token_ids", ())[len(row.get("prompt_ids", ())) :])
+    logprobs = iter(row.get("sampled_logprobs", ())[len(row.get("prompt_ids", ())) :])
+    return Trajectory(
+        problem_id=row["problem_id"],
+        index=row["index"],
+        prompt_ids=tuple(row.get("prompt_ids", ())),
+        turns=tuple(_turn_of(turn, places, logprobs) for turn in row["turns"]),
+        stop=Stop(row["stop"]),
+        outcome=_outcome_of(row),
+        fault=row["fault"],
+        seconds=row["seconds"],
+        tool_seconds=row["tool_seconds"],
+    )
+
+
+def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[float]) -> Turn:
+    sampled, replied = turn["sampled_tokens"], turn["reply_tokens"]
+    completion = Completion(
+        token_ids=tuple(islice(tokens, sampled)),
+        logprobs=tuple(islice(logprobs, sampled)),
+        finish=Finish(turn["finish"]),
+        version_spans=tuple(VersionSpan(*span) for span in turn["version_spans"]),
+    )
+    deque(islice(logprobs, replied), maxlen=0)  # zeros
+    return Turn(
+        completion=completion,
+        calls=tuple(ToolCall(**call) for call in turn["calls"]),
+        results=tuple(ToolResult(**{**result, "status": Status(result["status"])}) for result in turn["results"]),
+        reply_ids=tuple(islice(tokens, replied)),
+    )
+
+
+def _outcome_of(row: Mapping[str, Any]) -> Outcome | None:
+    if row["verdict"] is None:
+        return None
+    penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
+    tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
+    return Outcome(
+        verdict=Verdict(row["verdict"]),
+        reward=row["reward"],
+        extracted=row["extracted"],
+        method=row["method"],
+        format_facts=FormatFacts(answer_tags=tags, reason_after_answer=False, boxed=row["extracted"] is not None),
+    )
 
 
 class Tally(NamedTuple):
@@ -187,6 +278,7 @@ def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, 
         "loss_mask": trajectory.loss_mask,
         "sampled_logprobs": trajectory.sampled_logprobs,
         "entropies": attempt.entropies,
+        "old_logprobs": attempt.old_logprobs,
         "turns": json.dumps([_turn(turn) for turn in trajectory.turns]),
         "text": [_utf8(text) for text in texts],
         "stop": str(trajectory.stop),

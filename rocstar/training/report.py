@@ -118,12 +118,13 @@ def attempt_records(
     groups: Sequence[Resampled], rows: Sequence[BatchRow], *, normalize_by_std: bool, policy_version: int
 ) -> list[AttemptRecord]:
     """One record per attempt, kept or not."""
-    entropies: Mapping[str, Sequence[float]] = {row.identity: row.entropies for row in rows}
+    scored: Mapping[str, BatchRow] = {row.identity: row for row in rows}
     records = []
     for number, resampled in enumerate(groups):
         advantages = kept_advantages(resampled, normalize_by_std)
         for choice in resampled.choices:
             trajectory = resampled.group.trajectories[choice.index]
+            row = scored.get(identity(number, choice.index))
             records.append(
                 AttemptRecord(
                     problem=resampled.group.problem,
@@ -131,7 +132,8 @@ def attempt_records(
                     choice=choice,
                     advantage=advantages.get(choice.index),
                     policy_version=policy_version,
-                    entropies=entropies.get(identity(number, choice.index)),
+                    entropies=row.entropies if row else None,
+                    old_logprobs=row.old_logprobs if row else None,
                 )
             )
     return records

@@ -1,0 +1,246 @@
+"""What the page of `rocstar view` costs on a big run: seconds to each view, CPU seconds and memory of the server.
+
+    python benchmarks/big_run.py /tmp/big --attempts 100000
+    python benchmarks/view.py /tmp/big                    # HTTP, and Chromium where playwright and chromium are here
+    python benchmarks/view.py /tmp/big --write 5          # the same while steps are being written
+    python benchmarks/view.py /tmp/big --axe axe.min.js   # and the accessibility check of each view
+    python benchmarks/view.py /tmp/big --screenshots docs/images
+
+Wall seconds mean something on an idle machine only; CPU seconds of the server are beside them. The table of attempts is
+made anew (`cold`), then asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from urllib.request import urlopen
+
+TICKS = os.sysconf("SC_CLK_TCK")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+LONG_TOKENS = 12_000
+
+
+class Server:
+    """`rocstar view` in a process of its own, with a cache of its own."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "rocstar", "view", str(folder), "--no-browser", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            command, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stderr=subprocess.DEVNULL
+        )
+        self.peak = 0
+        while not self._answers():
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(urlopen(f"{self.address}/icon.svg").status == 200)
+        except OSError:
+            return False
+
+    def get(self, path: str, **query: Any) -> Any:
+        text = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
+        with urlopen(f"{self.address}/api/{path}?{text}") as answer:
+            found = json.load(answer)
+        self.peak = max(self.peak, self.memory())
+        return found
+
+    def cpu(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def memory(self) -> int:
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+
+def main() -> None:
+    options = _options()
+    folder, name = options.folder, next(options.folder.glob("*/run.json")).parent.name
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        began = time.monotonic()
+        server = Server(folder, Path(cache))
+        figures["start"] = {"wall": time.monotonic() - began, "cpu": server.cpu()}
+        try:
+            with writing(folder / name, options.write):
+                figures |= over_http(server, name)
+                if CHROMIUM:
+                    figures |= in_chromium(server, name, options.axe, options.screenshots)
+        finally:
+            figures["peak_mib"] = server.memory()
+            began = time.monotonic()
+            server.process.send_signal(2)
+            server.process.wait()
+            figures["ctrl_c"] = {"wall": time.monotonic() - began}
+    for what, figure in figures.items():
+        print(f"{what:<34}{_told(figure)}")
+    print(json.dumps(figures))
+
+
+def over_http(server: Server, name: str) -> dict[str, Any]:
+    run = f"run/{name}"
+    figures = {"runs list": _timed(server, lambda: server.get("sources"))}
+    figures["first attempts, no table yet"] = _timed(server, lambda: _first(server, run))
+    figures["table of all attempts"] = _timed(server, lambda: _settle(server, run))
+    long = server.get(f"{run}/attempts", tokens=f"{LONG_TOKENS}..", limit=1)["rows"]
+    queries: dict[str, Callable[[], Any]] = {
+        "list": lambda: server.get(f"{run}/attempts"),
+        "list, sorted by tokens": lambda: server.get(f"{run}/attempts", sort="-tokens"),
+        "list, in the middle": lambda: server.get(f"{run}/attempts", offset=50_000),
+        "filter right with errors": lambda: server.get(f"{run}/attempts", verdict="right", failed="1.."),
+        "filter by error": lambda: server.get(f"{run}/attempts", error="ZeroDivisionError", sort="-tokens"),
+        "counts of all filters": lambda: server.get(f"{run}/facets", verdict="wrong"),
+        "groups": lambda: server.get(f"{run}/groups", sort="share"),
+        "search, first answer": lambda: server.get(f"{run}/attempts", q="modulo 204"),
+        "search, all files": lambda: _settle(server, run, q="modulo 204"),
+        "what if": lambda: server.get(f"{run}/what-if", part="rollouts", step=1, grp=1, method="uniform"),
+    }
+    if long:
+        place = {"part": "rollouts", "step": long[0]["step"], "row": long[0]["row"]}
+        queries[f"attempt of {long[0]['tokens']} tokens"] = lambda: server.get(f"{run}/attempt", **place)
+    return figures | {what: _timed(server, ask) for what, ask in queries.items()}
+
+
+def in_chromium(server: Server, name: str, axe: Path | None, screenshots: Path | None) -> dict[str, Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        return {}
+    long = server.get(f"run/{name}/attempts", tokens=f"{LONG_TOKENS}..", limit=1)["rows"]
+    at = f"rollouts:{long[0]['step']}:{long[0]['row']}" if long else "rollouts:1:0"
+    views = {
+        "runs": ("#/", "table.runs"),
+        "run": (f"#/run/{name}", ".chart canvas"),
+        "attempts": (f"#/run/{name}/attempts", ".row a.open"),
+        "filtered": (f"#/run/{name}/attempts?verdict=right&failed=1..", ".row a.open"),
+        "groups": (f"#/run/{name}/groups", ".row a.open"),
+        "group": (f"#/run/{name}/group?at=rollouts:1:1", "table.siblings tbody tr"),
+        "what-if": (f"#/run/{name}/group?at=rollouts:1:1&w.method=uniform", "tr.changed"),
+        "attempt": (f"#/run/{name}/attempt?at=rollouts:1:42", ".turn.policy .text"),
+        "attempt-long": (f"#/run/{name}/attempt?at={at}", ".turn.policy .text"),
+        "tokens-long": (f"#/run/{name}/attempt?at={at}&colour=entropy", ".turn.policy .block"),
+    }
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        figures: dict[str, Any] = {"chromium: first page, cold": _shown(server, page, *views["runs"])}
+        for what, (address, wanted) in views.items():
+            page.goto(f"{server.address}/#/nothing")  # within the page, as a click would
+            page.wait_for_selector("table.runs")
+            figures[f"chromium: {what}"] = _shown(server, page, address, wanted)
+            if axe:
+                page.evaluate(axe.read_text())
+                found = page.evaluate(
+                    "axe.run().then(r => r.violations.map(v => "
+                    "`${v.id} x${v.nodes.length} ${v.nodes[0].html.slice(0, 90)}`))"
+                )
+                figures[f"axe: {what}"] = found or "clean"
+            if screenshots:
+                _photograph(browser, server, screenshots / f"view-{what}", address, wanted)
+        browser.close()
+    return figures
+
+
+def _shown(server: Server, page: Any, address: str, wanted: str) -> dict[str, float]:
+    def show() -> None:
+        page.goto(f"{server.address}/{address}")
+        page.wait_for_selector(wanted)
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    return _timed(server, show)
+
+
+def _photograph(browser: Any, server: Server, stem: Path, address: str, wanted: str) -> None:
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for width in (1440, 400):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(f"{server.address}/{address}")
+        page.wait_for_selector(wanted)
+        page.wait_for_timeout(1500)
+        page.screenshot(path=f"{stem}-{width}.png")
+        page.close()
+
+
+@contextmanager
+def writing(run: Path, seconds: float) -> Iterator[None]:
+    """Copies the first step under new numbers, one every so many seconds, as a run would add steps; they go again."""
+    if not seconds:
+        yield
+        return
+    over, made = threading.Event(), []
+    source = min(run.glob("rollouts/*.parquet"))
+
+    def write() -> None:
+        while not over.wait(seconds):
+            target = run / "rollouts" / f"step={900_000 + len(made):06d}.parquet"
+            shutil.copy(source, target.with_suffix(".new"))
+            target.with_suffix(".new").rename(target)
+            made.append(target)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for file in made:
+            file.unlink()
+
+
+def _first(server: Server, run: str) -> None:
+    while not server.get(f"{run}/attempts")["total"]:
+        time.sleep(0.02)
+
+
+def _settle(server: Server, run: str, **query: str) -> None:
+    while True:
+        found = server.get(f"{run}/attempts", limit=1, **query)
+        if not found["indexing"] and found.get("searched", 0) >= found.get("of", 0):
+            return
+        time.sleep(0.2)
+
+
+def _timed(server: Server, work: Callable[[], Any]) -> dict[str, float]:
+    began, cpu = time.monotonic(), server.cpu()
+    work()
+    return {"wall": round(time.monotonic() - began, 3), "cpu": round(server.cpu() - cpu, 3)}
+
+
+def _told(figure: Any) -> str:
+    if isinstance(figure, dict):
+        return "   ".join(f"{name} {value:8.3f} s" for name, value in figure.items())
+    return "\n    ".join(figure) if isinstance(figure, list) else str(figure)
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of runs; the first of them is looked at")
+    parser.add_argument(
+        "--write", type=float, default=0.0, help="seconds between steps that are added meanwhile; 0: none"
+    )
+    parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
+    parser.add_argument("--screenshots", type=Path, help="folder for a picture of each view at 1440 and 400 px")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The local page over run folders (`rocstar view`): reads files, changes none. docs/view.md."""

@@ -1,0 +1,378 @@
+"""The ASGI application: who may ask, the JSON behind each view, and the files of the page. It answers GET and changes
+nothing but its own cache.
+
+`/api/...` is for the page alone and may change with it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import duckdb
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rocstar.errors import RocstarError
+from rocstar.runs.atomic import plain
+from rocstar.runs.folder import read_json
+from rocstar.runs.journal import read_journal
+from rocstar.types import Problem
+from rocstar.view import query
+from rocstar.view.attempt import attempt_of, decoder_of, rows_of
+from rocstar.view.curves import Curves
+from rocstar.view.evaluations import evaluation_of, paired
+from rocstar.view.index import Index, cache_folder, sweep_cache
+from rocstar.view.query import BadFilter, Where
+from rocstar.view.search import SHORTEST, Searches
+from rocstar.view.sources import Library, Source, overview
+from rocstar.view.whatif import TRIED, Recorded, recorded_group
+
+STATIC = Path(__file__).parent / "static"
+COOKIE = "rocstar_view"
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+# Whatever a model wrote, the browser runs nothing but our own files and sends nothing anywhere else.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
+MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
+FACTS = (
+    *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
+    *("method", "penalty_format"),
+)
+"""Columns that a choice among siblings follows from; with repetition also what was written."""
+TOKEN_COLUMNS = ("prompt_ids", "token_ids")
+
+Answer = Callable[["Desk", Request], Any]
+
+
+class Gate:
+    """Refuses before anything is read: other methods than GET, names of this machine that are not its own (DNS
+    rebinding), pages of other sites, and, where there is a token, whoever lacks it."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refused = self._refusal(HTTPConnection(scope), scope["method"])
+        await (refused or self.app)(scope, receive, guarded)
+
+    def _refusal(self, asked: HTTPConnection, method: str) -> Response | None:
+        headers = asked.headers
+        if method not in ("GET", "HEAD"):
+            return _json({"error": "this service only answers GET"}, 405)
+        if not self.token and _host(headers) not in LOOPBACK_NAMES:
+            return _json({"error": "this page is served on 127.0.0.1 and localhost only"}, 403)
+        if _is_foreign(headers):
+            return _json({"error": "another site asked"}, 403)
+        return self._token_refusal(asked) if self.token else None
+
+    def _token_refusal(self, asked: HTTPConnection) -> Response | None:
+        given = asked.query_params.get("token", "")
+        if given and hmac.compare_digest(given.encode(), self.token.encode()):
+            response = RedirectResponse("/", status_code=303)  # the token leaves the address line and the history
+            response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+            return response
+        kept = asked.cookies.get(COOKIE, "")
+        if hmac.compare_digest(kept.encode(), self.token.encode()):
+            return None
+        return _json({"error": "open the address with its token, as rocstar view printed it"}, 401)
+
+
+def _host(headers: Headers) -> str:
+    try:
+        return urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_foreign(headers: Headers) -> bool:
+    origin = headers.get("origin")
+    site = headers.get("sec-fetch-site", "none")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        return True
+    return site not in ("none", "same-origin") and headers.get("sec-fetch-mode") != "navigate"
+
+
+class Desk:
+    """What is open: tables of attempts, curves, searches. Any thread may ask."""
+
+    def __init__(self, library: Library, cache: Path) -> None:
+        self.library, self.cache = library, cache
+        self._indexes: dict[str, tuple[Index, Searches]] = {}
+        self._curves: dict[Path, Curves] = {}
+        self._opening = threading.Lock()
+
+    def source(self, request: Request) -> Source:
+        return self.library.source(request.path_params["name"])
+
+    def opened(self, source: Source) -> tuple[Index, Searches]:
+        """The table of a source, which goes on being filled."""
+        key = str(source.root)
+        with self._opening:
+            known = self._indexes.pop(key, None)
+            if known is None:
+                index = Index.open(source, self.cache)
+                known = index, Searches(index)
+            self._indexes[key] = known
+            old = [self._indexes.pop(name) for name in list(self._indexes)[:-MOST_INDEXES]]
+        for index, _ in old:
+            index.close()
+        known[0].follow()
+        return known
+
+    def index(self, request: Request) -> Index:
+        return self.opened(self.source(request))[0]
+
+    def curves(self, source: Source) -> Curves:
+        with self._opening:  # two threads must not take up the same lines
+            curves = self._curves.setdefault(source.root, Curves(source.root / "metrics.jsonl"))
+            return curves.refresh()
+
+    def close(self) -> None:
+        for index, _ in self._indexes.values():
+            index.close()
+
+
+# -- answers: one function a path; each takes what is open and the request, and returns what JSON can say -------------
+
+
+def sources(desk: Desk, request: Request) -> Any:
+    shown = []
+    for source in desk.library.sources():
+        curves = desk.curves(source)
+        shown.append({**overview(source), "spark": curves.spark(), "last": curves.last()})
+    return {"base": str(desk.library.base), "first": desk.library.first, "sources": shown}
+
+
+def run(desk: Desk, request: Request) -> Any:
+    source = desk.source(request)
+    curves = desk.curves(source)
+    shown = {**overview(source), "last": curves.last(), "metrics": sorted(curves.names), "spans": curves.spans()}
+    if source.run is None:
+        return shown
+    return {
+        **shown,
+        "identity": source.run.identity,
+        "settings": read_json(source.run.resolved) if source.run.resolved.is_file() else {},
+        "events": read_journal(source.run.events)[-EVENTS_SHOWN:],
+        "rollouts": sorted(file.step for file in source.attempt_files() if file.part == "rollouts"),
+        "broken_lines": curves.broken,
+    }
+
+
+def curves(desk: Desk, request: Request) -> Any:
+    found = desk.curves(desk.source(request))
+    wanted = [name for name in request.query_params.get("metrics", "").split(",") if name][:64]
+    return {"axes": found.axes(), "columns": {name: found.column(name) for name in wanted}, "spans": found.spans()}
+
+
+def attempts(desk: Desk, request: Request) -> Any:
+    index, where, about = _filtered(desk, request)
+    asked = request.query_params
+    page = {"offset": _number(asked, "offset", 0), "limit": _number(asked, "limit", 100)}
+    rows = query.attempts(index, where, sort=asked.get("sort") or "-step", **page)
+    return {**about, "total": query.count(index, where), "rows": rows}
+
+
+def facets(desk: Desk, request: Request) -> Any:
+    index, where, about = _filtered(desk, request)
+    spans = desk.curves(index.source).spans()
+    return {**about, "facets": query.facets(index, where), "stages": [span["name"] for span in spans]}
+
+
+def groups(desk: Desk, request: Request) -> Any:
+    index, where, about = _filtered(desk, request)
+    asked = request.query_params
+    page = {"offset": _number(asked, "offset", 0), "limit": _number(asked, "limit", 100)}
+    return {**about, **query.groups(index, where, sort=asked.get("sort") or "-step", **page)}
+
+
+def group(desk: Desk, request: Request) -> Any:
+    index = desk.index(request)
+    file, grp = _file(index, request), _number(request.query_params, "grp")
+    rows = query.group_of(index, file, grp)
+    if not rows:
+        raise KeyError(grp)
+    problem = query.problem_of(index, rows[0]["problem_id"])
+    return {"problem": problem, "siblings": rows, "history": query.history_of(index, problem["problem_id"])}
+
+
+def what_if(desk: Desk, request: Request) -> Any:
+    index = desk.index(request)
+    recorded = _recorded(desk, index, request)
+    made = [{"kept": c.kept, "reason": str(c.reason)} for c in recorded.choice().choices]
+    used = recorded.another({})
+    tried = {name: text for name, text in request.query_params.items() if name in TRIED and text}
+    found = recorded.another(tried) if tried else used
+    chances = [sibling["chance"] for sibling in used["siblings"]]
+    return {**found, "recomputed": made, "used": used["settings"], "chances": chances}
+
+
+def attempt(desk: Desk, request: Request) -> Any:
+    index = desk.index(request)
+    file, row = _file(index, request), _number(request.query_params, "row")
+    found = rows_of(index, file, row, row)
+    at = index.ask("SELECT grp FROM attempts WHERE file = ? AND row = ?", [file, row])
+    if not found or not at:
+        raise KeyError("attempt")
+    folder = index.source.tokenizer()
+    return {**attempt_of(found[0], decoder_of(folder) if folder else None), "grp": at[0][0]}
+
+
+def evaluation(desk: Desk, request: Request) -> Any:
+    asked, index = request.query_params, desk.index(request)
+    name, step = asked.get("eval", ""), _number(asked, "step")
+    shown = {"result": evaluation_of(index, name, step), "indexing": index.waiting}
+    if not asked.get("against"):
+        return shown
+    other, _, rest = asked["against"].partition("/")
+    its_name, _, its_step = rest.rpartition("/")
+    against = desk.opened(desk.library.source(other))[0]
+    for one in (index, against):
+        one.settle()
+    return {**shown, "paired": paired((against, its_name, int(its_step)), (index, name, step))}
+
+
+ANSWERS: dict[str, Answer] = {
+    "/api/sources": sources,
+    "/api/run/{name}": run,
+    "/api/run/{name}/curves": curves,
+    "/api/run/{name}/attempts": attempts,
+    "/api/run/{name}/facets": facets,
+    "/api/run/{name}/groups": groups,
+    "/api/run/{name}/group": group,
+    "/api/run/{name}/what-if": what_if,
+    "/api/run/{name}/attempt": attempt,
+    "/api/run/{name}/evaluation": evaluation,
+}
+
+
+def application(library: Library, *, token: str = "", cache: Path | None = None) -> Starlette:
+    """The page over what a library has. token: what a browser must bring; "" for none, on loopback only. cache: folder
+    of the tables."""
+    folder = cache or cache_folder()
+    desk = Desk(library, folder)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        sweep_cache(folder)
+        yield
+        desk.close()
+
+    routes = [Route(path, _endpoint(desk, answer)) for path, answer in ANSWERS.items()]
+    page = Mount("/", StaticFiles(directory=STATIC, html=True))
+    return Starlette(routes=[*routes, page], middleware=[Middleware(Gate, token=token)], lifespan=lifespan)
+
+
+def _endpoint(desk: Desk, answer: Answer) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(_answered, desk, answer, request)
+
+    return endpoint
+
+
+def _answered(desk: Desk, answer: Answer, request: Request) -> Response:
+    try:
+        return _json(answer(desk, request))
+    except (BadFilter, ValueError) as error:
+        return _json({"error": str(error)}, 400)
+    except KeyError as error:
+        return _json({"error": f"there is no {error.args[0]} here (any more)"}, 404)
+    except (RocstarError, OSError, duckdb.Error) as error:
+        return _json({"error": str(error).splitlines()[0]}, 500)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    try:
+        content = msgspec.json.encode(value, enc_hook=plain)
+    except UnicodeEncodeError:  # half a surrogate pair, which a model can write; escaped, a browser can show it
+        content = json.dumps(plain(value)).encode()
+    return Response(content, status, {"Cache-Control": "no-store"}, "application/json")
+
+
+def _filtered(desk: Desk, request: Request) -> tuple[Index, Where, dict[str, Any]]:
+    """The condition of the URL, and how far table and text search have come."""
+    index, searches = desk.opened(desk.source(request))
+    asked, about = request.query_params, {"indexing": index.waiting, "broken": index.broken()[:BROKEN_SHOWN]}
+    stages = desk.curves(index.source).spans() if asked.get("stage") else []
+    text = asked.get("q", "")
+    if not text:
+        return index, query.where_of(asked, stages), about
+    if len(text) < SHORTEST:
+        raise BadFilter(f"q={text}: look for at least {SHORTEST} characters")
+    search = searches.find(text)
+    about |= {"searched": search.done, "of": len(search.files)}
+    return index, query.where_of(asked, stages, search.number), about
+
+
+def _recorded(desk: Desk, index: Index, request: Request) -> Recorded:
+    file, step = _file(index, request), _number(request.query_params, "step")
+    siblings = query.group_of(index, file, _number(request.query_params, "grp"))
+    stage = next((s["name"] for s in desk.curves(index.source).spans() if s["first"] <= step <= s["last"]), None)
+    if not siblings or index.source.run is None or request.query_params.get("part") != "rollouts":
+        raise BadFilter("only siblings of a training step were chosen among")
+    if stage is None:
+        raise BadFilter(f"metrics.jsonl does not say yet which stage step {step} belongs to")
+
+    def read(with_tokens: bool) -> list[dict[str, Any]]:
+        columns = [*FACTS, *(TOKEN_COLUMNS if with_tokens else ())]
+        return rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], ", ".join(columns))
+
+    found = query.problem_of(index, siblings[0]["problem_id"])
+    problem = Problem(id=found["problem_id"], question=found["question"], answer=found["gold"], source=found["source"])
+    repeats = bool(request.query_params.get("repetition_weight"))
+    return recorded_group(index.source.run, stage, step, problem, read, repeats=repeats)
+
+
+def _file(index: Index, request: Request) -> int:
+    """Number of the file that a URL names by part and step. Raises KeyError."""
+    part, step = request.query_params.get("part", "rollouts"), _number(request.query_params, "step")
+    found = index.ask("SELECT id FROM files WHERE part = ? AND step = ? AND broken IS NULL", [part, step])
+    if not found and index.waiting:
+        index.settle()
+        found = index.ask("SELECT id FROM files WHERE part = ? AND step = ? AND broken IS NULL", [part, step])
+    if not found:
+        raise KeyError(f"{part} at step {step}")
+    return int(found[0][0])
+
+
+def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = asked.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal() or len(text) > 9:
+        raise BadFilter(f"{name}={text} is no whole number")
+    return int(text)

@@ -1,0 +1,119 @@
+"""One attempt as the page shows it: turns with their calls and results, tokens as pieces of text with their numbers.
+
+Not here: colours, which are the page's, and the choice among siblings (whatif.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rocstar.analysis.errors import error_of_result
+from rocstar.view.index import READ, Index
+
+DIGITS = 4  # of logprobs and entropies on the page
+LONGEST_MERGE = 8  # tokens that one character can be spelled in; more is no text at all
+NUMBERS = ("sampled_logprobs", "old_logprobs", "entropies")
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def rows_of(index: Index, file: int, first: int, last: int, columns: str = "*") -> list[dict[str, Any]]:
+    """Rows of a parquet file in order, `turns` decoded; none where they are not there. Raises duckdb.Error for a broken
+    file."""
+    path = index.ask("SELECT path FROM files WHERE id = ?", [file])
+    if not path:
+        return []
+    sql = f"SELECT {columns} FROM {READ} WHERE file_row_number BETWEEN ? AND ? ORDER BY file_row_number"
+    found = index.rows(sql, [str(index.source.root / path[0][0]), first, last])
+    return [{**row, "turns": json.loads(row["turns"])} for row in found]
+
+
+def attempt_of(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
+    """A row of `rocstar.runs.rollouts.COLUMNS` for the page."""
+    plain = {
+        name: value
+        for name, value in row.items()
+        if name not in ("turns", "text", "prompt_ids", "token_ids", "loss_mask", *NUMBERS)
+    }
+    texts = row["text"] or []
+    turns = [_turn(turn, texts[number] if number < len(texts) else "") for number, turn in enumerate(row["turns"])]
+    return {**plain, "turns": turns, "tokens": tokens_of(row, decode) if decode else None}
+
+
+def _turn(turn: Mapping[str, Any], text: str) -> dict[str, Any]:
+    calls = [
+        {**call, "result": result, "error": error_of_result(result, call.get("parse_error")) if result else None}
+        for call, result in zip(turn["calls"], [*turn["results"], *[None] * len(turn["calls"])], strict=False)
+    ]
+    return {**turn, "calls": calls, "text": text}
+
+
+def tokens_of(row: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
+    """Pieces of text in order, each of `lengths` tokens; `starts` says in which piece each part of the attempt begins:
+    the prompt, then each completion and its reply by turns. Numbers are those of a piece's first token; a number that
+    was not recorded is null, one that is missing for all of it makes the whole list null."""
+    ids, begin = row["token_ids"], 0
+    starts, pieces, lengths, places = list[int](), list[str](), list[int](), list[int]()
+    for size in _sizes(row):
+        starts.append(len(pieces))
+        for text, count in merged(ids[begin : begin + size], decode):
+            pieces.append(text)
+            lengths.append(count)
+            places.append(begin)
+            begin += count
+    return {
+        "pieces": pieces,
+        "lengths": lengths,
+        "starts": starts,
+        **{name: _numbers(row.get(name), places) for name in NUMBERS},
+    }
+
+
+def merged(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
+    """(text, tokens) in order: tokens that spell a character together stand together."""
+    found, start = [], 0
+    while start < len(ids):
+        text, end = decode(ids[start : start + 1]), start + 1
+        while "\ufffd" in text and end < min(len(ids), start + LONGEST_MERGE):
+            end += 1
+            text = decode(ids[start:end])
+        if "\ufffd" in text:  # bytes that are no text: one token at a time
+            text, end = decode(ids[start : start + 1]), start + 1
+        found.append((text, end - start))
+        start = end
+    return found
+
+
+def _sizes(row: Mapping[str, Any]) -> list[int]:
+    return [
+        len(row["prompt_ids"]),
+        *(n for turn in row["turns"] for n in (turn["sampled_tokens"], turn["reply_tokens"])),
+    ]
+
+
+def _numbers(values: Sequence[float] | None, places: Sequence[int]) -> list[float | None] | None:
+    if values is None or not any(value == value for value in values):
+        return None
+    known = len(values)
+    return [round(values[at], DIGITS) if at < known and math.isfinite(values[at]) else None for at in places]
+
+
+@lru_cache(maxsize=4)
+def decoder_of(folder: Path) -> Decode | None:
+    """Token ids to text by a model folder's tokenizer, single tokens remembered; None where it cannot be read here."""
+    try:
+        from rocstar.dialogue.codec import Codec
+    except ModuleNotFoundError:
+        return None
+    from rocstar.errors import ConfigError
+
+    try:
+        codec = Codec.load(folder)
+    except (ConfigError, OSError, ValueError):
+        return None
+    one = lru_cache(maxsize=1 << 17)(lambda token: codec.decode([token]))
+    return lambda ids: one(ids[0]) if len(ids) == 1 else codec.decode(ids)

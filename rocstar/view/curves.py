@@ -1,0 +1,125 @@
+"""Metrics over steps, read once and then only what was appended. A row of metrics.jsonl is one point of every curve."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SPARK_POINTS = 60
+SHOWN_FIRST = ("reward/mean", "loss")
+"""What the small curve of a run shows: the first of these that it has."""
+MOST_METRICS = 2000  # names in one file; a plugin that makes new ones for ever must not fill the memory
+
+
+@dataclass(slots=True)
+class Curves:
+    """The columns of one metrics.jsonl. A line that is no JSON object is counted and left out."""
+
+    path: Path
+    names: list[str] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+    """[rows] name of each row's stage."""
+    broken: int = 0
+    """Lines that could not be read."""
+    _columns: dict[str, array[float]] = field(default_factory=dict)
+    _read: int = 0
+    _inode: int = 0
+
+    def refresh(self) -> Curves:
+        """Take up what was appended. A file that was replaced or became shorter (resume) is read anew."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return self
+        if found.st_ino != self._inode or found.st_size < self._read:
+            self.names, self.stages, self._columns, self._read, self.broken = [], [], {}, 0, 0
+            self._inode = found.st_ino
+        if found.st_size > self._read:
+            self._take(self._read_lines())
+        return self
+
+    def column(self, name: str) -> list[float]:
+        """[rows] numbers; nan where a row lacks the name."""
+        values = self._columns.get(name, array("d"))
+        return [*values, *[math.nan] * (len(self.stages) - len(values))]
+
+    def axes(self) -> dict[str, list[float]]:
+        """What a curve can stand over: steps, hours of steps' wall time, millions of tokens."""
+        return {
+            "step": self.column("step"),
+            "hours": _running(self.column("step/seconds"), 3600.0),
+            "tokens": _running(self.column("step/tokens"), 1e6),
+        }
+
+    def last(self) -> dict[str, float]:
+        """The last value of each name that the last row has."""
+        rows = len(self.stages)
+        return {name: values[-1] for name, values in self._columns.items() if len(values) == rows}
+
+    def spark(self) -> dict[str, Any]:
+        """A small curve: at most SPARK_POINTS means of neighbouring rows."""
+        name = next((name for name in SHOWN_FIRST if name in self._columns), None)
+        values = [value for value in self.column(name or "") if not math.isnan(value)]
+        return {"metric": name, "values": _thinned(values, SPARK_POINTS)}
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Stages as they came: name, first and last step."""
+        steps, found = self.column("step"), list[dict[str, Any]]()
+        for step, stage in zip(steps, self.stages, strict=True):
+            if not found or found[-1]["name"] != stage:
+                found.append({"name": stage, "first": step})
+            found[-1]["last"] = step
+        return found
+
+    def _read_lines(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # torn, or still being written
+                self._read += len(line)
+                yield line
+
+    def _take(self, lines: Iterator[bytes]) -> None:
+        for line in lines:
+            try:
+                row = json.loads(line)
+                stage = str(row.pop("stage", ""))
+            except (ValueError, AttributeError, TypeError):
+                self.broken += 1
+                continue
+            self._append(row, stage)
+
+    def _append(self, row: dict[str, Any], stage: str) -> None:
+        rows = len(self.stages)
+        self.stages.append(stage)
+        for name, value in row.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            column = self._columns.get(name)
+            if column is None:
+                if len(self._columns) >= MOST_METRICS:
+                    continue
+                column = self._columns[name] = array("d")
+                self.names.append(name)
+            column.extend([math.nan] * (rows - len(column)))
+            column.append(value)
+
+
+def _running(values: Sequence[float], unit: float) -> list[float]:
+    total, found = 0.0, []
+    for value in values:
+        total += 0.0 if math.isnan(value) else value
+        found.append(total / unit)
+    return found
+
+
+def _thinned(values: Sequence[float], points: int) -> list[float]:
+    size = max(1, -(-len(values) // points))
+    parts = [values[start : start + size] for start in range(0, len(values), size)]
+    return [sum(part) / len(part) for part in parts]

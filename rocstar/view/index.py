@@ -1,0 +1,306 @@
+"""A small table of all attempts of a run, so that lists and filters need no bodies: one DuckDB file in the user's cache
+folder, made from the parquet files and made again where it is missing. It is never the truth.
+
+Not here: questions to the table (query.py) and bodies of attempts (attempt.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from rocstar.analysis.errors import error_of_result
+from rocstar.view.sources import AttemptFile, Source
+
+VERSION = 1  # of the tables; an older file is left alone and in time deleted
+MEMORY = "160MB"  # of all tables and queries of one run; more goes to the disk
+FETCHED_ROWS = 256
+LOOK_SECONDS = 1.0  # between two looks at the folder
+TOGETHER_BYTES = 16 * 2**20  # of files that are taken up in one go: each commit waits for the disk
+KEPT_DAYS = 30.0  # of an index that nobody opened
+SETTINGS: dict[str, Any] = {
+    "memory_limit": MEMORY,
+    "threads": 2,
+    "checkpoint_threshold": "2MB",  # rows in the log alone cannot leave the memory
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "preserve_insertion_order": True,
+}
+TABLES = """
+CREATE TABLE IF NOT EXISTS files (
+    id INTEGER, path VARCHAR, part VARCHAR, step INTEGER, modified BIGINT, bytes BIGINT, broken VARCHAR);
+CREATE TABLE IF NOT EXISTS problems (problem_id VARCHAR PRIMARY KEY, question VARCHAR, gold VARCHAR, source VARCHAR);
+CREATE TABLE IF NOT EXISTS attempts (
+    file INTEGER, row INTEGER, grp INTEGER, part VARCHAR, step INTEGER, problem_id VARCHAR, sibling INTEGER,
+    verdict VARCHAR, reward FLOAT, extracted VARCHAR, method VARCHAR,
+    penalty_errors FLOAT, penalty_format FLOAT, penalty_total FLOAT, kept BOOLEAN, reason VARCHAR, weight FLOAT,
+    advantage FLOAT, stop VARCHAR, fault VARCHAR, tokens INTEGER, turns INTEGER, calls INTEGER, failed_calls INTEGER,
+    seconds FLOAT, tool_seconds FLOAT, policy_version BIGINT, entropy FLOAT, tools VARCHAR[], errors VARCHAR[],
+    preview VARCHAR);
+"""
+READ = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
+# A model can write half a surrogate pair, which Python's JSON holds and DuckDB's refuses.
+SURROGATE = r"'\\u[dD][89a-fA-F][0-9a-fA-F]{2}'"
+# Siblings stand together; a problem that stands in a step twice begins again with a lower number.
+ROWS = f"""
+INSERT INTO attempts
+SELECT ?, file_row_number,
+    sum((problem_id IS DISTINCT FROM before OR index <= number)::INTEGER) OVER (ORDER BY file_row_number),
+    ?, ?, problem_id, index, verdict, reward, extracted, method, penalty_errors, penalty_format, penalty_total, kept,
+    reason, weight, advantage, stop, fault, response_tokens, n_turns, calls, failed_calls, seconds, tool_seconds,
+    policy_version, entropy, tools, coalesce(failures.errors, []), preview
+FROM (SELECT file_row_number, problem_id, index, verdict, reward, left(extracted, 200) AS extracted, method,
+    penalty_errors, penalty_format, penalty_total, kept, reason, weight, advantage, stop, left(fault, 300) AS fault,
+    response_tokens, json_array_length(turns) AS n_turns, calls, failed_calls, seconds, tool_seconds, policy_version,
+    list_sum(entropies) / greatest(1, list_sum(json_extract(turns, '$[*].sampled_tokens')::BIGINT[])) AS entropy,
+    list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview,
+    lag(problem_id) OVER (ORDER BY file_row_number) AS before, lag(index) OVER (ORDER BY file_row_number) AS number
+    FROM (SELECT * EXCLUDE turns, regexp_replace(turns, {SURROGATE}, '\\\\ufffd', 'g') AS turns FROM {READ}))
+LEFT JOIN (SELECT unnest(?::INTEGER[]) AS failed, unnest(?::VARCHAR[][]) AS errors) AS failures
+ON failures.failed = file_row_number
+"""
+PROBLEMS = f"""
+INSERT OR IGNORE INTO problems
+SELECT problem_id, any_value(question), any_value(gold), any_value(source) FROM {READ} GROUP BY problem_id
+"""
+FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
+
+Found = tuple[AttemptFile, os.stat_result]
+"""A file as it lies there."""
+
+
+@dataclass(slots=True)
+class Index:
+    """The table of one source. Any thread may ask; one at a time takes up new files."""
+
+    source: Source
+    _connection: duckdb.DuckDBPyConnection
+    _file: Path
+    _ours_alone: bool
+    _looked: float = 0.0
+    _filling: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
+    _asking: set[duckdb.DuckDBPyConnection] = field(default_factory=set)
+    waiting: int = 0
+    """Files that are not in the table yet."""
+
+    @classmethod
+    def open(cls, source: Source, cache: Path | None = None) -> Index:
+        """The one that was kept; a new one for this process where another process has it, or it is broken."""
+        folder = cache or cache_folder()
+        name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:24]
+        file = folder / f"{name}-{VERSION}.duckdb"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            connection, alone = _opened(file), False
+        except (duckdb.Error, OSError):
+            file = Path(tempfile.mkdtemp(prefix="rocstar-view-")) / "index.duckdb"
+            connection, alone = duckdb.connect(file, config=SETTINGS), True
+        connection.execute(TABLES)
+        return cls(source=source, _connection=connection, _file=file, _ours_alone=alone)
+
+    def close(self) -> None:
+        """Let the table go; one of this process alone is deleted."""
+        self._closed = True
+        for cursor in list(self._asking):
+            cursor.interrupt()
+        with self._filling:
+            self._connection.close()
+        if self._ours_alone:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+                self._file.parent.rmdir()
+
+    @contextmanager
+    def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """For one question of one thread."""
+        with self._connection.cursor() as cursor:
+            self._asking.add(cursor)
+            try:
+                yield cursor
+            finally:
+                self._asking.discard(cursor)
+
+    def broken(self) -> list[str]:
+        """Files that could not be read, each with the reason."""
+        return [f"{path}: {why}" for path, why in self.ask("SELECT path, broken FROM files WHERE broken IS NOT NULL")]
+
+    def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self.cursor() as cursor:
+            found: list[tuple[Any, ...]] = cursor.execute(sql, list(values)).fetchall()
+            return found
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        with self.cursor() as cursor:
+            found = cursor.execute(sql, list(values))
+            names = [column[0] for column in found.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def follow(self) -> None:
+        """Take up what is new in a thread of its own, unless one is at it or has just looked."""
+        if time.monotonic() - self._looked < LOOK_SECONDS or not self._filling.acquire(blocking=False):
+            return
+        self._looked = time.monotonic()
+        try:
+            missing = self._missing()
+        except BaseException:
+            self._filling.release()
+            raise
+        self.waiting = len(missing)
+        if missing:
+            threading.Thread(target=self._fill, args=(missing,), name="view-index", daemon=True).start()
+        else:
+            self._filling.release()
+
+    def settle(self) -> None:
+        """Wait until every file of this moment is in the table."""
+        with self._filling:
+            missing = self._missing()
+            self.waiting = len(missing)
+            self._take_all(missing)
+
+    def _fill(self, missing: Sequence[Found]) -> None:
+        try:
+            self._take_all(missing)
+        except duckdb.Error:
+            if not self._closed:
+                raise
+        finally:
+            self._filling.release()
+
+    def _take_all(self, missing: Sequence[Found]) -> None:
+        left = deque(missing)
+        while left and not self._closed:
+            some = [left.popleft()]
+            while left and sum(state.st_size for _, state in some) < TOGETHER_BYTES:
+                some.append(left.popleft())
+            self._take(some)
+            self.waiting = len(left)
+
+    def _take(self, files: Sequence[Found]) -> None:
+        """Files in one transaction; where one of them cannot be read (cut, or not of attempts) each on its own, and
+        that one is remembered with the reason."""
+        try:
+            with self._transaction() as cursor:
+                for file, state in files:
+                    self._insert(cursor, file, state)
+        except duckdb.OutOfMemoryException:
+            return  # of no fault of the file's: the next look finds it again
+        except duckdb.Error as error:
+            if self._closed:
+                return
+            if len(files) > 1:
+                for one in files:
+                    self._take([one])
+                return
+            with self._transaction() as cursor:
+                self._remember(cursor, *files[0], str(error).splitlines()[0][:300])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self.cursor() as cursor:
+            cursor.begin()
+            try:
+                yield cursor
+            except BaseException:
+                with suppress(duckdb.Error):
+                    cursor.rollback()
+                raise
+            cursor.commit()
+
+    def _missing(self) -> list[Found]:
+        """Files that are new or were written anew, the newest first; those that are gone leave the table."""
+        there = dict(self._stated())
+        known = {
+            path: (number, *state) for number, path, *state in self.ask("SELECT id, path, modified, bytes FROM files")
+        }
+        same = {
+            path for path, (_, found) in there.items() if known.get(path, ())[1:] == (found.st_mtime_ns, found.st_size)
+        }
+        self._forget([known[path][0] for path in known.keys() - same])
+        return [there[path] for path in there if path not in same]
+
+    def _stated(self) -> Iterator[tuple[str, Found]]:
+        for file in self.source.attempt_files():
+            with suppress(OSError):  # gone since
+                yield str(file.path.relative_to(self.source.root)), (file, file.path.stat())
+
+    def _forget(self, numbers: list[int]) -> None:
+        if numbers:
+            with self._transaction() as cursor:
+                for table, column in (("attempts", "file"), ("files", "id")):
+                    cursor.execute(f"DELETE FROM {table} WHERE list_contains(?::INTEGER[], {column})", [numbers])
+
+    def _insert(self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result) -> None:
+        path = str(file.path)
+        number = self._remember(cursor, file, state, None)
+        rows, errors = [], []
+        for row, turns in self._failed(path):
+            rows.append(row)
+            errors.append(_errors_of(turns))
+        cursor.execute(PROBLEMS, [path])
+        cursor.execute(ROWS, [number, file.part, file.step, path, rows, errors])
+
+    def _remember(
+        self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result, broken: str | None
+    ) -> int:
+        number: int = cursor.execute("SELECT coalesce(max(id), 0) + 1 FROM files").fetchall()[0][0]
+        path = str(file.path.relative_to(self.source.root))
+        row = [number, path, file.part, file.step, state.st_mtime_ns, state.st_size, broken]
+        cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        return number
+
+    def _failed(self, path: str) -> Iterator[tuple[int, str]]:
+        with self.cursor() as cursor:
+            found = cursor.execute(FAILED, [path])
+            while some := found.fetchmany(FETCHED_ROWS):
+                yield from some
+
+
+def cache_folder() -> Path:
+    """Where tables are kept: $XDG_CACHE_HOME/rocstar/view, ~/.cache by default."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "rocstar" / "view"
+
+
+def sweep_cache(folder: Path) -> None:
+    """Delete tables that nobody opened for KEPT_DAYS."""
+    oldest = time.time() - KEPT_DAYS * 86400
+    for file in folder.glob("*.duckdb*"):
+        with suppress(OSError):
+            if file.stat().st_mtime < oldest:
+                file.unlink()
+
+
+def _opened(file: Path) -> duckdb.DuckDBPyConnection:
+    """Raises duckdb.IOException where another process has it."""
+    try:
+        return duckdb.connect(file, config=SETTINGS)
+    except duckdb.IOException as error:
+        if "lock" in str(error):
+            raise
+    except duckdb.Error:
+        pass
+    file.unlink(missing_ok=True)  # broken, or of another DuckDB
+    return duckdb.connect(file, config=SETTINGS)
+
+
+def _errors_of(turns: str) -> list[str]:
+    """Names of the failures in a row's turns, each once, in order."""
+    found = [
+        error_of_result(result, call.get("parse_error"))
+        for turn in json.loads(turns)
+        for call, result in zip(turn["calls"], turn["results"], strict=False)
+    ]
+    return list(dict.fromkeys(name for name in found if name))

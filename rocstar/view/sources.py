@@ -1,0 +1,170 @@
+"""What there is to look at below a folder: runs, and evaluations that belong to no run. Names in URLs are looked up in
+this list and never joined to a path.
+
+Not here: what an attempt says (index.py, attempt.py) and metrics over steps (curves.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import ConfigError, DataError
+from rocstar.runs.evaluations import RESULT, find_evaluation, owner_of
+from rocstar.runs.folder import RunFolder, list_runs, read_json, step_of
+from rocstar.runs.journal import read_journal
+from rocstar.runs.lock import is_written
+
+QUIET_SECONDS = 900.0  # a run elsewhere that wrote nothing for so long is shown as stopped
+PARTS = ("samples", "greedy")
+"""Files of attempts in the folder of an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFile:
+    """One parquet file of attempts."""
+
+    path: Path
+    part: str
+    """`rollouts`, or the name of an evaluation (`after`, and `after/greedy` for its greedy attempts)."""
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A run, or an evaluation that belongs to none."""
+
+    name: str
+    """In URLs; unique below the folder that is looked at."""
+    root: Path
+    run: RunFolder | None = None
+
+    def attempt_files(self) -> list[AttemptFile]:
+        """All that are there now, the newest step first."""
+        found = [*self._rollouts(), *self._evaluated()]
+        return sorted(found, key=lambda file: (-file.step, file.part))
+
+    def _rollouts(self) -> Iterator[AttemptFile]:
+        for path in self.root.glob("rollouts/step=*.parquet"):
+            yield AttemptFile(path=path, part="rollouts", step=step_of(path))
+
+    def _evaluated(self) -> Iterator[AttemptFile]:
+        for name, step, folder in self.evaluation_folders():
+            for part in PARTS:
+                if (path := folder / f"{part}.parquet").is_file():
+                    yield AttemptFile(path=path, part=name if part == "samples" else f"{name}/{part}", step=step)
+
+    def evaluation_folders(self) -> list[tuple[str, int, Path]]:
+        """(name, step, folder) of every finished evaluation."""
+        if self.run is None:
+            return [(self.root.name, 0, self.root)]
+        folders = [file.parent for file in self.root.glob(f"evals/*/step=*/{RESULT}")]
+        return sorted((folder.parent.name, step_of(folder), folder) for folder in folders)
+
+    def tokenizer(self) -> Path | None:
+        """A model folder with the tokenizer of its attempts; None where there is none (any more)."""
+        named = [] if self.run else [Path(read_json(self.root / RESULT).get("setup", {}).get("model") or "")]
+        kept = (
+            [self.run.checkpoint(step) / "model" for step in reversed(self.run.checkpoint_steps())] if self.run else []
+        )
+        return next((folder for folder in [*kept, *named] if (folder / "tokenizer.json").is_file()), None)
+
+
+def state_of(run: RunFolder) -> str:
+    """`finished`, `running` or `stopped`. A run on another machine is running while it writes."""
+    if run.summary.exists():
+        return "finished"
+    writing = is_written(run.path)
+    if writing is None:
+        writing = time.time() - run.last_active / 1e9 < QUIET_SECONDS
+    return "running" if writing else "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """All that a page shows."""
+
+    base: Path
+    """The folder of runs."""
+    first: str = "/"
+    """The page that opens first."""
+
+    @classmethod
+    def open(cls, name: str | None, runs: Path) -> Library:
+        """Of a folder of runs, a run, or an evaluation, as a person typed it. Raises ConfigError."""
+        if name is None:
+            return cls(base=_folder(runs))
+        path = Path(name)
+        if (path / "run.json").is_file():
+            return cls(base=path.resolve().parent, first=f"/run/{path.resolve().name}")
+        if not (path / RESULT).is_file() and path.is_dir():
+            return cls(base=path)
+        try:
+            return cls._of_run(RunFolder.find(name, runs))
+        except ConfigError:
+            if "/" not in name:
+                raise
+        return cls._of_evaluation(find_evaluation(name, runs).resolve())
+
+    @classmethod
+    def _of_run(cls, run: RunFolder) -> Library:
+        return cls(base=run.path.resolve().parent, first=f"/run/{run.name}")
+
+    @classmethod
+    def _of_evaluation(cls, folder: Path) -> Library:
+        if (run := owner_of(folder)) is None:
+            return cls(base=folder, first=f"/eval/{folder.name}/{folder.name}/0")
+        return cls(base=run.path.parent, first=f"/eval/{run.name}/{folder.parent.name}/{step_of(folder)}")
+
+    def sources(self) -> list[Source]:
+        """Runs, then other evaluations, by name."""
+        runs = [Source(name=run.path.name, root=run.path, run=run) for run in list_runs(self.base)]
+        return (
+            runs
+            + [
+                Source(name=f"{file.parent.parent.name}:{file.parent.name}", root=file.parent)
+                for file in sorted(self.base.glob(f"evals/*/*/{RESULT}"))
+            ]
+            + [Source(name=self.base.name, root=self.base) for _ in range((self.base / RESULT).is_file())]
+        )
+
+    def source(self, name: str) -> Source:
+        """Raises KeyError."""
+        run = RunFolder(self.base / name)
+        if name == Path(name).name and name not in ("", ".", "..") and (run.path / "run.json").is_file():
+            return Source(name=name, root=run.path, run=run)  # without listing all the others
+        return {source.name: source for source in self.sources()}[name]
+
+
+def overview(source: Source) -> dict[str, Any]:
+    """A source as the list shows it, without metrics. A broken file is told in `broken`."""
+    row: dict[str, Any] = {"name": source.name, "kind": "run" if source.run else "evaluation", "path": str(source.root)}
+    try:
+        evals = [
+            {"name": name, "step": step, "accuracy": read_json(folder / RESULT).get("accuracy")}
+            for name, step, folder in source.evaluation_folders()
+        ]
+        return {**row, "evals": evals, **(_of_run(source.run) if source.run else {})}
+    except (DataError, OSError, ValueError) as error:
+        return {**row, "evals": [], "broken": str(error)}
+
+
+def _of_run(run: RunFolder) -> dict[str, Any]:
+    settings = read_json(run.resolved) if run.resolved.is_file() else {}
+    stages = [{key: stage.get(key) for key in ("name", "kind", "steps")} for stage in settings.get("stage", [])]
+    return {
+        "started": run.identity.get("started"),
+        "state": state_of(run),
+        "active": run.last_active / 1e9,
+        "stages": stages,
+        "steps": sum(stage["steps"] or 0 for stage in stages),
+        "warnings": sum(event.get("event") == "warning" for event in read_journal(run.events)),
+    }
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ConfigError(f"there is no folder {path} with runs; name one: rocstar view FOLDER")
+    return path

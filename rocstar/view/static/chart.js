@@ -1,0 +1,81 @@
+// One chart of one metric: a line for each run, stages behind it, warnings where they happened. uPlot draws.
+
+import { html, number, useEffect, useRef, useState } from "./lib.js";
+
+export const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
+
+/** A colour of the style sheet for a canvas, which knows no light-dark(). */
+function color(name) {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = `var(${name})`;
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+/** series: [{ name, x, y }]; marks: [{ x, kind, text }] with kind `stage` or `warning`. */
+export function Chart({ title, series, marks = [], unit, sync = "run" }) {
+  const box = useRef(null);
+  const [at, setAt] = useState(null);
+  useEffect(() => {
+    if (!box.current || !series.length) return;
+    const data = uPlot.join(series.map(({ x, y }) => [x, y]));
+    const plot = new uPlot(options(box.current, series, marks, sync, setAt), data, box.current);
+    const watcher = new ResizeObserver(() => plot.setSize({ width: box.current.clientWidth, height: 150 }));
+    watcher.observe(box.current);
+    return () => { watcher.disconnect(); plot.destroy(); };
+  }, [JSON.stringify(series.map(({ name, x, y }) => [name, x.length, x.at(-1), y.at(-1)])), marks.length, document.documentElement.dataset.theme, unit]);
+  const last = series.map(({ y }) => y.findLast((value) => value !== null));
+  return html`<figure class="chart"><figcaption><b>${title}</b>
+    <span class="values">${series.map(({ name }, place) => html`<span class="value line-${(place % LINES.length) + 1}" title=${name}>${number(at ? at.values[place] : last[place])}</span>`)}
+    ${at && html`<span class="dim">${unit} ${number(at.x)}</span>`}</span></figcaption><div class="plot" ref=${box} role="img" aria-label=${`${title}: ${last.map((value) => number(value)).join(", ")} at the end`}></div></figure>`;
+}
+
+function options(box, series, marks, sync, setAt) {
+  const axis = { stroke: color("--dim"), grid: { stroke: color("--edge"), width: 1 }, ticks: { show: false }, font: "11px system-ui", values: (_, values) => values.map((value) => number(value)) };
+  return {
+    width: box.clientWidth,
+    height: 150,
+    legend: { show: false },
+    cursor: { sync: { key: sync }, points: { size: 5 }, drag: { x: true, y: false } },
+    scales: { x: { time: false } },
+    axes: [{ ...axis, size: 24 }, { ...axis, size: 46 }],
+    series: [{}, ...series.map((_, place) => ({ stroke: color(LINES[place % LINES.length]), width: 1.6, spanGaps: true, points: { show: series[0].x.length < 3 } }))],
+    hooks: {
+      drawClear: [(plot) => marks.forEach((mark) => draw(plot, mark))],
+      setCursor: [(plot) => {
+        const place = plot.cursor.idx;
+        setAt(place === null || place === undefined ? null : { x: plot.data[0][place], values: plot.data.slice(1).map((column) => column[place]) });
+      }],
+    },
+  };
+}
+
+function draw(plot, { x, kind, text }) {
+  const { left, top, width, height } = plot.bbox;
+  const at = Math.round(plot.valToPos(x, "x", true));
+  if (at < left || at > left + width) return;
+  const pen = plot.ctx;
+  pen.save();
+  pen.strokeStyle = pen.fillStyle = color(kind === "warning" ? "--warn" : "--stage");
+  pen.setLineDash(kind === "warning" ? [] : [4, 4]);
+  pen.lineWidth = devicePixelRatio;
+  pen.beginPath();
+  pen.moveTo(at, top);
+  pen.lineTo(at, top + height);
+  pen.stroke();
+  pen.font = `${10 * devicePixelRatio}px system-ui`;
+  pen.textBaseline = "top";
+  if (kind === "warning") pen.fillText("▲", at - 4 * devicePixelRatio, top + height - 10 * devicePixelRatio);
+  else pen.fillText(text, at + 4 * devicePixelRatio, top + 2);
+  pen.restore();
+}
+
+/** A small curve without axes. */
+export function Spark({ values, label }) {
+  if (!values?.length) return html`<span class="dim">–</span>`;
+  const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
+  const points = values.map((value, place) => `${(100 * place) / Math.max(1, values.length - 1)},${22 - (20 * (value - low)) / span}`).join(" ");
+  return html`<svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img" aria-label=${`${label} from ${number(values[0])} to ${number(values.at(-1))}`}>
+    <polyline points=${points} vector-effect="non-scaling-stroke" /></svg>`;
+}

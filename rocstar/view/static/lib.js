@@ -1,0 +1,174 @@
+// What all views share: the address as state, answers of the server, and how numbers and hostile text are written.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+export * from "./vendor/preact-htm.js";
+
+// -- address: #/path?name=value holds all that a view shows, so that every view is a link ---------------------------
+
+export function place() {
+  const [path, query] = (location.hash.slice(1) || "/").split("?");
+  const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
+  return { parts, query: Object.fromEntries(new URLSearchParams(query || "")) };
+}
+
+export function link(parts, query = {}) {
+  const kept = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const text = new URLSearchParams(kept.map(([name, value]) => [name, String(value)])).toString();
+  return "#/" + parts.map(encodeURIComponent).join("/") + (text ? "?" + text : "");
+}
+
+/** Change some values of the address; an empty value leaves it. */
+export function amend(changes, { keep = true } = {}) {
+  const { parts, query } = place();
+  const address = link(parts, { ...query, ...changes });
+  if (keep) location.hash = address;
+  else {
+    history.replaceState(null, "", address);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  }
+}
+
+// -- answers -------------------------------------------------------------------------------------------------------
+
+export async function ask(path, query = {}, signal) {
+  const kept = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const answer = await fetch(`/api/${path}?${new URLSearchParams(kept)}`, { signal });
+  const value = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(value.error || `the server answered ${answer.status}`);
+  return value;
+}
+
+export const ofRun = (name, what) => `run/${encodeURIComponent(name)}${what ? "/" + what : ""}`;
+
+/** The answer to a question, asked again every `every` seconds while `again(answer)` says so and the page is seen. */
+export function useAnswer(path, query = {}, { every = 0, again = () => true } = {}) {
+  const [state, set] = useState({ value: null, error: null, asked: null });
+  const asked = path + JSON.stringify(query);
+  useEffect(() => {
+    const stop = new AbortController();
+    let timer = 0;
+    const look = async () => {
+      try {
+        const value = path && !document.hidden ? await ask(path, query, stop.signal) : null;
+        if (value) set({ value, error: null, asked });
+        if (every && (!value || again(value))) timer = setTimeout(look, every * 1000);
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        set((old) => ({ value: old.asked === asked ? old.value : null, error: error.message, asked }));
+        if (every) timer = setTimeout(look, Math.max(2, every) * 1000);
+      }
+    };
+    look();
+    return () => { stop.abort(); clearTimeout(timer); };
+  }, [asked, every]);
+  return state;
+}
+
+/** A value that follows what is typed after a pause. */
+export function usePaused(value, milliseconds = 150) {
+  const [seen, set] = useState(value);
+  useEffect(() => {
+    const timer = setTimeout(() => set(value), milliseconds);
+    return () => clearTimeout(timer);
+  }, [JSON.stringify(value)]);
+  return seen;
+}
+
+// -- writing -------------------------------------------------------------------------------------------------------
+
+const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+
+export function number(value, digits = 3) {
+  if (!known(value)) return "–";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  if (size < 1e-3 && size > 0) return value.toExponential(1);
+  return value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+}
+
+export const percent = (value, digits = 1) => (known(value) ? (100 * value).toFixed(digits) + "%" : "–");
+export const signed = (value) => (known(value) ? (value > 0 ? "+" : "") + value.toFixed(2) : "–");
+
+export function seconds(value) {
+  if (!known(value)) return "–";
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 100) return `${value.toFixed(1)} s`;
+  return value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+export function ago(time) {
+  const passed = Date.now() / 1000 - time;
+  if (!known(time)) return "";
+  if (passed < 90) return "just now";
+  if (passed < 5400) return `${Math.round(passed / 60)} min ago`;
+  return passed < 172800 ? `${Math.round(passed / 3600)} h ago` : `${Math.round(passed / 86400)} days ago`;
+}
+
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+
+/** Text with the characters that show nothing, or turn the direction of writing, made visible. */
+export function visible(text) {
+  return String(text ?? "").replace(UNSEEN, (character) => {
+    const code = character.charCodeAt(0);
+    return code < 32 ? String.fromCharCode(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
+}
+
+const FOLDED = 8000; // characters of a text that are shown at first
+
+/** Written text: as text, however long and whatever is in it. */
+export function Text({ text, kind = "", most = FOLDED }) {
+  const [all, show] = useState(false);
+  const whole = String(text ?? "");
+  const shown = all ? whole : whole.slice(0, most);
+  return html`<pre class="text ${kind}" dir="auto" tabindex=${whole.length > 400 ? 0 : undefined}>${visible(shown)}</pre>
+    ${shown.length < whole.length && html`<button class="more" onClick=${() => show(true)}>show all ${number(whole.length)} characters</button>`}`;
+}
+
+/** Python with colours, as text nodes: Prism says what is what, nothing becomes HTML. */
+export function Code({ text }) {
+  const shown = visible(String(text ?? "").slice(0, 50000));
+  const grammar = globalThis.Prism?.languages?.python;
+  const parts = grammar && shown.length < 50000 ? Prism.tokenize(shown, grammar) : [shown];
+  return html`<pre class="code" dir="ltr" tabindex="0">${parts.map(colored)}</pre>`;
+}
+
+function colored(part) {
+  if (typeof part === "string") return part;
+  const inner = Array.isArray(part.content) ? part.content.map(colored) : colored(part.content);
+  return html`<span class="py-${part.type}">${inner}</span>`;
+}
+
+export const Problem = ({ error }) => error && html`<p class="problem" role="alert">${visible(error)}</p>`;
+
+export const State = ({ state }) => state ? html`<span class="state ${state}">${state}</span>` : null;
+
+export const Verdict = ({ verdict }) =>
+  html`<span class="verdict ${verdict || "none"}">${{ right: "✓ right", wrong: "✗ wrong", undecided: "? undecided" }[verdict] || "– none"}</span>`;
+
+/** A share with its 95% interval, as a bar and in figures. */
+export function Figure({ figure }) {
+  if (!figure || !known(figure.value)) return html`<span class="dim">–</span>`;
+  const [low, high] = figure.interval || [figure.value, figure.value];
+  return html`<span class="figure">${percent(figure.value)} <span class="dim">${percent(low)}–${percent(high)}</span>
+    <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width="100" height="8" class="bed" />
+      <rect x=${100 * low} width=${Math.max(0.5, 100 * (high - low))} height="8" class="span" />
+      <rect x=${100 * figure.value - 0.5} width="1.5" height="8" class="at" /></svg></span>`;
+}
+
+export function useKeys(keys) {
+  const held = useRef(keys);
+  held.current = keys;
+  useEffect(() => {
+    const press = (event) => {
+      const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+      if (typing && event.key === "Escape") event.target.blur();
+      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      const act = held.current[event.key];
+      if (act) { event.preventDefault(); act(); }
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+}

@@ -1,0 +1,134 @@
+"""What another resampler or another penalty would have chosen of a recorded group, by training's own functions:
+`resampler_of` with the run's seed gives the choice that was made; other settings give the one that would have been.
+
+The chance of being kept is counted over DRAWS choices with other seeds, for every method alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from rocstar.config import ResampleSection
+from rocstar.learning.batches import kept_advantages
+from rocstar.learning.quality import Quality
+from rocstar.learning.resample import resampler_of, seed_of_choice
+from rocstar.protocols import Resampler
+from rocstar.runs.folder import RunFolder, read_json
+from rocstar.runs.rollouts import trajectory_of
+from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_for
+from rocstar.view.query import BadFilter
+
+DRAWS = 1000  # an error of at most 1.6 points
+WEIGHTS = ("errors", "format")
+"""Parts of the penalty whose weight may be tried; training gives each 1."""
+TRIED = (*ResampleSection.model_fields, *(f"weight_{part}" for part in WEIGHTS))
+"""What a URL may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Quality):
+    """Penalties that were computed already, by sibling."""
+
+    penalties: Mapping[int, Penalty] | None = None
+
+    def penalty(self, trajectory: Trajectory) -> Penalty:
+        return (self.penalties or {})[trajectory.index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A group as a run recorded it, with what its choice followed from."""
+
+    group: Group
+    settings: ResampleSection
+    normalize_by_std: bool
+    seed: int
+    """Of the choice."""
+
+    def choice(self) -> Resampled:
+        """The choice that training made."""
+        return resampler_of(self.settings)(self.group, random.Random(self.seed))
+
+    def another(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """The choice under other settings: fields of `[resample]`, and weights of the penalty's parts. Raises
+        BadFilter."""
+        settings, weights = _changed(self.settings, asked), _weights(asked)
+        quality = Quality(repetition_weight=settings.repetition_weight, drop_truncated=settings.drop_truncated)
+        penalties = {t.index: _weighted(quality.penalty(t), weights) for t in self.group.trajectories}
+        known = Known(quality.repetition_weight, quality.drop_truncated, penalties)
+        resample = replace(resampler_of(settings), quality=known)  # type: ignore[type-var]
+        return {"settings": settings.model_dump(), "weights": weights, "siblings": self._siblings(resample)}
+
+    def _siblings(self, resample: Resampler) -> list[dict[str, Any]]:
+        made = resample(self.group, random.Random(self.seed))
+        learnt = kept_advantages(made, self.normalize_by_std)
+        drawn = random.Random(seed_for(self.seed, "chances"))
+        kept = [[choice.kept for choice in resample(self.group, drawn).choices] for _ in range(DRAWS)]
+        return _told(made, learnt, kept)
+
+
+def _told(made: Resampled, learnt: Mapping[int, float], kept: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kept": choice.kept,
+            "reason": str(choice.reason),
+            "weight": choice.weight,
+            "penalty": {**asdict(choice.penalty), "total": choice.penalty.total},
+            "advantage": learnt.get(choice.index),
+            "chance": sum(draw[place] for draw in kept) / len(kept),
+        }
+        for place, choice in enumerate(made.choices)
+    ]
+
+
+Read = Callable[[bool], Sequence[Mapping[str, Any]]]
+"""(with token ids) -> rows of the siblings in their order, `turns` decoded."""
+
+
+def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool) -> Recorded:
+    """repeats: repetition will be asked about, which follows from tokens. Raises BadFilter where the run lacks the
+    stage."""
+    settings = read_json(run.resolved)
+    found = next((one for one in settings.get("stage", []) if one.get("name") == stage and "resample" in one), None)
+    if found is None:
+        raise BadFilter(f"the run has no stage {stage} that resamples")
+    used = ResampleSection.model_validate(found["resample"])
+    rows = read(repeats or used.repetition_weight > 0)
+    return Recorded(
+        group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
+        settings=used,
+        normalize_by_std=found["learning"]["normalize_by_std"],
+        seed=seed_of_choice(settings["run"]["seed"], step, problem.id),
+    )
+
+
+def _changed(settings: ResampleSection, asked: Mapping[str, str]) -> ResampleSection:
+    given = {name: asked[name] for name in ResampleSection.model_fields if asked.get(name)}
+    try:
+        return ResampleSection.model_validate_strings({**_texts(settings), **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise BadFilter(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
+
+
+def _texts(settings: ResampleSection) -> dict[str, str]:
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
+
+
+def _weights(asked: Mapping[str, str]) -> dict[str, float]:
+    try:
+        found = {name: float(asked.get(f"weight_{name}") or 1.0) for name in WEIGHTS}
+    except ValueError:
+        found = {"": -1.0}
+    if not all(0.0 <= weight <= 100.0 for weight in found.values()):
+        raise BadFilter("weights of the penalty's parts are numbers from 0 to 100")
+    return found
+
+
+def _weighted(penalty: Penalty, weights: Mapping[str, float]) -> Penalty:
+    return replace(penalty, errors=penalty.errors * weights["errors"], format=penalty.format * weights["format"])

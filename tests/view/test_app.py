@@ -1,0 +1,258 @@
+"""The page's answers over real HTTP requests: lists, filters, search, broken files, runs that are being
+written, and who may ask."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.runs.folder import RunFolder
+from rocstar.runs.rollouts import read_rollouts, write_rollouts
+from tests.view.recorded import add_evaluation, add_step, attempt, create, decode, page, problem, settled
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = create(tmp_path_factory.mktemp("page") / "runs")
+    for step in (1, 2, 3):
+        add_step(run, step)
+    add_evaluation(run, "before", 1, seed=1)
+    add_evaluation(run, "after", 3, seed=2)
+    return run
+
+
+def rows_of(run: RunFolder) -> list[dict[str, Any]]:
+    return [row for step in (1, 2, 3) for row in read_rollouts(run, step)]
+
+
+def listed(run: RunFolder, cache: Path, **query: Any) -> Any:
+    with page(run.path.parent, cache) as client:
+        return settled(client, "/api/run/made/attempts", part="rollouts", **query)
+
+
+def test_filters_find_what_the_files_hold(made: RunFolder, tmp_path: Path) -> None:
+    rows = rows_of(made)
+    failed = [row for row in rows if row["failed_calls"] >= 1 and row["verdict"] == "right"]
+    timed_out = [row for row in rows if any(r["status"] == "timeout" for t in row["turns"] for r in t["results"])]
+    assert failed and timed_out
+    with page(made.path.parent, tmp_path) as client:
+
+        def total(**query: Any) -> int:
+            return int(settled(client, "/api/run/made/attempts", part="rollouts", **query)["total"])
+
+        assert total() == len(rows)
+        assert total(failed="1..", verdict="right") == len(failed)
+        assert total(error="timeout") == len(timed_out)
+        assert total(tool="python") == sum(row["calls"] > 0 for row in rows)
+        assert total(kept="no") == sum(not row["kept"] for row in rows)
+        assert total(step="2..3") == total(stage="first") - total(step="1")
+        assert total(fault="yes") == sum(row["fault"] is not None for row in rows)
+        assert total(tokens="..40") == sum(row["response_tokens"] <= 40 for row in rows)
+
+
+def test_pages_of_a_sorted_list_are_one_list(made: RunFolder, tmp_path: Path) -> None:
+    with page(made.path.parent, tmp_path) as client:
+        settled(client, "/api/run/made/attempts")
+        asked = {"part": "rollouts", "sort": "-tokens", "limit": 7}
+        pages = [
+            client.get("/api/run/made/attempts", params={**asked, "offset": n}).json()["rows"] for n in range(0, 144, 7)
+        ]
+    tokens = [row["tokens"] for rows in pages for row in rows]
+    assert tokens == sorted((row["response_tokens"] for row in rows_of(made)), reverse=True)
+    assert len({(row["step"], row["row"]) for rows in pages for row in rows}) == len(tokens)
+
+
+@pytest.mark.parametrize("text", ["needle 42", "NEEDLE", "division by", "what is 2 + 2"])
+def test_search_looks_into_replies_attempts_and_questions(made: RunFolder, tmp_path: Path, text: str) -> None:
+    found = listed(made, tmp_path, q=text, limit=500)
+    wanted = [
+        (row["step"], row["problem_id"], row["index"])
+        for row in rows_of(made)
+        if text.lower() in (json.dumps(row["turns"]) + row["question"] + "".join(row["text"])).lower()
+    ]
+    assert wanted
+    assert sorted((row["step"], row["problem_id"], row["sibling"]) for row in found["rows"]) == sorted(wanted)
+
+
+def test_search_finds_text_that_json_escapes(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    told = 'said "é\\n数"\nnext'
+    write_rollouts(run, 1, [attempt("x", stdout=told), attempt("y", question="other")], decode)
+    assert [row["preview"] for row in listed(run, tmp_path / "c", q=told)["rows"]] == ["x"]
+    assert listed(run, tmp_path / "c", q="' OR true --")["total"] == 0
+
+
+def test_attempts_are_read_from_their_file(made: RunFolder, tmp_path: Path) -> None:
+    expected = read_rollouts(made, 2)[5]
+    with page(made.path.parent, tmp_path) as client:
+        settled(client, "/api/run/made/attempts")
+        found = client.get("/api/run/made/attempt", params={"step": 2, "row": 5}).json()
+    assert [turn["text"] for turn in found["turns"]] == expected["text"]
+    assert [[call["result"]["stdout"] for call in turn["calls"]] for turn in found["turns"]] == [
+        [result["stdout"] for result in turn["results"]] for turn in expected["turns"]
+    ]
+    assert found["tokens"] is None  # no tokenizer lies in this run
+
+
+def test_two_evaluations_are_paired_as_compare_pairs_them(made: RunFolder, tmp_path: Path) -> None:
+    from rocstar.evaluation.compare import compared, read_kept
+
+    with page(made.path.parent, tmp_path) as client:
+        asked = {"eval": "after", "step": 3, "against": "made/before/1"}
+        found = client.get("/api/run/made/evaluation", params=asked).json()["paired"]
+    expected = compared(read_kept(made.evaluation("before", 1)), read_kept(made.evaluation("after", 3)))
+    assert found["difference"] == expected["difference"]
+    assert [row["difference"] for row in found["table"]] == [row["difference"] for row in expected["table"]]
+    assert {row["question"] for row in found["table"]} <= {problem(n).question for n in range(40)}
+
+
+def test_a_file_that_is_cut_is_left_out_and_the_others_are_shown(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    for step in (1, 2, 3):
+        add_step(run, step)
+    whole = run.rollout_file(2).read_bytes()
+    run.rollout_file(2).write_bytes(whole[: len(whole) // 2])
+    run.rollout_file(4).write_text("no parquet at all")
+    with page(run.path.parent, tmp_path / "cache") as client:
+        found = settled(client, "/api/run/made/attempts", limit=500)
+        assert {row["step"] for row in found["rows"]} == {1, 3}
+        assert [told.partition(":")[0] for told in sorted(found["broken"])] == [
+            "rollouts/step=000002.parquet",
+            "rollouts/step=000004.parquet",
+        ]
+        assert client.get("/api/run/made/attempt", params={"step": 2, "row": 0}).status_code == 404
+
+
+def test_a_run_that_goes_on_and_is_rewound_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.view.index.LOOK_SECONDS", 0.0)
+    run = create(tmp_path / "runs")
+    add_step(run, 1)
+    with page(run.path.parent, tmp_path / "cache") as client:
+
+        def steps() -> set[int]:
+            client.get("/api/run/made/attempts")
+            return {row["step"] for row in settled(client, "/api/run/made/attempts", limit=500)["rows"]}
+
+        assert steps() == {1}
+        add_step(run, 2)
+        with run.metrics.open("a") as torn:
+            torn.write('{"step": 3, "rew')  # a line that is being written
+        while steps() != {1, 2}:
+            pass
+        assert client.get("/api/run/made/curves?metrics=reward/mean").json()["columns"]["reward/mean"] == [0.1, 0.2]
+        run.rewind(1)
+        while steps() != {1}:
+            pass
+        assert client.get("/api/run/made/curves?metrics=reward/mean").json()["columns"]["reward/mean"] == [0.1]
+
+
+def test_a_search_goes_on_into_steps_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.view.index.LOOK_SECONDS", 0.0)
+    run = create(tmp_path / "runs")
+    write_rollouts(run, 1, [attempt("an early needle")], decode)
+    with page(run.path.parent, tmp_path / "cache") as client:
+
+        def found() -> set[str]:
+            asked = settled(client, "/api/run/made/attempts", q="needle")
+            return {row["preview"] for row in asked["rows"]}
+
+        while found() != {"an early needle"}:
+            pass
+        write_rollouts(run, 2, [attempt("a late needle")], decode)
+        while found() != {"an early needle", "a late needle"}:
+            pass
+
+
+def test_a_broken_table_is_made_again(made: RunFolder, tmp_path: Path) -> None:
+    total = listed(made, tmp_path)["total"]
+    for file in tmp_path.glob("*.duckdb"):
+        file.write_bytes(b"not a database" * 1000)
+    assert listed(made, tmp_path)["total"] == total
+
+
+def test_one_broken_run_does_not_hide_the_others(made: RunFolder, tmp_path: Path) -> None:
+    base = tmp_path / "runs"
+    shutil.copytree(made.path, base / "made")
+    (base / "torn").mkdir()
+    (base / "torn" / "run.json").write_text("{")
+    (base / "torn" / "metrics.jsonl").write_text('nonsense\n[1]\n{"step": 1, "loss": 2}\n')
+    with page(base, tmp_path / "cache") as client:
+        found = {one["name"]: one for one in client.get("/api/sources").json()["sources"]}
+    assert found["made"]["spark"]["values"] == [0.1, 0.2, 0.3]
+    assert "run.json" in found["torn"]["broken"]
+
+
+HOSTILE_NAMES = ["..", "%2e%2e", "..%2f..%2fetc", "made%2f..%2fmade", "made%00", "/etc/passwd", "%5c..%5c", "last"]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_names_lead_to_no_other_folder(made: RunFolder, tmp_path: Path, name: str) -> None:
+    (made.path.parent.parent / "run.json").write_text("{}")
+    with page(made.path.parent, tmp_path) as client:
+        for path in (f"/api/run/{name}", f"/api/run/{name}/attempts", f"/{name}", f"/vendor/{name}"):
+            found = client.get(path)
+            assert found.status_code == 404 or found.text.startswith("<!doctype html>")  # `/..` is `/`
+        for asked in ({"eval": f"../../{name}", "step": 1}, {"eval": "after", "step": 3, "against": f"{name}/after/3"}):
+            assert client.get("/api/run/made/evaluation", params=asked).status_code == 404
+        asked = {"part": f"../{name}", "step": 1, "row": 0}
+        assert client.get("/api/run/made/attempt", params=asked).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "query", ["step=x", "sort=verdict;drop", "kept=maybe", "limit=-1", "stage=none", "q=a", "tokens=.."]
+)
+def test_a_filter_that_says_nothing_is_told_in_a_sentence(made: RunFolder, tmp_path: Path, query: str) -> None:
+    with page(made.path.parent, tmp_path) as client:
+        found = client.get(f"/api/run/made/attempts?{query}")
+    assert found.status_code == 400
+    assert query.split("=")[0] in found.json()["error"]
+
+
+REFUSED = [
+    ("get", {"host": "evil.example"}, 403),
+    ("get", {"origin": "http://evil.example"}, 403),
+    ("get", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+    ("post", {}, 405),
+    ("delete", {}, 405),
+    ("get", {"host": "localhost:9"}, 200),
+    ("get", {"origin": "http://127.0.0.1:8710"}, 200),
+]
+
+
+@pytest.mark.parametrize(("method", "headers", "status"), REFUSED)
+def test_only_the_page_itself_may_ask(
+    made: RunFolder, tmp_path: Path, method: str, headers: dict[str, str], status: int
+) -> None:
+    with page(made.path.parent, tmp_path) as client:
+        found = getattr(client, method)("/api/sources", headers=headers)
+    assert found.status_code == status
+    policy = found.headers["content-security-policy"]
+    assert "script-src 'self'" in policy and "unsafe" not in policy
+
+
+def test_beyond_loopback_a_token_is_needed_once(made: RunFolder, tmp_path: Path) -> None:
+    from starlette.testclient import TestClient
+
+    from rocstar.view.app import application
+    from rocstar.view.sources import Library
+
+    app = application(Library.open(None, made.path.parent), token="secret", cache=tmp_path)
+    with TestClient(app, base_url="http://10.0.0.5:8710") as client:
+        assert client.get("/api/sources").status_code == 401
+        assert client.get("/?token=wrong").status_code == 401
+        opened = client.get("/?token=secret", follow_redirects=False)
+        assert (opened.status_code, opened.headers["location"]) == (303, "/")
+        assert client.get("/api/sources").status_code == 200
+
+
+def test_the_page_asks_no_other_host(tmp_path: Path) -> None:
+    from rocstar.view.app import STATIC
+
+    sources = [file for file in STATIC.iterdir() if file.suffix in (".js", ".css", ".html")]
+    assert len(sources) > 8
+    told = [line for file in sources for line in file.read_text().splitlines() if "//" in line and "http" in line]
+    assert told == []

@@ -1,0 +1,119 @@
+"""What-if on the page: the recorded settings give the recorded choice, on every group; others give what training's own
+resampler would have chosen of the attempts themselves."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from rocstar.config import ResampleSection
+from rocstar.learning.resample import resampler_of, seed_of_choice
+from rocstar.runs.rollouts import read_rollouts, trajectory_of
+from rocstar.types import Resampled
+from tests.view.recorded import SEED, add_step, chosen, create, page, problem, settled
+
+METHODS = [("roc", 0.0), ("roc_release", 0.0), ("uniform", 0.0), ("all", 0.0), ("roc", 0.7)]
+
+
+def fates(groups: list[Resampled]) -> list[list[tuple[bool, str]]]:
+    return [[(choice.kept, str(choice.reason)) for choice in one.choices] for one in groups]
+
+
+@pytest.mark.parametrize(("method", "repetition"), METHODS)
+def test_recorded_settings_give_the_choice_of_training_on_every_group(
+    tmp_path: Path, method: str, repetition: float
+) -> None:
+    run = create(tmp_path / "runs", method=method, keep=8, repetition=repetition)
+    steps = {step: add_step(run, step, problems=4) for step in (1, 2)}
+    assert any(choice.kept for groups in steps.values() for one in groups for choice in one.choices)
+    with page(run.path.parent, tmp_path / "cache") as client:
+        settled(client, "/api/run/made/attempts")
+        for step, groups in steps.items():
+            for number, one in enumerate(groups, 1):
+                asked = {"part": "rollouts", "step": step, "grp": number}
+                found = client.get("/api/run/made/what-if", params=asked).json()
+                recorded = fates([one])[0]
+                assert [(s["kept"], s["reason"]) for s in found["recomputed"]] == recorded
+                assert [(s["kept"], s["reason"]) for s in found["siblings"]] == recorded
+                totals = [choice.penalty.total for choice in one.choices if choice.weight]
+                assert [s["penalty"]["total"] for s in found["siblings"] if s["weight"]] == totals
+
+
+@pytest.mark.parametrize("method", ["roc", "roc_release", "uniform", "all"])
+def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves(tmp_path: Path, method: str) -> None:
+    run = create(tmp_path / "runs")
+    groups = add_step(run, 1, problems=4)
+    other = ResampleSection(method=method, keep=5, min_positive=1, min_negative=1, drop_truncated=True)  # type: ignore[arg-type]
+    asked = {"method": method, "keep": "5", "min_positive": "1", "min_negative": "1", "drop_truncated": "true"}
+    with page(run.path.parent, tmp_path / "cache") as client:
+        settled(client, "/api/run/made/attempts")
+        for number, one in enumerate(groups, 1):
+            place = {"part": "rollouts", "step": 1, "grp": number}
+            found = client.get("/api/run/made/what-if", params={**place, **asked}).json()["siblings"]
+            seed = seed_of_choice(SEED, 1, one.group.problem.id)
+            expected = resampler_of(other)(one.group, random.Random(seed))
+            assert [(s["kept"], s["reason"]) for s in found] == fates([expected])[0]
+            if method == "roc_release":
+                assert {s["chance"] for s in found} <= {0.0, 1.0}
+            if method == "roc":
+                assert sum(s["chance"] for s in found) == pytest.approx(sum(s["kept"] for s in found))
+
+
+def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    groups = add_step(run, 1, problems=6)
+    asked = {"part": "rollouts", "step": 1, "weight_errors": "0", "weight_format": "0"}
+    with page(run.path.parent, tmp_path / "cache") as client:
+        settled(client, "/api/run/made/attempts")
+        answers = [
+            client.get("/api/run/made/what-if", params={**asked, "grp": n}).json() for n in range(1, len(groups) + 1)
+        ]
+    drawn = [[s["chance"] for s in answer["siblings"] if s["reason"].endswith("quality")] for answer in answers]
+    assert any(drawn)
+    assert all(max(chances) - min(chances) < 0.12 for chances in drawn if chances)  # 1,000 draws
+
+
+def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> None:
+    from rocstar.runs.rollouts import write_rollouts
+    from tests.view.recorded import decode, records
+
+    run = create(tmp_path / "runs")
+    add_step(run, 1)
+    twice = chosen(1, [problem(0), problem(0)], 4, ResampleSection(keep=2))
+    write_rollouts(run, 1, records(twice), decode)
+    with page(run.path.parent, tmp_path / "cache") as client:
+        found = settled(client, "/api/run/made/groups")
+        assert [row["attempts"] for row in found["rows"]] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"keep": "1"}, "keep"),
+        ({"keep": "x"}, "keep"),
+        ({"method": "best"}, "method"),
+        ({"weight_format": "-1"}, "weights"),
+    ],
+)
+def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: dict[str, str], word: str) -> None:
+    run = create(tmp_path / "runs")
+    add_step(run, 1, problems=1)
+    with page(run.path.parent, tmp_path / "cache") as client:
+        settled(client, "/api/run/made/attempts")
+        found = client.get("/api/run/made/what-if", params={"step": 1, "grp": 1, "part": "rollouts", **asked})
+    assert found.status_code == 400
+    assert word in found.json()["error"]
+
+
+def test_a_recorded_row_turns_back_into_its_trajectory(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    groups = add_step(run, 1, problems=4)
+    made = [t for one in groups for t in one.group.trajectories]
+    for before, row in zip(made, read_rollouts(run, 1), strict=True):
+        after = trajectory_of(row)
+        assert (after.token_ids, after.loss_mask, after.results) == (before.token_ids, before.loss_mask, before.results)
+        assert [turn.calls for turn in after.turns] == [turn.calls for turn in before.turns]
+        assert after.sampled_logprobs == pytest.approx(before.sampled_logprobs)
+        assert (after.stop, after.fault, after.index) == (before.stop, before.fault, before.index)
