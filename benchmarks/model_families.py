@@ -106,7 +106,8 @@ decay_share = 0.3
 name = "learn"
 kind = "rl"
 steps = {RL_STEPS}
-"""
+"""from rocstar.serving.visible import VisibleText
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +316,11 @@ class Check:
         self.check(
             written[-1] in codec.stop_ids(template) and len(written) < RESPONSE_TOKENS, "generate() ends by itself"
         )
-        self.check(chatted.startswith(codec.decode(written).strip()), "chat writes what generate() does")
+        said = VisibleText(codec, template).rest(written).strip()
+        programs = [str(call.arguments.get("code")) for call in template.calls.parse(codec.decode(written))]
+        self.check(
+            said in chatted and all(program in chatted for program in programs), "chat shows what generate() writes"
+        )
         self.check("boxed" in chatted, "chat ends with an answer")
 
 

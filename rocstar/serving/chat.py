@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError
-from rocstar.evaluation.subject import find_subject, loaded, opened, settings_in_force
+from rocstar.evaluation.subject import conversation_of, find_subject, loaded, opened, settings_in_force
 from rocstar.learning.threads import use_threads
 from rocstar.machines import started_sandbox
 from rocstar.modelfolder import model_facts
@@ -54,6 +54,7 @@ def chat(*, model: str, prompt: str | None, settings: Sequence[str], wishes: Wis
     if wishes.system is not None and recipe.rollout.environment is not None:
         raise ConfigError("--system has no place in rollout.environment, which lays out its questions itself")
     specs = specs_of(recipe) if recipe.rollout.max_turns > 1 else ()
+    conversation_of(subject, recipe)  # a folder that will not do is told before anything is loaded
 
     async def talk() -> None:
         use_threads(recipe.run.threads)

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from rocstar.errors import ConfigError
-from rocstar.evaluation.subject import find_subject, loaded, opened, settings_in_force
+from rocstar.evaluation.subject import conversation_of, find_subject, loaded, opened, settings_in_force
 from rocstar.learning.threads import use_threads
 from rocstar.machines import started_sandbox
 from rocstar.modelfolder import model_facts
@@ -48,6 +48,7 @@ def serve(
     holds = model_facts(subject.model).positions
     if context is not None and context > holds:
         raise ConfigError(f"--context {context} is more than the {holds} tokens that the model holds; lower it")
+    conversation_of(subject, recipe)  # a folder that will not do is told before anything is loaded
     listener = _listener(host, port)
 
     async def _serve() -> None:

@@ -193,9 +193,9 @@ def test_padding_of_an_embedding_is_never_drawn(
 
 
 def test_a_run_is_evaluated_under_the_limits_of_its_last_rl_stage() -> None:
-    from rocstar.evaluation.subject import _as_evaluated
+    from rocstar.evaluation.setup import as_evaluated
     from rocstar.recipe import recipe_of
 
     stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": {"max_response_tokens": 48, "max_turns": 3}}
-    staged = _as_evaluated(recipe_of({"rollout": {"max_response_tokens": 20}}, [stage]))
+    staged = as_evaluated(recipe_of({"rollout": {"max_response_tokens": 20}}, [stage]))
     assert (staged.rollout.max_response_tokens, staged.rollout.max_turns) == (48, 3)
