@@ -43,6 +43,7 @@ from rocstar.learning.policy import Policy
 from rocstar.parts import tools_of
 from rocstar.protocols import ToolSpec
 from rocstar.sandbox.client import SandboxClient
+from rocstar.serving.visible import VisibleText
 from tests.dialogue.folders import DATA, LLAMA, LLAMA_MARKERS, THINKING, published_qwen
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,8 +107,7 @@ decay_share = 0.3
 name = "learn"
 kind = "rl"
 steps = {RL_STEPS}
-"""from rocstar.serving.visible import VisibleText
-
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
