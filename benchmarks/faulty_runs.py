@@ -2,10 +2,10 @@
 
     python benchmarks/faulty_runs.py [--only NAME ...] [--out FOLDER]
 
-Each run is the tiny one of the tests (25,000 parameters, real sandbox, engine and learner) with one thing wrong: what it
-was shown in its cold start, a limit, or a setting of the learner. Prints the run, the warning that it should give, the
-RL step at which it came, and what else it warned of; ends with 1 where one did not come. The run `healthy`, in which
-nothing is wrong, must give none. Of the quickstart the same is said by `rocstar runs show RUN --json` (`warnings`).
+Each run is the tiny one of the tests (25,000 parameters, real sandbox, engine and learner) with one thing wrong: what
+it was shown in its cold start, a limit, or a setting of the learner. Prints the run, the warning that it should give,
+the RL step at which it came, and what else it warned of; ends with 1 where one did not come. The run `healthy`, in
+which nothing is wrong, must give none. Of the quickstart `rocstar runs show RUN --json` says the same (`warnings`).
 """
 
 from __future__ import annotations
@@ -106,9 +106,7 @@ def main() -> int:
 
 def _judged(name: str, case: Case, base: Path) -> bool:
     told = _warnings(case, base / name.replace(" ", "-"))
-    steps = {
-        warning["name"]: warning["step"] - BASE["stage.cold.steps"] for warning in reversed(told)
-    }
+    steps = {warning["name"]: warning["step"] - BASE["stage.cold.steps"] for warning in reversed(told)}
     also = ", ".join(sorted(set(steps) - {case.warning}))
     came = steps.get(case.warning) if case.warning else None
     print(f"{name:26}{case.warning or '-':22}{came if came is not None else '-':>8}   {also}", flush=True)

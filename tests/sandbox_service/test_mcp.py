@@ -59,9 +59,10 @@ async def called(client: Client, tool: str = "run_python", **arguments: Any) -> 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_official_client_runs_programs_over_http(http: Http, mode: str) -> None:
+    before = http.status("sessions")  # tests of other files may have left some, which end when they are idle
     async with Client(f"{http.url}/mcp", mode=mode) as client:
         await check(client)
-    assert eventually(lambda: http.status("sessions") == 0)
+    assert eventually(lambda: http.status("sessions") <= before)
 
 
 async def test_a_notebook_goes_on_over_other_connections(http: Http) -> None:
