@@ -32,9 +32,10 @@ def copy(names: list[str], to: Path) -> list[Path]:
 
     Raises ConfigError for a name that is none and for a file that is there already, before anything is written."""
     folder, known = recipes_folder(), listed()
+    names = [name if name.endswith(".toml") else f"{name}.toml" for name in names]
     for name in names:
         if name not in known:
-            raise ConfigError(f"there is no recipe {name}; there are {', '.join(known)}")
+            raise ConfigError(f"there is no recipe {name.removesuffix('.toml')}; there are {', '.join(known)}")
     wanted = sorted({file for name in names or known for file in _with_those_it_extends(folder / name)})
     places = [to / file.relative_to(folder) for file in wanted]
     for place in places:

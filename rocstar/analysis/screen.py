@@ -68,7 +68,7 @@ def page(report: Mapping[str, Any]) -> str:
 def _headline(report: Mapping[str, Any]) -> str:
     whole = report["whole"]
     if not whole["attempts"]:
-        return f"{report['source']}: no attempts were kept (run.save_rollouts = true keeps them)"
+        return f"{report['source']}: no attempts are there: no RL step is done yet, or run.save_rollouts is off"
     return (
         f"{report['source']}: {whole['attempts']:,} attempts, {share(whole['right_share'])} right, "
         f"{number(whole['calls'], 2)} calls each, {share(whole['failed_call_share'])} of them failed"

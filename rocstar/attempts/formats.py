@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -93,9 +94,16 @@ def _csv(rows: Iterable[Row], origin: Origin, path: Path) -> int:
         writer = csv.writer(file)
         writer.writerow(("question", *FACTS))
         for row in rows:
-            writer.writerow((row["question"], *facts(row).values()))
+            writer.writerow(map(_cell, (row["question"], *facts(row).values())))
             count += 1
     return count
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay."""
+    if isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![0-9.]+$)", value):
+        return f"'{value}"
+    return value
 
 
 def _verl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
@@ -156,7 +164,8 @@ def _inspect(rows: Iterable[Row], origin: Origin, path: Path) -> int:
 
 def _sample(row: Row, origin: Origin) -> dict[str, Any]:
     messages = [_inspect_message(message) for message in structured(row, origin.feedback)]
-    last: Message = next(message for message in reversed(messages) if message["role"] == "assistant")
+    nothing: Message = {"role": "assistant", "content": ""}  # of an attempt that ended before it wrote anything
+    last = next((message for message in reversed(messages) if message["role"] == "assistant"), nothing)
     stop = STOPS.get(row["stop"], "stop")
     return {
         "id": f"{row['problem_id']}@{row['step']}",

@@ -97,7 +97,7 @@ class BenchmarkRows:
         self.kind: Kind = KINDS[benchmark.file.kind]
         self.kind.check()
         if folder is not None and not folder.is_dir():
-            raise ConfigError(f"--data-folder {folder} is not a folder; give the one that holds the benchmarks' rows")
+            raise ConfigError(f"{folder} is not a folder; give the one that holds the rows of {benchmark.name}")
         rows, self._place = benchmark.read(folder)
         self._sha256 = checksum(rows, self.kind.columns(benchmark.file))
         benchmark.checked(self._sha256, accept=accept)

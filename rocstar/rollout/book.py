@@ -93,11 +93,11 @@ class Book:
         last, seconds = self._last, now - self._seen_at
         if seconds <= 0:
             return
-        produced = load.produced_tokens - last.produced_tokens
+        produced = max(0, load.produced_tokens - last.produced_tokens)  # an engine that began anew counts from nothing
         steps = produced / max(1, len(self.residents))
         self.step += steps
         self._rate = steps / seconds
-        if produced and last.running and load.running:
+        if produced and last.running and load.running and self.capacity:
             self._weigh(load, produced, seconds, wanted)
         self.capacity, self.produced, self._last, self._seen_at = load.capacity_tokens, load.produced_tokens, load, now
         self._evictions = load.evictions

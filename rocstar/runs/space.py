@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rocstar.errors import ConfigError
 from rocstar.runs.atomic import NEW, OLD
 from rocstar.runs.folder import RunFolder
 
@@ -37,12 +38,14 @@ def leftovers(run: RunFolder, keep: int) -> list[Path]:
 def delete(paths: list[Path]) -> None:
     """Raises OSError."""
     for path in paths:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def remove(run: RunFolder) -> None:
     """Delete a run. run.json goes first, so that a kill in the middle leaves no run that lacks its files. Raises
-    ConfigError where it is being written, and OSError."""
+    ConfigError where it is being written or only a link to it is here, and OSError."""
+    if run.path.is_symlink():
+        raise ConfigError(f"{run.path} is a link; delete the run where it lies ({run.path.resolve()})")
     with run.locked():
         (run.path / "run.json").unlink()
     shutil.rmtree(run.path)

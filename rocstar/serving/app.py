@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.types import Problem, Stop, Trajectory, problem_id
 
 BODY_BYTES = 8 << 20
+GONE_SECONDS = 0.5  # between two looks whether the client is still there
 FINISH = {Stop.ANSWERED: "stop"}  # every other end is OpenAI's `length`
 
 
@@ -76,14 +78,28 @@ def app_of(agent: Agent) -> Starlette:
 async def _complete(agent: Agent, request: Request) -> Response:
     try:
         asked = read_request(await _body(request), seed=secrets.randbits(62))
-        opened = _opened(agent, asked)
+        opened = await asyncio.to_thread(_opened, agent, asked)  # a long text takes its time
         roller = _within(agent, asked, len(opened))
     except DataError as error:
         return _error(400, str(error), "invalid_request_error")
     events = answered(roller, asked.question, opened, asked.sampling)
     if asked.stream:
         return StreamingResponse(_streamed(agent, asked, opened, events), media_type="text/event-stream")
-    return await _whole(agent, opened, events)
+    return await _unless_gone(request, _whole(agent, opened, events))
+
+
+async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
+    """An answer that nobody waits for any more is not made to its end."""
+    making = asyncio.ensure_future(answer)
+    try:
+        while not making.done():
+            await asyncio.wait([making], timeout=GONE_SECONDS)
+            if not making.done() and await request.is_disconnected():
+                return _error(499, "the client is gone", "client_closed_request")
+        return making.result()
+    finally:
+        making.cancel()
+        await asyncio.gather(making, return_exceptions=True)
 
 
 def _opened(agent: Agent, asked: ChatRequest) -> tuple[int, ...]:
@@ -101,9 +117,10 @@ def _within(agent: Agent, asked: ChatRequest, prompt: int) -> Roller:
     """The roller with a limit that the conversation leaves room for. Raises DataError where it leaves too little."""
     room = agent.positions - prompt
     if room < (asked.max_tokens or 1):
+        more = f"{asked.max_tokens} more were asked for" if asked.max_tokens else "the answer needs some more"
         raise DataError(
-            f"the conversation has {prompt} tokens and {asked.max_tokens or 'no'} more were asked for, which is more "
-            f"than {agent.positions} in all; shorten it, or lower max_tokens"
+            f"the conversation has {prompt} tokens and {more}, which is more than {agent.positions} in all; shorten it"
+            + (", or lower max_tokens" if asked.max_tokens else "")
         )
     limits = replace(agent.roller.limits, max_response_tokens=asked.max_tokens or room)
     return replace(agent.roller, limits=limits)

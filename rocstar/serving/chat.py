@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rocstar.attempts.page import visible
 from rocstar.errors import ConfigError
 from rocstar.evaluation.subject import conversation_of, find_subject, loaded, opened, settings_in_force
 from rocstar.learning.threads import use_threads
@@ -23,10 +24,15 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.serving.agent import Ended, Event, Ran, Words, answered
 from rocstar.serving.app import as_data, shown
-from rocstar.types import Problem, Sampling, Trajectory, problem_id
+from rocstar.serving.requests import refuse_temperature
+from rocstar.types import Problem, Sampling, Stop, Trajectory, problem_id
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
 PROMPT_TOKENS = 1024  # beside them
+ENDS = {
+    Stop.MAX_TOKENS: "no room for more, or a call that was never closed; --max-tokens gives more",
+    Stop.MAX_TURNS: "it wanted to call a tool once more than rollout.max_turns allows",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ def chat(*, model: str, prompt: str | None, settings: Sequence[str], wishes: Wis
         raise ConfigError(f"--context {positions} is more than the {holds} tokens that the model holds; lower it")
     if wishes.system is not None and recipe.rollout.environment is not None:
         raise ConfigError("--system has no place in rollout.environment, which lays out its questions itself")
+    refuse_temperature("--temperature", wishes.temperature)
     specs = specs_of(recipe) if recipe.rollout.max_turns > 1 else ()
     conversation_of(subject, recipe)  # a folder that will not do is told before anything is loaded
 
@@ -80,7 +87,7 @@ def _read() -> str:
     """One line of standard input; empty at its end."""
     if sys.stdin.isatty():
         print("question (empty line ends)> ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline()
+    return sys.stdin.readline().encode("utf-8", "replace").decode()  # bytes that are no text
 
 
 class _Conversation:
@@ -117,7 +124,7 @@ class _Conversation:
         async with aclosing(answered(self._roller, question, ids, sampling)) as events:  # type: ignore[type-var]
             async for event in events:
                 told.take(event)
-                if isinstance(event, Ended) and not self._wishes.fresh:
+                if isinstance(event, Ended) and not self._wishes.fresh and event.trajectory.fault is None:
                     self._last = event.trajectory
 
     def _asked(self, question: str) -> tuple[int, ...]:
@@ -157,7 +164,10 @@ class _Told:
         self._show("\n")
         if trajectory.fault is not None:
             print(f"no answer: {trajectory.fault}", file=sys.stderr)
+        elif trajectory.stop is not Stop.ANSWERED:
+            size = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+            print(f"(cut after {size} tokens of its own: {ENDS[trajectory.stop]})", file=sys.stderr)
 
     def _show(self, text: str) -> None:
         if not self._as_json:
-            print(text, end="", flush=True)
+            print(visible(text), end="", flush=True)

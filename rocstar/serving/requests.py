@@ -32,6 +32,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 }
 """What clients send along, with the values that ask for nothing; an empty tuple: all of them."""
 
+LEAST_TEMPERATURE = 1e-4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
@@ -53,7 +55,13 @@ class ChatRequest:
 
 def read_request(body: bytes, seed: int) -> ChatRequest:
     """`seed` stands in where the request has none. Raises DataError, which says what to change."""
-    asked = _object(body)
+    try:
+        return _read(_object(body), seed)
+    except (AttributeError, LookupError, RecursionError, TypeError, UnicodeError, ValueError):
+        raise DataError("the request has another form than chat completions have; see OpenAI's reference") from None
+
+
+def _read(asked: Mapping[str, Any], seed: int) -> ChatRequest:
     for field, value in asked.items():
         if field not in OBEYED and value is not None and not _asks_nothing(field, value):
             raise DataError(f"{field} is not obeyed here; leave it out{_because(field)}")
@@ -61,20 +69,47 @@ def read_request(body: bytes, seed: int) -> ChatRequest:
         messages=_conversation(asked.get("messages")),
         sampling=Sampling(
             max_new_tokens=1,
-            temperature=_number(asked, "temperature", 1.0, 0.0, 10.0),
+            temperature=_temperature(asked),
             top_p=_number(asked, "top_p", 1.0, 1e-6, 1.0),
-            top_k=int(_number(asked, "top_k", 0, 0, 1 << 20)),
-            seed=int(_number(asked, "seed", seed, 0, (1 << 63) - 1)),
+            top_k=_whole(asked, "top_k", 0, 0, 1 << 20),
+            seed=_whole(asked, "seed", seed, 0, (1 << 63) - 1),
         ),
         max_tokens=_max_tokens(asked),
-        stream=asked.get("stream") is True,
+        stream=_stream(asked),
         include_usage=_object_or_empty(asked.get("stream_options")).get("include_usage") is True,
     )
 
 
+def refuse_temperature(name: str, value: float) -> None:
+    """Raises DataError where fp32 can't divide by it; nothing is drawn there anyway."""
+    if 0.0 < value < LEAST_TEMPERATURE:
+        raise DataError(f"{name} {value:g} is too small to draw by; 0 takes the likeliest token")
+
+
+def _temperature(asked: Mapping[str, Any]) -> float:
+    value = _number(asked, "temperature", 1.0, 0.0, 10.0)
+    refuse_temperature("temperature", value)
+    return value
+
+
+def _stream(asked: Mapping[str, Any]) -> bool:
+    value = asked.get("stream")
+    if value not in (None, True, False):
+        raise DataError(f"stream must be true or false, got {value!r}")
+    return value is True
+
+
+def _whole(asked: Mapping[str, Any], field: str, default: int, low: int, high: int) -> int:
+    value = _number(asked, field, default, low, high)
+    if not isinstance(value, int):
+        raise DataError(f"{field} must be a whole number, got {value!r}")
+    return value
+
+
 def _object(body: bytes) -> Mapping[str, Any]:
     try:
-        asked = json.loads(body)
+        asked = json.loads(body.decode("utf-8"))
+        asked = json.loads(json.dumps(asked, ensure_ascii=False).encode("utf-8", "replace"))  # no lone surrogates
     except (ValueError, RecursionError):
         asked = None
     if not isinstance(asked, dict):
@@ -109,8 +144,6 @@ def _plain(message: Any) -> Any:
     content, role = message.get("content"), message.get("role")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
-    if isinstance(content, str):
-        content = content.encode("utf-8", "replace").decode()  # JSON can say lone surrogates, tokenizers can't
     return {**message, "content": content, "role": "system" if role == "developer" else role}
 
 

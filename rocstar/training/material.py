@@ -177,7 +177,8 @@ def _positions_at_first(material: Material) -> int:
     of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
     recipe, longest = material.recipe, _longest_response(material.recipe, material.benchmarks)
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
-    problems = [*material.heldout, *(problem for some in material.problems.values() for problem in some)]
+    benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems())
+    problems = [*material.heldout, *(problem for some in material.problems.values() for problem in some), *benchmarks]
     if not problems:
         return 1
     specs = specs_of(recipe) if any(rollout.max_turns > 1 for rollout in rollouts_of(recipe)) else ()
@@ -303,12 +304,17 @@ def _refuse_lone_ray(recipe: Recipe) -> None:
 
 def _refuse_long_caps(recipe: Recipe, benchmarks: Sequence[NamedBenchmark]) -> None:
     """For random weights, whose tokenizer is not there yet: prompts are known later, the cap is known now."""
-    longest = _longest_response(recipe, benchmarks)
-    if longest >= recipe.model.max_positions:
-        raise ConfigError(
-            f"rollout.max_response_tokens {longest} (of the run or of a benchmark) and a prompt do not fit into "
-            f"model.max_positions {recipe.model.max_positions}; lower the one or raise the other"
-        )
+    caps = {"rollout.max_response_tokens": _longest_response(recipe)}
+    caps |= {
+        f"rollout.max_response_tokens of benchmark {benchmark.name}": benchmark.recipe.rollout.max_response_tokens
+        for benchmark in benchmarks
+    }
+    for name, longest in caps.items():
+        if longest >= recipe.model.max_positions:
+            raise ConfigError(
+                f"{name} is {longest}, which does not fit into model.max_positions {recipe.model.max_positions} with a "
+                "prompt; lower the one (of a benchmark by its `settings`) or raise the other"
+            )
 
 
 def _refuse_other_ranks(recipe: Recipe) -> None:

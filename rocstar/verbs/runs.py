@@ -101,7 +101,8 @@ def compare(
     as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Two runs: settings that differ, where each metric came to, and their evaluations paired problem by problem.
+    """Two runs: settings that differ, where each metric came to (mean of the last ten of as many steps), and their
+    evaluations paired problem by problem. Two evaluations of one run: `rocstar compare`.
 
     Example: rocstar runs compare roc grpo --metric reward/mean"""
     from rocstar.runs.differences import METRICS, metrics_side_by_side, settings_that_differ
@@ -135,7 +136,9 @@ def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
 
 
 def _compared(result: Mapping[str, Any]) -> Iterator[str]:
-    yield f"A {result['a']}, B {result['b']}"
+    from rocstar.runs.differences import LAST_STEPS
+
+    yield f"A {result['a']}, B {result['b']}; metrics are means of the last {LAST_STEPS} of so many steps"
     for row in result["settings"]:
         yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
     for row in result["metrics"]:
@@ -254,11 +257,14 @@ def export(
     ended: Ended = None,
     error: ErrorClass = None,
     text: Text = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.", show_default=False)] = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
 
     Example: rocstar runs export last --right --format trl --out right.jsonl"""
+    from itertools import islice
+
     from rocstar.attempts.formats import ENDINGS, FORMS
     from rocstar.attempts.formats import export as write
     from rocstar.attempts.select import select
@@ -267,8 +273,10 @@ def export(
         raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
     wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
     files, origin = _source(name, runs)
-    path = out or Path(f"{origin.name.replace('/', '-')}.{ENDINGS[form]}")
-    count = write(select(files, wanted), origin, form, path)
+    path = out or Path(f"{origin.name.replace('/', '-')}-{form}.{ENDINGS[form]}")
+    if path.exists():
+        raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
+    count = write(islice(select(files, wanted), limit), origin, form, path)
     print(f"{count} attempts in {path}")
 
 
@@ -374,7 +382,7 @@ def rm(
     from rocstar.runs.space import branches_of, remove, size_of
 
     known = {run.name: run for run in list_runs(runs)}
-    chosen = [_exactly(name, known) for name in names]
+    chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
     for run in chosen:
         print(f"{run.path}: {_bytes(size_of(run.path))}")
         for other in branches_of(run, list(known.values())):
@@ -402,7 +410,8 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and stop.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Delete old checkpoints and what kills left half written, of all runs that nobody writes.
+    """Delete old checkpoints and what kills left half written, of all runs that nobody writes. Checkpoints of ended
+    stages go too, from which `train --branch` could start.
 
     Example: rocstar runs gc --keep 1 --dry-run"""
     from rocstar.runs.folder import list_runs

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -75,6 +76,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
+        self.cookie = f"{COOKIE}_{sha256(token.encode()).hexdigest()[:8]}"  # a browser's cookies know no port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,9 +105,9 @@ class Gate:
         given = asked.query_params.get("token", "")
         if given and hmac.compare_digest(given.encode(), self.token.encode()):
             response = RedirectResponse("/", status_code=303)  # the token leaves the address line and the history
-            response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+            response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
             return response
-        kept = asked.cookies.get(COOKIE, "")
+        kept = asked.cookies.get(self.cookie, "")
         if hmac.compare_digest(kept.encode(), self.token.encode()):
             return None
         return _json({"error": "open the address with its token, as rocstar view printed it"}, 401)

@@ -90,17 +90,16 @@ class Curves:
             try:
                 row = json.loads(line)
                 stage = str(row.pop("stage", ""))
-            except (ValueError, AttributeError, TypeError):
+                row = {name: float(value) for name, value in row.items() if _is_number(value)}
+            except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
                 self.broken += 1
                 continue
             self._append(row, stage)
 
-    def _append(self, row: dict[str, Any], stage: str) -> None:
+    def _append(self, row: dict[str, float], stage: str) -> None:
         rows = len(self.stages)
         self.stages.append(stage)
         for name, value in row.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
             column = self._columns.get(name)
             if column is None:
                 if len(self._columns) >= MOST_METRICS:
@@ -109,6 +108,10 @@ class Curves:
                 self.names.append(name)
             column.extend([math.nan] * (rows - len(column)))
             column.append(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _running(values: Sequence[float], unit: float) -> list[float]:

@@ -80,6 +80,10 @@ Found = tuple[AttemptFile, os.stat_result]
 """A file as it lies there."""
 
 
+STRANGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading JSON of another shape than ours ends in."""
+
+
 @dataclass(slots=True)
 class Index:
     """The table of one source. Any thread may ask; one at a time takes up new files."""
@@ -94,6 +98,8 @@ class Index:
     _asking: set[duckdb.DuckDBPyConnection] = field(default_factory=set)
     waiting: int = 0
     """Files that are not in the table yet."""
+    _last_number: int = 0
+    """Of a file; a number is never given again while this index is open, because searches remember them."""
 
     @classmethod
     def open(cls, source: Source, cache: Path | None = None) -> Index:
@@ -197,7 +203,7 @@ class Index:
                     self._insert(cursor, file, state)
         except duckdb.OutOfMemoryException:
             return  # of no fault of the file's: the next look finds it again
-        except duckdb.Error as error:
+        except (duckdb.Error, *STRANGE) as error:
             if self._closed:
                 return
             if len(files) > 1:
@@ -205,7 +211,7 @@ class Index:
                     self._take([one])
                 return
             with self._transaction() as cursor:
-                self._remember(cursor, *files[0], str(error).splitlines()[0][:300])
+                self._remember(cursor, *files[0], (str(error) or type(error).__name__).splitlines()[0][:300])
 
     @contextmanager
     def _transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -255,7 +261,8 @@ class Index:
     def _remember(
         self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result, broken: str | None
     ) -> int:
-        number: int = cursor.execute("SELECT coalesce(max(id), 0) + 1 FROM files").fetchall()[0][0]
+        highest: int = cursor.execute("SELECT coalesce(max(id), 0) FROM files").fetchall()[0][0]
+        number = self._last_number = max(highest, self._last_number) + 1
         path = str(file.path.relative_to(self.source.root))
         row = [number, path, file.part, file.step, state.st_mtime_ns, state.st_size, broken]
         cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)

@@ -5,6 +5,7 @@ Not here: what an attempt says (index.py, attempt.py) and metrics over steps (cu
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ class Source:
 
     def _rollouts(self) -> Iterator[AttemptFile]:
         for path in self.root.glob("rollouts/step=*.parquet"):
-            yield AttemptFile(path=path, part="rollouts", step=step_of(path))
+            if re.fullmatch(r"step=[0-9]+\.parquet", path.name):  # no copy of one
+                yield AttemptFile(path=path, part="rollouts", step=step_of(path))
 
     def _evaluated(self) -> Iterator[AttemptFile]:
         for name, step, folder in self.evaluation_folders():
@@ -147,8 +149,8 @@ def overview(source: Source) -> dict[str, Any]:
             for name, step, folder in source.evaluation_folders()
         ]
         return {**row, "evals": evals, **(_of_run(source.run) if source.run else {})}
-    except (DataError, OSError, ValueError) as error:
-        return {**row, "evals": [], "broken": str(error)}
+    except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        return {**row, "evals": [], "broken": str(error) or type(error).__name__}
 
 
 def _of_run(run: RunFolder) -> dict[str, Any]:

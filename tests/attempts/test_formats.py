@@ -114,3 +114,18 @@ def test_a_page_of_hostile_attempts_has_no_element_of_theirs(tmp_path: Path) -> 
     assert "<img" not in page
     assert "\u202e" not in page
     assert "default-src 'none'" in page
+
+
+def test_an_attempt_that_wrote_nothing_has_every_form(tmp_path: Path) -> None:
+    nothing = row(text=[], turns=[], verdict=None, fault="EngineUnavailable: gone")
+    for form in FORMS:
+        assert export([nothing], ORIGIN, form, tmp_path / f"{form}.{ENDINGS[form]}") == 1
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    export([row(question="=HYPERLINK(1)", extracted="-5"), row(extracted="-cmd", gold="@x")], ORIGIN, "csv", path)
+    with path.open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["question"], first["extracted"]) == ("'=HYPERLINK(1)", "-5")
+    assert (second["extracted"], second["gold"]) == ("'-cmd", "'@x")

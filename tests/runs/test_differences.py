@@ -74,3 +74,19 @@ def test_a_run_that_is_written_cannot_be_removed(tmp_path: Path) -> None:
         remove(folder)
     remove(folder)
     assert list_runs(tmp_path) == []
+
+
+def test_a_link_to_a_run_or_a_checkpoint_is_never_followed(tmp_path: Path) -> None:
+    folder = made(tmp_path / "disk", "a", steps=2)
+    (folder.path / "elsewhere").mkdir()
+    (folder.path / "elsewhere" / "state.json").write_text("{}")
+    folder.checkpoint(1).symlink_to(folder.path / "elsewhere")
+    folder.checkpoint(2).mkdir()
+    delete(leftovers(folder, 1))
+    assert folder.checkpoint_steps() == [2]
+    assert (folder.path / "elsewhere" / "state.json").exists()
+    link = tmp_path / "link"
+    link.symlink_to(folder.path)
+    with pytest.raises(ConfigError, match="is a link"):
+        remove(RunFolder(link))
+    assert list_runs(tmp_path / "disk")

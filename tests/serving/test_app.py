@@ -80,6 +80,10 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text content"),
         ({"messages": [{"role": "user", "content": "x"}] * 2}, "expected a message of role assistant"),
         ({"surprise": 1}, "surprise is not obeyed here"),
+        ({"temperature": 5e-324}, "too small to draw by; 0 takes the likeliest token"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"stream": "yes"}, "stream must be true or false"),
+        ({"messages": [{"role": [], "content": "x"}]}, "another form than chat completions have"),
     ],
 )
 async def test_what_cannot_be_obeyed_is_refused_in_a_sentence(change: dict[str, Any], said: str) -> None:
@@ -97,6 +101,10 @@ async def test_strange_bodies_and_characters_are_no_fault_of_ours() -> None:
     async with client_of(agent_over(Piecewise([ANSWER]))) as client:
         for body in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
             assert (await client.post("/v1/chat/completions", content=body)).status_code == 400
+        deep = b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": '
+        call = b'[{"function": {"name": "\\ud800", "arguments": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}}]}]}"
+        assert (await client.post("/v1/chat/completions", content=deep + call)).status_code == 400
+        assert (await client.post("/v1/chat/completions", content=b'{"\\ud800": 1}')).status_code == 400
         odd = b'{"messages": [{"role": "user", "content": "\\ud800 \\u0000"}]}'
         assert (await client.post("/v1/chat/completions", content=odd)).status_code == 200
 

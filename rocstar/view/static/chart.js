@@ -20,7 +20,7 @@ export function Chart({ title, series, marks = [], unit, sync = "run" }) {
   useEffect(() => {
     if (!box.current || !series.length) return;
     const data = uPlot.join(series.map(({ x, y }) => [x, y]));
-    const plot = new uPlot(options(box.current, series, marks, sync, setAt), data, box.current);
+    const plot = new uPlot(options(box.current, series, marks, sync, setAt, unit), data, box.current);
     const watcher = new ResizeObserver(() => plot.setSize({ width: box.current.clientWidth, height: 150 }));
     watcher.observe(box.current);
     return () => { watcher.disconnect(); plot.destroy(); };
@@ -31,7 +31,9 @@ export function Chart({ title, series, marks = [], unit, sync = "run" }) {
     ${at && html`<span class="dim">${unit} ${number(at.x)}</span>`}</span></figcaption><div class="plot" ref=${box} role="img" aria-label=${`${title}: ${last.map((value) => number(value)).join(", ")} at the end`}></div></figure>`;
 }
 
-function options(box, series, marks, sync, setAt) {
+const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // no tick between two steps
+
+function options(box, series, marks, sync, setAt, unit) {
   const axis = { stroke: color("--dim"), grid: { stroke: color("--edge"), width: 1 }, ticks: { show: false }, font: "11px system-ui", values: (_, values) => values.map((value) => number(value)) };
   return {
     width: box.clientWidth,
@@ -39,7 +41,7 @@ function options(box, series, marks, sync, setAt) {
     legend: { show: false },
     cursor: { sync: { key: sync }, points: { size: 5 }, drag: { x: true, y: false } },
     scales: { x: { time: false } },
-    axes: [{ ...axis, size: 24 }, { ...axis, size: 46 }],
+    axes: [{ ...axis, size: 24, ...(unit === "step" && { incrs: WHOLE }) }, { ...axis, size: 46 }],
     series: [{}, ...series.map((_, place) => ({ stroke: color(LINES[place % LINES.length]), width: 1.6, spanGaps: true, points: { show: series[0].x.length < 3 } }))],
     hooks: {
       drawClear: [(plot) => marks.forEach((mark) => draw(plot, mark))],
