@@ -14,7 +14,7 @@ from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
 from tests.sandbox.driver import eventually
-from tests.sandbox_service.support import Http
+from tests.sandbox_service.support import Http, running
 
 
 async def check(client: Client) -> None:
@@ -58,11 +58,11 @@ async def called(client: Client, tool: str = "run_python", **arguments: Any) -> 
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_the_official_client_runs_programs_over_http(http: Http, mode: str) -> None:
-    before = http.status("sessions")  # tests of other files may have left some, which end when they are idle
-    async with Client(f"{http.url}/mcp", mode=mode) as client:
-        await check(client)
-    assert eventually(lambda: http.status("sessions") <= before)
+async def test_the_official_client_runs_programs_over_http(mode: str) -> None:
+    with running() as url:  # of its own: sessions that tests of other files left would count too
+        async with Client(f"{url}/mcp", mode=mode) as client:
+            await check(client)
+        assert eventually(lambda: Http(url).status("sessions") == 0)
 
 
 async def test_a_notebook_goes_on_over_other_connections(http: Http) -> None:

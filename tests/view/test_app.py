@@ -167,6 +167,40 @@ def test_a_search_goes_on_into_steps_that_come_later(tmp_path: Path, monkeypatch
             pass
 
 
+def test_a_search_forgets_what_a_rewound_run_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocstar.view.index.LOOK_SECONDS", 0.0)
+    run = create(tmp_path / "runs")
+    write_rollouts(run, 1, [attempt("a zebra")], decode)
+    with page(run.path.parent, tmp_path / "cache") as client:
+
+        def found(text: str) -> set[str]:
+            return {row["preview"] for row in settled(client, "/api/run/made/attempts", q=text)["rows"]}
+
+        while found("zebra") != {"a zebra"} or found("lion"):
+            pass
+        run.rollout_file(1).unlink()
+        settled(client, "/api/run/made/attempts")
+        write_rollouts(run, 1, [attempt("a lion")], decode)
+        while found("lion") != {"a lion"}:
+            pass
+        assert found("zebra") == set()
+
+
+def test_a_file_of_another_shape_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    add_step(run, 1)
+    (run.rollouts / "step=000001 (1).parquet").write_bytes(run.rollout_file(1).read_bytes())
+    with run.metrics.open("a") as odd:
+        odd.write('{"step": 1' + "0" * 400 + "}\n" + "[" * 100_000 + "\n")
+    (run.path.parent / "odd").mkdir()
+    (run.path.parent / "odd" / "run.json").write_text("{}")
+    (run.path.parent / "odd" / "config.resolved.json").write_text('{"stage": [1]}')
+    with page(run.path.parent, tmp_path / "cache") as client:
+        names = {row["name"]: row for row in client.get("/api/sources").json()["sources"]}
+        assert set(names) == {"made", "odd"} and names["odd"]["broken"]
+        assert settled(client, "/api/run/made/attempts")["rows"]
+
+
 def test_a_broken_table_is_made_again(made: RunFolder, tmp_path: Path) -> None:
     total = listed(made, tmp_path)["total"]
     for file in tmp_path.glob("*.duckdb"):
