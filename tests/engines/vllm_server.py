@@ -30,13 +30,7 @@ def vllm_python() -> Path:
 
 
 def settings(model: Path, log: Path, **changes: Any) -> VllmSettings:
-    options: dict[str, Any] = {
-        "max_tokens": POSITIONS,
-        "rows": ROWS,
-        "capacity_tokens": CAPACITY,
-        "dtype": "float32",
-        **changes,
-    }
+    options = {"max_tokens": POSITIONS, "rows": ROWS, "capacity_tokens": CAPACITY, "dtype": "float32", **changes}
     return VllmSettings(model=model, python=vllm_python(), log=log, **options)
 
 
@@ -44,8 +38,6 @@ class Shared:
     """The server, once there is one."""
 
     server: VllmServer | None = None
-    filled = False
-    """Whether it has read weights: it is begun without, as one is that takes the place of a dead one."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -56,8 +48,7 @@ class Shared:
             model = MODELS["qwen"](0)
             model.config.max_position_embeddings = POSITIONS
             saved(model, self.folder / "0", 0)
-            asked = settings(self.folder / "0", self.folder / "vllm.log", reads_weights=False)
-            self.server = await VllmServer.start(asked, print)
+            self.server = await VllmServer.start(settings(self.folder / "0", self.folder / "vllm.log"), print)
         return self.server.url
 
 
@@ -81,9 +72,8 @@ async def vllm_engine(vocab_size: int = VOCAB) -> AsyncIterator[VllmEngine]:
     await idle(await shared().url())
     engine = VllmEngine(await shared().url(), vocab_size=vocab_size)
     await engine.restart(None)
-    if engine.load().policy_version != 0 or not shared().filled:
+    if engine.load().policy_version != 0:
         await engine.load_weights(saved(MODELS["qwen"](0), shared().folder / "0", 0))
-        shared().filled = True
         await engine.close()
         engine = VllmEngine(engine.url, vocab_size=vocab_size)  # its counters begin here
         await engine.restart(None)
