@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from rocstar.analysis.errors import error_of_result
 from rocstar.errors import DataError
 from rocstar.runs.folder import step_of
+from rocstar.runs.rollouts import COLUMNS
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 BATCH_ROWS = 256
-TOKENS = ("prompt_ids", "token_ids", "loss_mask", "sampled_logprobs", "entropies")
-"""Columns that no person reads; rows come without them."""
+TOKENS = tuple(name for name, kind in COLUMNS.items() if kind.startswith("list<") and name != "text")
+"""Columns of one value a token, which no person reads; rows come without them."""
 Row = dict[str, Any]
 
 

@@ -22,3 +22,9 @@ def gpus() -> list[Gpu]:
         free, total = torch.cuda.mem_get_info(index)
         found.append(Gpu(torch.cuda.get_device_name(index), total, free))
     return found
+
+
+def gpu_bytes() -> int | None:
+    """Memory of the smallest GPU here; None without one. Asks only what needs no context on the GPUs."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return min((torch.cuda.get_device_properties(place).total_memory for place in range(count)), default=None)

@@ -26,12 +26,6 @@ class Shape:
     max_positions: int
 
 
-def gpu_bytes() -> int | None:
-    """Memory of the smallest GPU here; None without one."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return min((torch.cuda.get_device_properties(place).total_memory for place in range(count)), default=None)
-
-
 def random_model(shape: Shape, seed: int) -> Any:
     """A fresh transformers Qwen3ForCausalLM in fp32.
 

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.parts import rollouts_of
 from rocstar.rollout.engine_model import EngineModel
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.simulate import simulate
@@ -114,18 +115,18 @@ class CpuPlan:
 def plan_cpu(recipe: Recipe, measured: Measured, *, heldout: int, pools: Mapping[str, int]) -> CpuPlan:
     """heldout: problems of an evaluation. pools: problems by RL stage."""
     rows = demonstrations(recipe)
+    measured_under = rollouts_of(recipe)[-1]  # before and after alike
     phases = [_lasting("start", measured.start + rows * measured.demonstration)]
     for place, stage in enumerate(recipe.stage):
         if isinstance(stage, SftStage):
             phases.append(_sft(stage, measured.sft[stage.name]))
             continue
         if not any(isinstance(earlier, RlStage) for earlier in recipe.stage[:place]):
-            phases.append(_evaluation(recipe, measured, stage.rollout, heldout, measured.first, "before"))
+            phases.append(_evaluation(recipe, measured, measured_under, heldout, measured.first, "before"))
         phases += _rl(recipe, stage, measured, heldout, pools[stage.name])
-    rollouts = [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
     reinforced = any(isinstance(stage, RlStage) for stage in recipe.stage)
     lengths = measured.last if reinforced else measured.first
-    phases.append(_evaluation(recipe, measured, rollouts[-1], heldout, lengths, "after"))
+    phases.append(_evaluation(recipe, measured, measured_under, heldout, lengths, "after"))
     phases.append(_saving(recipe, measured.saving, sum(phase.seconds for phase in phases)))
     return CpuPlan(phases=phases, memory=_memory(recipe, measured, heldout, rows), spread=measured.spread)
 

@@ -57,9 +57,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def half_written(folder: Path) -> list[Path]:
+    """What a kill left of writes below `folder`, or what is being written there."""
+    return [path for path in folder.rglob("*") if path.name.endswith((NEW, OLD))]
+
+
 def sweep(folder: Path) -> None:
     """Delete what a kill left of writes below `folder`. Only for whoever is the one writer of it."""
-    for leftover in [path for path in folder.rglob("*") if path.name.endswith((NEW, OLD))]:
+    for leftover in half_written(folder):
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from rocstar.errors import DataError
 from rocstar.runs.atomic import plain, write_atomic
@@ -79,6 +79,37 @@ def read_journal(path: Path, needs: Mapping[str, type] | None = None) -> list[di
                 raise DataError(f'{path} line {number} has no "{key}" that fits; delete that line to read the rest')
         rows.append(row)
     return rows
+
+
+class Tail:
+    """Reads what a file of lines has gained since the last look, for whoever only follows its writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = self._at = 0
+
+    def fresh(self) -> tuple[bool, Iterator[bytes]]:
+        """(whether the file is read from its beginning, because it was replaced or became shorter (resume) or is looked
+        at first; its new whole lines, ends included). A line that is being written is left for the next look. The lines
+        must be read to their end before the next look."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return False, iter(())
+        found = os.fstat(file.fileno())
+        anew = found.st_ino != self._inode or found.st_size < self._at
+        if anew:
+            self._inode, self._at = found.st_ino, 0
+        return anew, self._lines(file)
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        with file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                yield line
 
 
 def _open_whole(path: Path) -> int:

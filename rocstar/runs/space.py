@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rocstar.errors import ConfigError
-from rocstar.runs.atomic import NEW, OLD
+from rocstar.runs.atomic import half_written
 from rocstar.runs.folder import RunFolder
 
 PARTS = ("checkpoints", "rollouts", "evals", "sft_rows", "weights")
@@ -30,9 +30,8 @@ def leftovers(run: RunFolder, keep: int) -> list[Path]:
     """What can go from a run that nobody writes: all but its newest `keep` checkpoints, what a kill left half
     written, and the weights that its engines read."""
     old = [run.checkpoint(step) for step in run.checkpoint_steps()[: -keep or None]]
-    half = [path for path in run.path.rglob("*") if path.name.endswith((NEW, OLD))]
     weights = run.path / "weights"
-    return sorted({*old, *half, *([weights] if weights.exists() else [])})
+    return sorted({*old, *half_written(run.path), *([weights] if weights.exists() else [])})
 
 
 def delete(paths: list[Path]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rocstar.data.sft.format import Conversation as Messages
 from rocstar.data.sft.render import encoded, pieces
-from rocstar.protocols import Reply, ToolSpec
+from rocstar.protocols import Environment, Reply, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.episode import run_episode
 from rocstar.rollout.streamed import StreamedEngine, WatchedEnvironment
@@ -50,6 +50,16 @@ def history_ids(messages: Messages, roller: Roller, specs: Sequence[ToolSpec]) -
     return encoded(pieces(messages, template, specs), roller.codec, template.reserved).token_ids
 
 
+def problem_of(question: str) -> Problem:
+    """One that nobody grades."""
+    return Problem(id=problem_id(question), question=question, answer="")
+
+
+def environment_for(roller: Roller, question: str, seed: int) -> Environment:
+    """Of one answer, as the recipe's environments are made."""
+    return roller.environment(problem_of(question), roller.conversation, roller.limits, seed)
+
+
 async def answered(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling
 ) -> AsyncIterator[Event]:
@@ -79,8 +89,7 @@ async def _attempt(
         for call, result in zip(reply.calls, reply.results, strict=False):
             tell(Ran(call=call, result=result, told=roller.conversation.feedback(result)))
 
-    problem = Problem(id=problem_id(question), question=question, answer="")
-    environment = roller.environment(problem, roller.conversation, roller.limits, sampling.seed)
+    problem, environment = problem_of(question), environment_for(roller, question, sampling.seed)
     return await run_episode(
         StreamedEngine(engine=roller.engine, piece=PIECE_TOKENS, told=words.wrote),
         WatchedEnvironment(environment=environment, opened=opened, told=replied),

@@ -28,9 +28,9 @@ from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
 from rocstar.runs.atomic import plain
-from rocstar.serving.agent import Event, Ran, Words, answered, history_ids
+from rocstar.serving.agent import Event, Ran, Words, answered, environment_for, history_ids
 from rocstar.serving.requests import ChatRequest, read_request
-from rocstar.types import Problem, Stop, Trajectory, problem_id
+from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
 GONE_SECONDS = 0.5  # between two looks whether the client is still there
@@ -109,8 +109,7 @@ def _opened(agent: Agent, asked: ChatRequest) -> tuple[int, ...]:
         return history_ids(asked.messages, roller, agent.specs)
     if len(messages) > 1:
         raise DataError("this agent has an environment of its own, which takes one question and no system message")
-    problem = Problem(id=problem_id(asked.question), question=asked.question, answer="")
-    return roller.environment(problem, roller.conversation, roller.limits, asked.sampling.seed).opening()
+    return environment_for(roller, asked.question, asked.sampling.seed).opening()
 
 
 def _within(agent: Agent, asked: ChatRequest, prompt: int) -> Roller:

@@ -14,18 +14,14 @@ from typing import Any
 
 from rocstar.attempts.page import visible
 from rocstar.errors import ConfigError
-from rocstar.evaluation.subject import conversation_of, find_subject, loaded, opened, settings_in_force
-from rocstar.learning.threads import use_threads
-from rocstar.machines import started_sandbox
-from rocstar.modelfolder import model_facts
-from rocstar.parts import specs_of
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Ended, Event, Ran, Words, answered
+from rocstar.serving.agent import Ended, Event, Ran, Words, answered, environment_for
 from rocstar.serving.app import as_data, shown
+from rocstar.serving.ready import ready
 from rocstar.serving.requests import refuse_temperature
-from rocstar.types import Problem, Sampling, Stop, Trajectory, problem_id
+from rocstar.types import Sampling, Stop, Trajectory
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
 PROMPT_TOKENS = 1024  # beside them
@@ -51,26 +47,18 @@ class Wishes:
 
 def chat(*, model: str, prompt: str | None, settings: Sequence[str], wishes: Wishes, as_json: bool, runs: Path) -> None:
     """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
-    subject = find_subject(model, runs)
-    recipe = settings_in_force(subject.recipe, settings, {})
-    holds, answer = model_facts(subject.model).positions, wishes.max_tokens or recipe.rollout.max_response_tokens
-    positions = wishes.context or min(holds, ANSWERS * answer + PROMPT_TOKENS)
-    if positions > holds:
-        raise ConfigError(f"--context {positions} is more than the {holds} tokens that the model holds; lower it")
-    if wishes.system is not None and recipe.rollout.environment is not None:
+    agent = ready(model, settings, runs, wishes.context)
+    answer = wishes.max_tokens or agent.recipe.rollout.max_response_tokens
+    positions = wishes.context or min(agent.holds, ANSWERS * answer + PROMPT_TOKENS)
+    if wishes.system is not None and agent.recipe.rollout.environment is not None:
         raise ConfigError("--system has no place in rollout.environment, which lays out its questions itself")
     refuse_temperature("--temperature", wishes.temperature)
-    specs = specs_of(recipe) if recipe.rollout.max_turns > 1 else ()
-    conversation_of(subject, recipe)  # a folder that will not do is told before anything is loaded
 
     async def talk() -> None:
-        use_threads(recipe.run.threads)
-        weights = loaded(subject, recipe)
-        with started_sandbox(recipe.sandbox) as sandbox:
-            async with opened(weights, subject, recipe, sandbox, positions=positions, rows=1) as roller:
-                limits = replace(roller.limits, max_response_tokens=answer)
-                talking = _Conversation(replace(roller, limits=limits), specs, wishes, positions, as_json)
-                await _questions(talking, prompt)
+        async with agent.opened(positions=positions, rows=1) as roller:
+            limits = replace(roller.limits, max_response_tokens=answer)
+            talking = _Conversation(replace(roller, limits=limits), agent.specs, wishes, positions, as_json)
+            await _questions(talking, prompt)
 
     asyncio.run(talk())
 
@@ -135,8 +123,7 @@ class _Conversation:
             return (*self._last.token_ids, *conversation.after(self._last.turns[-1].completion, follows))
         if self._roller.environment is ToolEnvironment:
             return conversation.ids(conversation.template.opening(question, self._specs, self._wishes.system))
-        problem = Problem(id=problem_id(question), question=question, answer="")
-        return self._roller.environment(problem, conversation, self._roller.limits, 0).opening()
+        return environment_for(self._roller, question, 0).opening()
 
 
 class _Told:

@@ -6,13 +6,13 @@ A resumed run rewrites what came after its checkpoint, with the same values; ste
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder, read_json
+from rocstar.runs.journal import Tail
 
 POLL_SECONDS = 1.0
 
@@ -36,10 +36,11 @@ def follow(folder: RunFolder, name: str, sink: Sink, wait: Callable[[float], boo
     `tracking/<name>.json`, so that a second start goes on from there. Raises OSError."""
     place = state_file(folder, name)
     sent: int = read_json(place)["step"] if place.exists() else 0
-    rows = _Tail(folder.metrics)
+    tail = Tail(folder.metrics)
     while True:
         going_on = wait(POLL_SECONDS)
-        for row in rows.fresh():
+        _, lines = tail.fresh()
+        for row in map(json.loads, lines):
             if row["step"] > sent:
                 sink.log(row["step"], _numbers(row))
                 sent = row["step"]
@@ -52,34 +53,6 @@ def follow(folder: RunFolder, name: str, sink: Sink, wait: Callable[[float], boo
 def state_file(folder: RunFolder, name: str) -> Path:
     """How far a tracker came."""
     return folder.path / "tracking" / f"{name}.json"
-
-
-class _Tail:
-    """The whole lines that a file has gained since the last look; all of them again where it was replaced."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-        self._inode = 0
-
-    def fresh(self) -> Iterator[dict[str, Any]]:
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            self._begin_again_if_replaced(file.fileno())
-            file.seek(self._at)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
-                    return
-                self._at += len(line)
-                yield json.loads(line)
-
-    def _begin_again_if_replaced(self, handle: int) -> None:
-        facts = os.fstat(handle)
-        if facts.st_ino != self._inode or facts.st_size < self._at:
-            self._inode, self._at = facts.st_ino, 0
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:

@@ -260,7 +260,7 @@ def _refuse_too_large(recipe: Recipe, cache: CacheShape | None, positions: int, 
     if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
         if (shape := _shape(recipe, folder)) and not elsewhere:
             need("train")
-            from rocstar.learning.models import gpu_bytes  # torch, as above
+            from rocstar.learning.devices import gpu_bytes  # torch, as above
 
             if (memory := gpu_bytes()) is not None:
                 refuse_on_gpu(recipe, shape, memory)

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rocstar.errors import RocstarError
 from rocstar.runs.atomic import plain
 from rocstar.runs.folder import read_json
-from rocstar.runs.journal import read_journal
+from rocstar.runs.journal import Tail, read_journal
 from rocstar.types import Problem
 from rocstar.view import query
 from rocstar.view.attempt import attempt_of, decoder_of, rows_of
@@ -160,7 +160,7 @@ class Desk:
 
     def curves(self, source: Source) -> Curves:
         with self._opening:  # two threads must not take up the same lines
-            curves = self._curves.setdefault(source.root, Curves(source.root / "metrics.jsonl"))
+            curves = self._curves.setdefault(source.root, Curves(Tail(source.root / "metrics.jsonl")))
             return curves.refresh()
 
     def close(self) -> None:

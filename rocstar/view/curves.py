@@ -7,8 +7,9 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from rocstar.runs.journal import Tail
 
 SPARK_POINTS = 60
 SHOWN_FIRST = ("reward/mean", "loss")
@@ -20,27 +21,20 @@ MOST_METRICS = 2000  # names in one file; a plugin that makes new ones for ever 
 class Curves:
     """The columns of one metrics.jsonl. A line that is no JSON object is counted and left out."""
 
-    path: Path
+    _tail: Tail
     names: list[str] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
     """[rows] name of each row's stage."""
     broken: int = 0
     """Lines that could not be read."""
     _columns: dict[str, array[float]] = field(default_factory=dict)
-    _read: int = 0
-    _inode: int = 0
 
     def refresh(self) -> Curves:
-        """Take up what was appended. A file that was replaced or became shorter (resume) is read anew."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return self
-        if found.st_ino != self._inode or found.st_size < self._read:
-            self.names, self.stages, self._columns, self._read, self.broken = [], [], {}, 0, 0
-            self._inode = found.st_ino
-        if found.st_size > self._read:
-            self._take(self._read_lines())
+        """Take up what was appended; a file that was replaced or became shorter (resume) is read anew."""
+        anew, lines = self._tail.fresh()
+        if anew:
+            self.names, self.stages, self._columns, self.broken = [], [], {}, 0
+        self._take(lines)
         return self
 
     def column(self, name: str) -> list[float]:
@@ -75,15 +69,6 @@ class Curves:
                 found.append({"name": stage, "first": step})
             found[-1]["last"] = step
         return found
-
-    def _read_lines(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # torn, or still being written
-                self._read += len(line)
-                yield line
 
     def _take(self, lines: Iterator[bytes]) -> None:
         for line in lines:

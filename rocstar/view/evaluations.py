@@ -4,13 +4,12 @@ The table of one evaluation is the list of its groups (query.groups), wrong answ
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError
-from rocstar.evaluation.compare import Kept, compared, refuse_different
+from rocstar.evaluation.compare import Kept, compared, read_kept, refuse_different
 from rocstar.runs.evaluations import RESULT
 from rocstar.runs.folder import read_json
 from rocstar.view.index import Index
@@ -31,7 +30,7 @@ def evaluation_of(index: Index, name: str, step: int) -> dict[str, Any]:
 def paired(a: tuple[Index, str, int], b: tuple[Index, str, int]) -> dict[str, Any]:
     """B against A, with the question and the group of each problem; `differs` says in a sentence what was not asked
     alike. Raises KeyError, DataError."""
-    kept = [_kept(*one) for one in (a, b)]
+    kept = [read_kept(evaluation_folder(*one)) for one in (a, b)]
     found = compared(*kept)
     places = [_places(*one) for one in (a, b)]
     for row in found["table"]:
@@ -42,18 +41,6 @@ def paired(a: tuple[Index, str, int], b: tuple[Index, str, int]) -> dict[str, An
             "groups": [one.get("grp") for one in known],
         }
     return {**found, "differs": _difference(*kept)}
-
-
-def _kept(index: Index, name: str, step: int) -> Kept:
-    folder = evaluation_folder(index, name, step)
-    right: dict[str, list[bool]] = defaultdict(list)
-    for problem, verdict in index.ask(
-        "SELECT problem_id, verdict FROM attempts WHERE part = ? AND step = ? AND verdict IN ('right', 'wrong') "
-        "ORDER BY row",
-        [name, step],
-    ):
-        right[problem].append(verdict == "right")
-    return Kept(folder=folder, setup=read_json(folder / RESULT).get("setup", {}), right=dict(right))
 
 
 def _places(index: Index, name: str, step: int) -> Mapping[str, Mapping[str, Any]]:
