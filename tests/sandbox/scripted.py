@@ -28,7 +28,8 @@ class ScriptedDaemon:
         """While it is clear, `wait` is not answered."""
         self._seen: Counter[str] = Counter()
         self._links: list[socket.socket] = []
-        self._server, path = socket.socket(socket.AF_UNIX), f"{tempfile.mkdtemp()}/socket"
+        self._folder = tempfile.TemporaryDirectory()
+        self._server, path = socket.socket(socket.AF_UNIX), f"{self._folder.name}/socket"
         self.address = f"unix:{path}"
         self._server.bind(path)
         self._server.listen()
@@ -55,6 +56,7 @@ class ScriptedDaemon:
     def __exit__(self, *error: object) -> None:
         self.hold.set()
         self.close()
+        self._folder.cleanup()
 
     def _accept(self, server: socket.socket) -> None:
         with suppress(OSError):
