@@ -1,6 +1,6 @@
-"""How Sphinx reads the pages. They are plain Markdown that a forge shows as well, so nothing here changes their meaning.
+"""How Sphinx reads the pages. They are plain Markdown that a forge shows as well; nothing here changes their meaning.
 
-The source folder is the repository's root: pages link to the README, to examples and to source files as they lie there.
+The source folder is the repository's root: pages link to the README, to examples and to source files where they lie.
 Build: `scripts/docs`."""
 
 project = "rocstar"

@@ -1,8 +1,8 @@
-"""Writes docs/config.md, the reference of every key of a recipe, from the typed tree in rocstar/config.py.
+"""Writes docs/config.md, the reference of every key of a recipe, from the typed tree (rocstar/config.py, places.py).
 
-`python scripts/config_reference.py` after a change there; a test compares. A row takes its sentence from the string under
-the field, its type and range from the annotation, its unit from the last word of its name, and the section of the paper
-that gives its default from the comment beside it."""
+`python scripts/config_reference.py` after a change there (`--print` prints it instead); a test compares. A row takes
+its sentence from the string under the field, its type and range from the annotation, its unit from the last word of its
+name, and the section of the paper that gives its default from the comment beside it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rocstar.config import STAGES, Recipe, Section
+from rocstar.config import STAGES, Recipe
 from rocstar.toml.tree import lists_tables, members
+from rocstar.values import Section
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 UNITS = ("seconds", "bytes", "tokens", "chars", "steps", "rows", "attempts", "problems", "turns", "calls", "updates")
+UNSET = "unset"
 TYPES = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
 BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
 OPENING = """\
 # Every key of a recipe
 
-Written by `python scripts/config_reference.py` from [rocstar/config.py](../rocstar/config.py); edit that file instead.
+Written by `python scripts/config_reference.py` from [rocstar/config.py](../rocstar/config.py) and
+[rocstar/places.py](../rocstar/places.py); edit those files instead.
 How recipes are read, extended and overridden: [recipes.md](recipes.md).
 
-Defaults are for a pretrained model. (§) is the section of the paper (arXiv 2508.20722) that gives a default. "Stage" names
-the kinds of `[[stage]]` that may set the key for themselves. A name that ends in a unit (`timeout_seconds`) is measured
-in it.
+Defaults are for a pretrained model. (§) is the section of the paper (arXiv 2508.20722) that gives a default. "Stage"
+names the kinds of `[[stage]]` that may set the key for themselves. A name that ends in a unit (`timeout_seconds`) is
+measured in it. On the command line `none` unsets a key.
 """
 
 
@@ -69,7 +72,7 @@ def _kind(model: type[BaseModel]) -> str | None:
 def _section(head: str, model: type[BaseModel], name: str) -> str:
     rows = [row for key, field in model.model_fields.items() if (row := _row(key, field, model, name))]
     about = inspect.cleandoc(model.__dict__.get("__doc__") or "")
-    lines = [f"## {head.replace('[', chr(92) + '[', 1) if False else head}", ""]
+    lines = [f"## {head}", ""]
     if about:
         lines += [_joined(about), ""]
     staged = any(_stages_with(name, key) for key in model.model_fields)
@@ -97,14 +100,15 @@ def _row(key: str, field: FieldInfo, model: type[BaseModel], name: str) -> tuple
 
 def _value(key: str, field: FieldInfo) -> str:
     """Type, unit and range, in words."""
-    kinds = _kinds(field.annotation)
+    kinds = [kind for kind in _kinds(field.annotation) if kind != UNSET]
+    unset = [UNSET] if UNSET in _kinds(field.annotation) else []
     unit = next((word for word in reversed(key.split("_")) if word in UNITS), None)
     if unit and kinds[0] in (TYPES[int], TYPES[float]):
         kinds[0] = unit
     limits = [f"{BOUNDS[type(m)][1]} {_number(getattr(m, BOUNDS[type(m)][0]))}" for m in _bounds(field)]
     share = "at least 0" in limits and "at most 1" in limits
     words = f"{kinds[0]}, 0 to 1" if share else ", ".join([kinds[0], *limits])
-    return " or ".join([words, *kinds[1:]])
+    return ", or ".join([words, *kinds[1:], *unset])
 
 
 def _bounds(field: FieldInfo) -> list[Any]:
@@ -123,11 +127,11 @@ def _kinds(annotation: Any) -> list[str]:
     if origin is typing.Annotated:
         return _kinds(inside[0])
     if origin is Literal:
-        return [" or ".join(f"`{choice}`" for choice in inside)]
+        return [", ".join(f"`{choice}`" for choice in inside)]
     if origin is list:
-        return [f"list of: {' or '.join(_kinds(inside[0]))}"]
+        return [f"list of {' or '.join(_kinds(inside[0]))}"]
     if annotation is type(None):
-        return ["unset (`none`)"]
+        return [UNSET]
     return [TYPES.get(annotation, "table")]
 
 
@@ -135,8 +139,8 @@ def _default(value: Any) -> str:
     if isinstance(value, BaseModel):
         return ", ".join(f"`{key} = {json.dumps(inner)}`" for key, inner in value.model_dump().items())
     if value is None:
-        return "unset"
-    return f"`{_number(value)}`" if isinstance(value, int | float) and not isinstance(value, bool) else f"`{json.dumps(value)}`"
+        return UNSET
+    return f"`{value:g}`" if isinstance(value, float) else f"`{json.dumps(value)}`"
 
 
 def _number(value: float) -> str:
@@ -187,5 +191,7 @@ def _joined(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{PAGE}\n")
-    PAGE.write_text(reference())
+    if sys.argv[1:] == ["--print"]:
+        sys.stdout.write(reference())
+    else:
+        PAGE.write_text(reference())

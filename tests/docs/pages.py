@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -125,7 +126,7 @@ def links(page: Path) -> list[str]:
 def anchors(page: Path) -> set[str]:
     """Of the headings, as a forge names them."""
     tokens = MARKDOWN.parse(page.read_text())
-    titles = [after for token, after in zip(tokens, tokens[1:], strict=False) if token.type == "heading_open"]
+    titles = [after for token, after in pairwise(tokens) if token.type == "heading_open"]
     names: list[str] = []
     for title in titles:
         text = "".join(child.content for child in title.children or ())

@@ -168,6 +168,15 @@ def test_a_python_block_runs_or_compiles_with_its_imports(served: Desk, block: B
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python" and b.page.stem.startswith("sandbox")])
+def test_python_of_the_sandbox_pages_needs_nothing_beside_the_sandbox(block: Block) -> None:
+    nodes = list(ast.walk(ast.parse(block.text)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    foreign = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert all(name.startswith("rocstar.sandbox.") for name in foreign), foreign
+
+
 @pytest.mark.parametrize("block", of("toml"))
 def test_a_toml_block_is_part_of_a_recipe(served: Desk, block: Block) -> None:
     keys = set(tomllib.loads(block.text)) - {"extends"}

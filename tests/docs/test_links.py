@@ -38,7 +38,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_wrong_links_are_found(tmp_path: Path) -> None:
     page = ROOT / "README.md"
-    wrong = ("docs/absent.md", "docs", "docs/recipes.md#no-such-heading", "#nor-here", "https://x", "htp://a.org/", "/etc")
+    wrong = (
+        "docs/absent.md",
+        "docs",
+        "docs/recipes.md#no-such-heading",
+        "#nor-here",
+        "https://x",
+        "htp://a.org/",
+        "/etc",
+    )
     assert [target for target in wrong if fault(page, target) is None] == []
     assert fault(page, "docs/recipes.md#when-a-stage-ends") is None
     assert fault(page, "https://arxiv.org/abs/2508.20722") is None
