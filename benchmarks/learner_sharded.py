@@ -125,11 +125,12 @@ def model() -> Any:
 def ranked(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from rocstar.config import ClusterSection, LearningSection, ModelSection
+    from rocstar.config import LearningSection, ModelSection
     from rocstar.errors import RunHalted
     from rocstar.learning.learner import GrpoLearner
     from rocstar.learning.policy import Policy
     from rocstar.learning.ranks import start
+    from rocstar.places import ClusterSection
     from rocstar.types import Batch
 
     torch.set_num_threads(1)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import rocstar
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
 from rocstar.verbs import (
@@ -125,7 +124,9 @@ def _usage_sentence(error: Any) -> str:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"rocstar {rocstar.__version__}")
+        from rocstar.runs.identity import version_of
+
+        print(f"rocstar {version_of('rocstar') or '(not installed, so it has no version)'}")
         raise typer.Exit
 
 

@@ -1,4 +1,5 @@
-"""The typed config tree: every key of a recipe, its unit and its default. Reading files lives in `recipe.py`.
+"""The typed config tree: every key of a recipe, its unit and its default. Sections that say where a run computes are in
+`places.py`; reading files lives in `recipe.py`. docs/config.md is written from both (scripts/config_reference.py).
 
 A recipe is these sections plus `[[stage]]` entries. A stage may carry again what can differ between stages, and only
 that: which keys those are follows from its type (`SftStage`, `RlStage`), so a key that a stage accepts is a key that
@@ -10,124 +11,94 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
-import os
-import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0, lt=1)]
-"""A learning rate."""
-Seconds = Annotated[float, Field(gt=0, le=86400)]
-"""A limit on something that is waited for, a day at most."""
-
-
-def _word(name: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]{0,49}", name):
-        raise ValueError(
-            f"{name!r} cannot be a name; use at most 50 letters, digits, - _ and . and begin with a letter or digit"
-        )
-    return name
-
-
-Word = Annotated[str, AfterValidator(_word)]
-"""A name that becomes a part of file names, or that a model writes."""
-
-
-def _sandbox_url(url: str) -> str:
-    if not re.fullmatch(r"http://[^\s/?#@]+/?|unix:/\S+", url):
-        raise ValueError(f"{url!r} is no address of a sandbox; write http://host:port")
-    return url
-
-
-SandboxUrl = Annotated[str, AfterValidator(_sandbox_url)]
-
-
-SETTLE = "settle"
-
-
-def _settled(path: str, info: ValidationInfo) -> str:
-    return os.path.abspath(path) if info.context == SETTLE and os.path.exists(path) else path
-
-
-Place = Annotated[str, AfterValidator(_settled)]
-"""A file or folder, relative to the folder that a run is started in, and absolute where validation has SETTLE for its
-context. What is not there stays as it is: a hub id, or a mistake that is told later."""
+from rocstar.places import ClusterSection, Engines, SandboxSection, VllmEngines
+from rocstar.values import SETTLE, Count, Place, Rate, Seconds, Section, Share, Word, settled
 
 
 def _settled_file(name: str, info: ValidationInfo) -> str:
-    return _settled(name, info) if name.endswith(".toml") else name
+    return settled(name, info) if name.endswith(".toml") else name
 
 
 BenchmarkName = Annotated[str, AfterValidator(_settled_file)]
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 class RunSection(Section):
     name: str = "run"
-    """Folder name below `folder`; a number is appended when it is taken."""
+    """Name of the run's folder below `folder`; a number is appended where that folder exists."""
     folder: str = "runs"
+    """Folder in which run folders are made."""
     seed: int = 0
-    """Everything random in a run follows from it and from identities."""
+    """Seed of everything random in the run. Each draw also depends on what it is for (step, problem, attempt), not on
+    the order of work."""
     threads: int = Field(default=1, ge=1, le=4096)
-    """torch threads."""
+    """Threads that torch computes with."""
     checkpoint_seconds: float = Field(default=600.0, ge=0)
-    """A checkpoint is written after the first step that ends so long after the last one, and at the end of a stage."""
+    """A checkpoint is written after the first step that ends at least this long after the last checkpoint, and at the
+    end of each stage."""
     checkpoint_cost: Share = 0.05
-    """And only when writing takes at most this share of the time since the last one, judged by how long that took."""
+    """Between stages' ends a checkpoint also waits until writing it takes at most this share of the time since the last
+    one; how long writing takes is measured on the last one."""
     keep_checkpoints: Count = 2
-    """Older ones are deleted; the last one of each stage stays."""
+    """Number of newest checkpoints that are kept; the last one of each stage is kept besides."""
     fault_budget: Share = 0.05
-    """Share of a step's or an evaluation's attempts that may end ENVIRONMENT_FAILED before the run halts."""
+    """Share of the attempts of a step or of an evaluation that may end as ENVIRONMENT_FAILED; above it the run
+    halts."""
     probe_seconds: Seconds = 600.0
-    """Before the first step of an RL stage, and between steps when so long has passed, programs and answers whose
-    result is known go through sandbox and grader; the run halts when one is wrong."""
+    """Programs and answers whose result is known are sent through sandbox and grader before the first step of an RL
+    stage, and between steps once this much time has passed; the run halts when a result is wrong."""
     stall_seconds: Seconds = 300.0
-    """While attempts are made: no token is written and no attempt goes on for so long, and the run says what each waits
-    for."""
+    """While attempts are made: when no token is written and no attempt makes progress for this long, the run reports
+    what each attempt waits for."""
     stall_learning_seconds: Seconds = 3600.0
-    """The same while none are made: starting, learning, saving."""
+    """The same while no attempts are made: starting, learning, saving."""
     stall_policy: Literal["warn", "halt"] = "warn"
-    """What follows. warn: the run waits on; halt: it ends, to be resumed from its last checkpoint."""
+    """What follows such a report. warn: the run keeps waiting; halt: the run ends and can be resumed from its last
+    checkpoint."""
     modules: list[Place] = []
-    """Folders in which modules of your own (`package.module:name`) are found before the current one; left empty, the
-    recipe's own folder and those of the recipes it extends."""
+    """Folders in which your own modules (`package.module:name`) are looked for before the current folder. Left empty:
+    the recipe's folder and those of the recipes it extends."""
     save_rollouts: bool = True
-    """Write every attempt of every step to parquet."""
+    """Write every attempt of every step to a parquet file."""
     trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = []
-    """Where metrics go beside the run's folder, each sent by a process of its own; any of them may fail."""
+    """Services that metrics are sent to besides the run's folder, each by a process of its own; a tracker that fails
+    does not stop the run."""
 
 
 class ModelSection(Section):
     path: Place | None = None
-    """Model to start from: a Hugging Face folder, or a hub id where the network allows. None: random weights of the
+    """Model to start from: a Hugging Face folder, or a hub id where there is a network. Unset: random weights of the
     shape below."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda where there is one."""
+    """auto: cuda where there is a GPU, else cpu."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Numbers of the forward and backward pass; weights that are trained and optimizer state are always float32. auto:
-    bfloat16 on cuda, float32 on the CPU."""
+    """Precision of the forward and backward pass. auto: bfloat16 on cuda, float32 on the CPU. Trained weights and
+    optimizer state are always float32."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, a third more work."""
     hidden_size: int = Field(default=96, ge=1, le=65536)
-    """This and the following: random weights only."""
+    """Width of the model. This key and the following ones hold for random weights only."""
     num_layers: int = Field(default=3, ge=1, le=1000)
+    """Layers of the model."""
     num_heads: int = Field(default=3, ge=1, le=1024)
+    """Attention heads; hidden_size is an even multiple of it."""
     num_kv_heads: int = Field(default=1, ge=1, le=1024)
+    """Heads of keys and values; num_heads is a multiple of it."""
     intermediate_size: int = Field(default=256, ge=1, le=2**20)
+    """Width inside each feed-forward layer."""
     rope_theta: float = Field(default=1000.0, gt=0)
+    """Base of the rotary position embedding."""
     max_positions: int = Field(default=512, ge=1, le=2**24)
     """Longest sequence that the model can hold, tokens."""
     vocab_size: int = Field(default=512, ge=1, le=2**20)
-    """Size of the BPE trained from the cold-start rows."""
+    """Size of the BPE vocabulary, which is trained on the cold-start rows."""
     word_merges: bool = False
-    """Keep merges inside words (GPT-2 regex); false lets merges cross spaces, which suits fixed phrases."""
+    """true: BPE merges stay inside words (GPT-2's regex). false: merges may cross spaces, which suits texts that repeat
+    fixed phrases."""
 
     @model_validator(mode="after")
     def heads_divide(self) -> ModelSection:
@@ -146,152 +117,152 @@ class ModelSection(Section):
 
 class ColumnsSection(Section):
     question: list[str] = Field(default=["question"], min_length=1)
-    """Several are joined by a space, such as a story and the question about it."""
+    """Columns of the question; several are joined by a space, such as a story and the question about it."""
     answer: str = "answer"
+    """Column of the reference answer."""
 
 
 class TaskSection(Section):
     """Where problems and demonstrations come from."""
 
     source: str = "arithmetic"
-    """arithmetic, files, or a Task of your own as `package.module:name`."""
+    """Where problems come from: `arithmetic` (made up), `files`, or a Task of your own as `package.module:name`."""
     options: dict[str, Any] = {}
     """Settings of a Task of your own, which checks them."""
     families: list[str] = ["gcd", "powmod", "digsum", "fib"]
-    """arithmetic: task families."""
+    """For arithmetic: families of tasks."""
     demo_mix: Literal["majority_wrong", "majority_right", "direct"] = "majority_wrong"
-    """arithmetic: behaviours shown by the cold start; `direct` answers without any tool."""
+    """For arithmetic: behaviour that the cold start demonstrates. `majority_wrong` and `majority_right` say what most
+    demonstrations do; `direct` answers without any tool."""
     train_files: list[Place] = []
-    """files: JSONL, CSV or parquet, plain or gzip."""
+    """For files: problems to train on, as JSONL, CSV or parquet, plain or gzip."""
     columns: ColumnsSection = ColumnsSection()
+    """For files: names of the columns."""
     max_problems: Count | None = None
-    """Use only the first so many rows of a file."""
+    """Use only the first rows of each file, this many; unset: all."""
 
 
 class StageDataSection(TaskSection):
     """What an RL stage may change about its problems."""
 
     pool: Count = 2400
-    """arithmetic: number of training problems drawn once for RL."""
+    """For arithmetic: number of training problems, drawn once for RL."""
     drop_solved_attempts: Count | None = None
-    """Attempts by the current policy; problems it solves every time are left out (8 in stage 3, §4.3). None: all
-    stay."""
+    """Attempts of the current policy at each problem before the stage begins; problems that it solves every time are
+    left out (8 in the paper's stage 3, §4.3). Unset: no problem is left out."""
     drop_solved_age: int = Field(default=0, ge=0)
-    """Attempts of this run's steps count among them, where their weights are at most so many updates older."""
+    """Attempts that this run has made already count among them if their weights are at most this many optimizer updates
+    old."""
 
 
 class DataSection(StageDataSection):
     test_files: list[Place] = []
-    """Held-out problems of `source = "files"`."""
+    """For files: held-out problems."""
 
 
 class SftSection(Section):
     batch_rows: Count = 128  # §5.1
+    """Rows (conversations) that one optimizer update learns from."""
     optimizer: Literal["muon", "adamw"] = "adamw"
-    """muon: Muon on matrices, AdamW on embeddings and norms; for models from random weights."""
+    """muon: Muon on matrices and AdamW on embeddings and norms, for models that start from random weights. adamw: AdamW
+    on all."""
     muon_learning_rate: Rate = 0.02
+    """Peak learning rate of Muon."""
     adamw_learning_rate: Rate = 5e-6  # §5.1
+    """Peak learning rate of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, per update as a multiple of the learning rate."""
     warmup_steps: int = Field(default=20, ge=0)
     """Steps over which the learning rate rises linearly (the paper: 4% of all steps, §5.1)."""
     decay: Literal["cosine", "linear"] = "cosine"  # §5.1
+    """Shape in which the learning rate falls to zero."""
     decay_share: Share = 1.0
-    """Last share of the steps over which the learning rate falls to zero."""
+    """Share of the stage's steps, the last ones, over which the learning rate falls to zero."""
     context_loss_weight: float = Field(default=0.0, ge=0)
-    """Loss weight of prompt and tool tokens; policy tokens weigh 1."""
+    """Loss weight of prompt and tool tokens; tokens of the assistant have weight 1."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability of dropout."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger norm are scaled down to this norm."""
     tokens_per_microbatch: Count = 16384
-    """At most so many tokens in a forward and backward pass of one learner (on a CPU at most 4,096); a longer row gets
-    a pass of its own."""
+    """Most tokens in one forward and backward pass of a learner (on a CPU never more than 4,096); a longer row gets a
+    pass of its own."""
     rows_file: Place | None = None
-    """JSONL of OpenAI-style messages to learn from instead of the source's own demonstrations."""
+    """JSONL of OpenAI-style messages to learn from; unset: the source's own demonstrations."""
 
 
 class StageRolloutSection(Section):
     """What an RL stage may change about its attempts."""
 
     problems_per_step: Count = 128
-    """P (release; the paper has 512, §5.1)."""
+    """P: problems in one step (128 in the release; 512 in the paper, §5.1)."""
     attempts_per_problem: Count = 32  # §5.1
-    """R; the paper draws 2G."""
+    """R: attempts at each problem; the paper draws 2G, twice of what `resample.keep` keeps."""
     max_response_tokens: Count = 8192  # stage 1, §5.1
-    """Cap on everything after the prompt, tool replies included."""
+    """Limit of everything after the prompt, tool replies included."""
     max_turns: Count = 10  # §5.1
     """T: completions in one trajectory."""
     temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the likeliest tokens that together have this probability; 1: from all."""
     top_k: int = Field(default=0, ge=0)
-    """0: all."""
+    """Sample from the likeliest tokens, this many; 0: from all."""
     max_parallel_calls: Count = 4
-    """Calls of one turn that are run; each further one is answered with a BAD_CALL that says so."""
+    """Tool calls of one turn that are run; each further one is answered with a BAD_CALL that says so."""
     truncated: Literal["wrong", "graded"] = "wrong"  # §4.3.1
-    """What an attempt that was cut (by tokens or turns) is in training: wrong, or graded by the answer it holds."""
+    """How training counts an attempt that a limit of tokens or turns has cut. wrong: as wrong; graded: by the answer
+    that it holds."""
     max_staleness_steps: int = Field(default=0, ge=0, le=1000)
-    """Attempts of a step may begin while so many steps before it are still to be learnt from, so a token is at most so
-    many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
+    """Attempts of a step may begin while up to this many earlier steps are still to be learnt from, so a token is at
+    most this many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
 
 
 class RolloutSection(StageRolloutSection):
     template: Literal["paper", "model", "compact"] = "paper"
-    """paper: its Fig. 3; model: the chat template of `model.path`; compact: no system text, no list of tools."""
+    """Chat template. paper: that of the paper's Fig. 3; model: that of `model.path`; compact: no system text and no
+    list of tools."""
     preamble: str | None = None
-    """Stands before each question; None: the template's own, which asks for the answer in a box."""
+    """Text before each question; unset: the template's own, which asks for the answer in a box."""
     tool_name: Word = "python"
-    """Name of the Python tool, as the model sees it."""
+    """Name of the Python tool that the model sees."""
     environment: str | None = None
-    """An Environment of your own as `package.module:name`; None: the conversation with tools."""
+    """An Environment of your own as `package.module:name`; unset: the conversation with tools."""
     feedback_max_chars: int = Field(default=4096, ge=8)
-    """Characters of a tool reply that the model is shown; where it is cut, a marker says so (the release: 256)."""
+    """Characters of a tool reply that the model is shown; a marker stands where a reply is cut (the release: 256)."""
     feedback_truncate: Literal["left", "right", "middle"] = "middle"
+    """Part of a tool reply that is kept when it is too long. left: its beginning; right: its end; middle: both, without
+    the middle."""
     feedback_errors: Literal["short", "full"] = "full"
-    """short: the last line of a traceback; full: all of it."""
+    """What the model sees of a Python error. short: the last line of the traceback; full: all of it."""
     engine_rows: Count = 64
-    """Sequences an engine decodes at once."""
+    """Sequences that an engine decodes at once."""
     kv_tokens: Count | None = None
-    """Tokens whose keys and values an engine keeps in memory, of attempts that decode or wait for their tools;
-    None: as many as engine_rows attempts of the greatest length take. With less, attempts that outgrow it are fed
-    again later."""
+    """Size of an engine's KV cache, in tokens of attempts that decode or wait for their tools. Unset: room for
+    engine_rows attempts of the greatest length. With less, attempts that outgrow the cache are fed to the engine again
+    later."""
     engine_patience_seconds: Seconds = 120.0
-    """An engine that has turns to do and shows no progress for so long is taken out, as is one that takes longer for
-    new weights; the turns it had are done elsewhere. With no engine for so long, they end as faults of ours."""
-
-
-class SandboxSection(Section):
-    tools: list[str] = ["python"]
-    """python: each call is a program of its own (§2.1); notebook: the calls of an attempt are cells that share their
-    names and files; or a Tool of your own as `package.module:name`."""
-    urls: list[SandboxUrl] = []
-    """Services (`rocstar sandbox serve`) that run the programs, as http://host:port; left empty, a sandbox of this
-    process. They settle `slots` and `preload` themselves. Their token: the environment's ROCSTAR_SANDBOX_TOKEN."""
-    preload: list[str] = ["numpy", "sympy"]
-    """Modules imported once before forking."""
-    slots: int = Field(default=2, ge=1, le=4096)
-    """Programs that run at once."""
-    timeout_seconds: Seconds = 5.0
-    cpu_seconds: Seconds = 5.0
-    memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**50)
-    output_bytes: int = Field(default=64 * 1024, ge=16, le=4 * 2**20)
-    processes: Count = 16
-    min_isolation: Literal["L1", "L2", "L3", "L4"] = "L1"
-    """Refuse to start below this level."""
+    """An engine that has turns to do and makes no progress for this long is taken out, and so is one that takes longer
+    to load new weights; its turns are done by other engines. If no engine makes progress for this long, the turns end
+    as faults (ENVIRONMENT_FAILED)."""
 
 
 class ResampleSection(Section):
     method: Literal["roc", "roc_release", "uniform", "all"] = "roc"
-    """roc: paper (§2.2.3); roc_release: lowest penalty first; uniform: keep G at random; all: plain GRPO."""
+    """How the attempts to learn from are chosen. roc: the paper's RoC (§2.2.3); roc_release: as the release does,
+    lowest penalty first; uniform: at random; all: every attempt, plain GRPO."""
     keep: int = Field(default=16, ge=2)  # §5.1
-    """G."""
+    """G: attempts of each problem that are kept."""
     min_positive: int = Field(default=2, ge=0)
-    """roc_release only."""
+    """For roc_release: least number of right attempts that are kept, where there are as many."""
     min_negative: int = Field(default=2, ge=0)
-    """roc_release only."""
+    """For roc_release: least number of wrong attempts that are kept, where there are as many."""
     repetition_weight: float = Field(default=0.0, ge=0)
-    """Weight, in the penalty, of the share of 5-grams that stand in an attempt more than 5 times; the paper tried it
-    and left it out (§4.3.1)."""
+    """Weight in the penalty of the share of an attempt's 5-grams that it repeats more than 5 times; the paper tried
+    this without gain (§4.3.1)."""
     drop_truncated: bool = False
-    """Leave out attempts cut by the token limit instead of counting them wrong (overlong filtering); the paper tried it
-    and left it out (§4.3.1)."""
+    """Leave out attempts that the token limit has cut, instead of counting them as wrong (overlong filtering); the
+    paper tried this without gain (§4.3.1)."""
 
     @model_validator(mode="after")
     def minima_fit(self) -> ResampleSection:
@@ -305,33 +276,43 @@ class ResampleSection(Section):
 
 class LearningSection(Section):
     optimizer: Literal["adamw"] = "adamw"  # §5.1
+    """The optimizer."""
     learning_rate: Rate = 1e-6  # §5.1
+    """Peak learning rate, constant after the warm-up."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of AdamW's mean of gradients."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of AdamW's mean of squared gradients."""
     weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay, per update as a multiple of the learning rate."""
     warmup_steps: int = Field(default=20, ge=0)  # §5.1
     """Optimizer updates over which the learning rate rises linearly."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger norm are scaled down to this norm."""
     updates_per_step: Count = 1
-    """Optimizer updates per rollout batch; 1 is fully on-policy (release)."""
+    """Optimizer updates for the attempts of one step; 1 is fully on-policy (the release)."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)  # §2.2.1
+    """The probability ratio is clipped below 1 minus this."""
     clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
+    """The probability ratio is clipped above 1 plus this."""
     importance_cap: float | None = Field(default=None, ge=1)
-    """C of truncated importance sampling: a token's loss is weighed by how much likelier the learner is to write it, at
-    the step's beginning, than the engine was that did, at most so much. None: all weigh 1."""
+    """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
+    learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger.
+    Unset: no such factor."""
     top_entropy_share: float = Field(default=1.0, gt=0, le=1)
-    """Share of each attempt's tokens, those of the highest entropy, that is learnt from (arXiv 2506.01939; the release
-    has this switch too)."""
+    """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
+    has this switch too). 1: from all."""
     normalize_by_std: bool = True
+    """Divide advantages by the standard deviation of the group's rewards."""
     kl_coefficient: float = Field(default=0.0, ge=0)
-    """KL to the policy at the start of the stage; off as in the paper."""
+    """Weight of the KL divergence from the policy at the start of the stage; 0 as in the paper."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
-    """Entropy bonus; off as in the paper."""
+    """Weight of an entropy bonus; 0 as in the paper."""
     tokens_per_microbatch: Count = 16384
-    """At most so many tokens in a forward and backward pass of one learner (on a CPU at most 4,096); a longer row gets
-    a pass of its own."""
+    """Most tokens in one forward and backward pass of a learner (on a CPU never more than 4,096); a longer row gets a
+    pass of its own."""
     reset_optimizer: bool = False
-    """Start the stage with fresh optimizer state (stage 3, §4.3)."""
+    """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
 
 
 class EndSection(Section):
@@ -339,19 +320,21 @@ class EndSection(Section):
     that are None never do."""
 
     window: Count = 20
-    """Steps whose mean a rule looks at. No rule holds before so many, none that compares two means before twice so
-    many."""
+    """Steps whose mean a rule looks at. No rule holds before this many steps; one that compares two means needs twice
+    as many."""
     reward_gain: float | None = Field(default=None, ge=-1, le=1)
-    """Flat: the mean reward of the last window is less than this above that of the window before ..."""
+    """The reward is flat: the mean reward of the last window exceeds that of the window before by less than this."""
     truncated_share: Share | None = None
-    """... and, where this is set, the share of attempts cut by the token limit stands near it in both windows (near
-    0.10 at the end of stage 1, §4.3)."""
+    """Together with reward_gain: the stage ends only if also the share of attempts that the token limit cut is near
+    this in both windows (near 0.10 at the end of stage 1, §4.3)."""
     truncated_band: Share = 0.03
-    """How near, either way."""
+    """How far from truncated_share that share may be, either way."""
     solved_share: Share | None = None
-    """Saturated: in at least this share of the groups every attempt is right (0.7 at the end of stage 2, §4.3)."""
+    """The problems are too easy: in at least this share of the groups every attempt is right (0.7 at the end of stage
+    2, §4.3)."""
     reward_loss: float | None = Field(default=None, gt=0, le=1)
-    """Declined: the mean reward of the last window is at least so far below that of the best window of the stage."""
+    """The reward falls: the mean reward of the last window is at least this far below that of the stage's best
+    window."""
 
     @model_validator(mode="after")
     def truncation_qualifies_flatness(self) -> EndSection:
@@ -359,71 +342,6 @@ class EndSection(Section):
             raise ValueError("end.truncated_share is only looked at where the reward is flat; set end.reward_gain too")
         return self
 
-
-class ClusterSection(Section):
-    learners: Count = 1
-    """Processes that share the weights and the work of learning (FSDP2); on GPUs one each. Under torchrun 1 means as
-    many as it started, and any other number must be that one."""
-    launcher: Literal["processes", "ray"] = "processes"
-    """processes: learners and the vLLM servers that are started are children of the run's process, on its machine;
-    under torchrun the learners are there already. ray: Ray places them, on as many machines as it has."""
-    sandbox_nodes: int = Field(default=0, ge=0, le=4096)
-    """Services of `sandbox.slots` programs each that Ray places and the run ends; 0: the sandbox that `[sandbox]`
-    says."""
-    offload_optimizer: bool = False
-    """Keep optimizer state in main memory instead of on the GPU."""
-
-    @model_validator(mode="after")
-    def ray_places_sandboxes(self) -> ClusterSection:
-        if self.sandbox_nodes and self.launcher != "ray":
-            raise ValueError(
-                f"cluster.sandbox_nodes {self.sandbox_nodes} are placed by Ray; set cluster.launcher to 'ray' or leave "
-                "cluster.sandbox_nodes out"
-            )
-        return self
-
-
-class TorchEngines(Section):
-    """Engines in processes of their own on this machine: one that dies costs no attempt while another is left."""
-
-    name: Word
-    kind: Literal["torch"]
-    count: int = Field(default=1, ge=1, le=1024)
-    """Processes; each holds the model, `rollout.engine_rows` sequences and one torch thread."""
-
-    @property
-    def names(self) -> list[str]:
-        """Of each of them, as events and messages call it."""
-        return [f"{self.name}-{number}" for number in range(self.count)]
-
-
-class VllmEngines(Section):
-    """vLLM servers: `count` of them started as `cluster.launcher` says, or one that runs at `url` already."""
-
-    name: Word
-    kind: Literal["vllm"]
-    count: int = Field(default=1, ge=1, le=1024)
-    """Servers to start; each decodes `rollout.engine_rows` sequences at once and has room for that many whole ones."""
-    url: str | None = None
-    """Of a server that was started as docs/vllm.md says, and can read the folders that weights go through."""
-    python: Place | None = None
-    """Interpreter of the environment that has vLLM; none: the one that ROCSTAR_VLLM_PYTHON names."""
-    threads: Count = 1
-    """That compute in each server, on CPUs."""
-
-    @property
-    def names(self) -> list[str]:
-        """Of each of them, as events and messages call it."""
-        return [f"{self.name}-{number}" for number in range(self.count)]
-
-    @model_validator(mode="after")
-    def one_url_is_one_server(self) -> VllmEngines:
-        if self.url is not None and (self.count > 1 or self.python is not None or self.threads > 1):
-            raise ValueError("url names one server that runs already; leave count, python and threads out")
-        return self
-
-
-Engines = Annotated[TorchEngines | VllmEngines, Field(discriminator="kind")]
 
 VERIFIERS = ("boxed", "boxed_strict", "tool_output")
 """Those that come with rocstar."""
@@ -433,36 +351,39 @@ class BenchmarkSection(Section):
     """A benchmark that training asks; what is absent is as its own file says (docs/evaluation.md)."""
 
     name: BenchmarkName
-    """One that comes with rocstar, or the path of a TOML file of your own."""
+    """A benchmark that comes with rocstar, or the path of a TOML file of your own."""
     folder: Place | None = None
-    """Holds the rows; none: they are read from the hub."""
+    """Folder that holds the rows; unset: they are read from the hub."""
     accept_rows: bool = False
-    """Take rows with another checksum than the benchmark's file says."""
+    """Accept rows whose checksum differs from the one in the benchmark's file."""
     limit: Count | None = None
-    """Only the first so many problems."""
+    """Ask only the first problems, this many; unset: all."""
     attempts: Count | None = None
-    """Samples per problem."""
+    """Attempts at each problem; unset: as the benchmark's file says."""
     temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature; unset: as the benchmark's file says."""
     settings: list[str] = []
-    """Further ones for its attempts, such as "rollout.max_response_tokens=4096"."""
+    """Further settings of its attempts, such as "rollout.max_response_tokens=4096"."""
 
 
 class EvaluateSection(Section):
     benchmark: list[BenchmarkSection] = []
-    """Asked before the first RL stage, after every `every_steps` and at the end, besides the held-out problems."""
+    """Benchmarks that are asked before the first RL stage, after every `every_steps` and at the end, besides the held-
+    out problems."""
     problems: int = Field(default=400, ge=0)
-    """Held-out problems; 0: none are asked."""
+    """Held-out problems that are asked; 0: none."""
     every_steps: int = Field(default=0, ge=0)
-    """Also evaluate after every so many steps of an RL stage, held-out problems under that stage's limits; 0: only
-    before and after."""
+    """Also evaluate each time an RL stage has made this many steps, on held-out problems under that stage's limits; 0:
+    only before and after."""
     attempts: Count = 1
-    """k: attempts per problem at `temperature`."""
+    """k: attempts at each problem, sampled at `temperature`."""
     temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature."""
     greedy: bool = True
-    """Also one greedy attempt per problem."""
+    """Also make one greedy attempt at each problem."""
     verifier: str = "boxed"
-    """Judges attempts, in training too. boxed: last balanced box anywhere; boxed_strict: inside <answer>; tool_output:
-    the last tool result; or a reward function of your own as `package.module:name`."""
+    """How attempts are judged, in training too. boxed: by the last balanced box anywhere; boxed_strict: by the box
+    inside <answer>; tool_output: by the last tool result; or a reward function of your own as `package.module:name`."""
 
     @field_validator("verifier")
     @classmethod
@@ -475,17 +396,22 @@ class EvaluateSection(Section):
 
 class SftStage(Section):
     name: Word
+    """Name of the stage, unlike that of any other."""
     kind: Literal["sft"]
+    """sft: a cold start by supervised learning."""
     steps: int = Field(ge=0)
+    """Optimizer updates."""
     data: TaskSection
     sft: SftSection
 
 
 class RlStage(Section):
     name: Word
+    """Name of the stage, unlike that of any other."""
     kind: Literal["rl"]
+    """rl: reinforcement learning."""
     steps: int = Field(ge=0)
-    """At most; `end` may end it earlier."""
+    """Most steps of the stage; a rule of `end` may end it earlier."""
     data: StageDataSection
     rollout: StageRolloutSection
     resample: ResampleSection

@@ -16,9 +16,10 @@ from rocstar.sandbox.call import SandboxDown
 from rocstar.sandbox.client import SandboxClient
 
 if TYPE_CHECKING:
-    from rocstar.config import Recipe, SandboxSection
+    from rocstar.config import Recipe
     from rocstar.engines.vllm_server import StartServer
     from rocstar.learning.ranks import Ranks
+    from rocstar.places import SandboxSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

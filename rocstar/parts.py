@@ -14,15 +14,7 @@ from msgspec.structs import replace as with_fields
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import verifier_named
-from rocstar.config import (
-    Recipe,
-    RlStage,
-    RolloutSection,
-    SandboxSection,
-    StageRolloutSection,
-    TorchEngines,
-    VllmEngines,
-)
+from rocstar.config import Recipe, RlStage, RolloutSection, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
@@ -31,6 +23,7 @@ from rocstar.engines.process import ProcessEngine, Settings
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable
+from rocstar.places import SandboxSection, TorchEngines, VllmEngines
 from rocstar.plugins import check_call, load
 from rocstar.protocols import Engine, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller

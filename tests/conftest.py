@@ -23,6 +23,7 @@ LONGEST = (
     "test_families.py",
     "test_stalled_run.py",
     "test_command.py",
+    "test_blocks.py",
 )
 """Files of whole runs: where several processes share the tests, the others must not wait for these at the end."""
 

@@ -14,9 +14,10 @@ from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import learner_ranks, sandbox_nodes, vllm_servers
 from rocstar.cluster.places import LOOPBACK, Wish, are_here, connected, needed, own_address, refuse_unshared, set_aside
-from rocstar.config import Recipe, SandboxSection
+from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.machines import Machines, started_sandbox
+from rocstar.places import SandboxSection
 from rocstar.sandbox.client import SandboxClient
 
 LEARNERS, SERVERS, SANDBOXES = "learners", "servers", "sandboxes"

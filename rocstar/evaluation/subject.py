@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grader
-from rocstar.config import Recipe, VllmEngines
+from rocstar.config import Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import Settings
 from rocstar.engines.torch_engine import TorchEngine
@@ -29,6 +29,7 @@ from rocstar.parts import (
     opened_fleet,
     template_of,
 )
+from rocstar.places import VllmEngines
 from rocstar.recipe import changed, resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory

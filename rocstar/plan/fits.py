@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rocstar.config import Recipe, RlStage, SftStage, TorchEngines
+from rocstar.config import Recipe, RlStage, SftStage
 from rocstar.engines.memory import cache_bytes, kv_pages
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
+from rocstar.places import TorchEngines
 from rocstar.plan.memory import LEFT_FREE, learner_bytes, most_kv_tokens, total
 from rocstar.plan.shape import Shape
 

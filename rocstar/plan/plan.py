@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from rocstar.config import Recipe, RlStage, SftStage, TorchEngines, VllmEngines
+from rocstar.config import Recipe, RlStage, SftStage
 from rocstar.errors import ConfigError
+from rocstar.places import TorchEngines, VllmEngines
 from rocstar.plan.fits import kv_tokens_of, longest_response, refusals
 from rocstar.plan.gpus import Gpu
 from rocstar.plan.memory import engine_bytes, learner_bytes

@@ -12,6 +12,7 @@ from typing import Any
 import rocstar
 
 PACKAGES = (
+    "rocstar",
     "torch",
     "transformers",
     "tokenizers",
@@ -27,12 +28,11 @@ GIT_SECONDS = 10.0  # a checkout on a slow network disk; never worth holding a r
 
 def versions() -> dict[str, str | None]:
     """Installed versions by package; None for what is not installed."""
-    return {"rocstar": rocstar.__version__, "python": platform.python_version()} | {
-        package: _version(package) for package in PACKAGES
-    }
+    return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """As it was installed; None where it was not. That of rocstar comes from the tags of its repository."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

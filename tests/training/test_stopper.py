@@ -47,11 +47,12 @@ def test_what_was_installed_before_is_there_again() -> None:
 
 def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:
     pytest.importorskip("torch")
-    from rocstar.config import ClusterSection, LearningSection, ModelSection
+    from rocstar.config import LearningSection, ModelSection
     from rocstar.dialogue.templates import template_named
     from rocstar.learning.learner import GrpoLearner
     from rocstar.learning.policy import Policy
     from rocstar.learning.ranks import start
+    from rocstar.places import ClusterSection
     from tests.learning.examples import codec, model, rows
 
     ranks = start(ClusterSection(learners=2), ModelSection(), {})

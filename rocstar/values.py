@@ -1,0 +1,44 @@
+"""What the sections of a recipe are made of: their base class, and the kinds of values that several of them hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+"""A learning rate."""
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+"""A limit on something that is waited for, a day at most."""
+
+
+def _word(name: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]{0,49}", name):
+        raise ValueError(
+            f"{name!r} cannot be a name; use at most 50 letters, digits, - _ and . and begin with a letter or digit"
+        )
+    return name
+
+
+Word = Annotated[str, AfterValidator(_word)]
+"""A name that becomes a part of file names, or that a model writes."""
+
+SETTLE = "settle"
+
+
+def settled(path: str, info: ValidationInfo) -> str:
+    """As an absolute path, where validation asks for it and something is there."""
+    return os.path.abspath(path) if info.context == SETTLE and os.path.exists(path) else path
+
+
+Place = Annotated[str, AfterValidator(settled)]
+"""A file or folder, relative to the folder that a run is started in, and absolute where validation has SETTLE for its
+context. What is not there stays as it is: a hub id, or a mistake that is reported later."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
