@@ -18,7 +18,7 @@ from rocstar.engines.torch_engine import TorchEngine
 from rocstar.types import Completion, Sampling, seed_for
 from tests.engines.models import MODELS, VOCAB
 
-REQUESTS = 20
+REQUESTS = 12
 SETTINGS = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.8},
