@@ -24,8 +24,14 @@ RECIPE = """\
 [run]
 name = "tiny"
 
+[data]
+pool = 40
+
 [rollout]
 max_response_tokens = 64
+
+[evaluate]
+problems = 8
 
 [[stage]]
 name = "cold"

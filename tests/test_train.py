@@ -184,7 +184,7 @@ def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(
     recipe = folder / "tiny.toml"
     recipe.write_text(f'{recipe.read_text()}\n[[engine]]\nname = "t"\nkind = "torch"\ncount = 2\n')
     command = Command.start(folder, "train", "tiny.toml")
-    while len(metrics_lines(folder)) <= SFT_STEPS and command.process.poll() is None:
+    while len(metrics_lines(folder)) <= SFT_STEPS and command.process.is_alive():
         time.sleep(0.002)
     engines_of(command)[0].kill()
     ended = command.after_step(SFT_STEPS + 3, lambda: engines_of(command)[-1].kill())

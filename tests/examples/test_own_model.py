@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
 from rocstar.plugins import load
 from rocstar.types import Completion, Finish, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits
+from tests.tiny_run import Command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_model"
@@ -21,8 +20,10 @@ SHORT = ("stage.show.steps=12", "stage.learn.steps=1", "rollout.problems_per_ste
 
 @pytest.mark.slow
 def test_a_shortened_run_trains_a_model_folder_with_both_tools(tmp_path: Path) -> None:
-    python("make_model.py", str(tmp_path / "model"))
-    python("-m", "rocstar", "train", "recipe.toml", f"model.path={tmp_path}/model", f"run.folder={tmp_path}", *SHORT)
+    run_path(str(EXAMPLE / "make_model.py"))["make_model"](tmp_path / "model")
+    settings = (f"model.path={tmp_path}/model", f"run.folder={tmp_path}", *SHORT)
+    ended = Command.start(EXAMPLE, "train", "recipe.toml", *settings).wait()
+    assert ended.code == 0, ended.told
     run = tmp_path / "own_model"
     assert json.loads((run / "summary.json").read_text())["accuracy_after"]["n"] == 2
     (attempts,) = (run / "rollouts").glob("*.parquet")
@@ -30,14 +31,6 @@ def test_a_shortened_run_trains_a_model_folder_with_both_tools(tmp_path: Path) -
     assert len(prompts) == 16
     assert all('"name": "python"' in prompt and '"name": "grams_in"' in prompt for prompt in prompts)
     assert (run / "checkpoints" / "step=000013" / "model" / "tokenizer.json").is_file()
-
-
-def python(*arguments: str) -> None:
-    """Run in the example's folder, as its README says."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=EXAMPLE, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
 
 
 def prompts_of(attempts: Path, model: Path) -> list[str]:

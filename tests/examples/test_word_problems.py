@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.tiny_run import Command
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples" / "word_problems" / "word_problems.toml"
@@ -35,7 +35,5 @@ def test_a_shortened_run_of_the_recipe(tmp_path: Path) -> None:
 
 
 def trained(folder: Path, *arguments: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "rocstar", "train", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    ended = Command.start(folder, "train", *arguments).wait()
+    assert ended.code == 0, ended.told
