@@ -27,7 +27,7 @@ from rocstar.evaluation.chat_client import ChatClient, TooLong, Written
 from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
 from rocstar.protocols import Reply, ToolSpec, Verifier
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
-from rocstar.rollout.episode import Note, note_nothing
+from rocstar.rollout.episode import Note, answered, note_nothing
 from rocstar.types import Completion, Finish, Problem, Sampling, Stop, Trajectory, Turn
 
 ToolStyle = Literal["openai", "text"]
@@ -91,7 +91,7 @@ class EndpointSolver:
             stop=stop,
             fault=fault,
             seconds=time.monotonic() - began,
-            tool_seconds=talk.tool_seconds,
+            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in talk.turns),
             told_tokens=talk.used_tokens,
         )
 
@@ -107,7 +107,6 @@ class Talk:
         self.turns: list[Turn] = []
         self.used_tokens = 0
         """After the prompt, as the server counted them."""
-        self.tool_seconds = 0.0
         self._specs = shown_tools(solver, problem)
         self.asked = opening(solver, problem, self._specs)
         self._messages = list(self.asked)
@@ -119,6 +118,7 @@ class Talk:
             room = self._solver.limits.max_response_tokens - self.used_tokens
             if room <= 0:
                 return Stop.MAX_TOKENS
+            sent = time.monotonic()
             try:
                 written = await self._solver.client.complete(self._messages, **self._body(room))
             except TooLong as error:
@@ -128,11 +128,11 @@ class Talk:
                         "--max-response-tokens"
                     ) from None
                 return Stop.MAX_TOKENS
-            reply = await self._replied(written)
+            reply = await self._replied(written, time.monotonic() - sent)
             if reply.stop is not None:
                 return reply.stop
 
-    async def _replied(self, written: Written) -> Reply:
+    async def _replied(self, written: Written, engine_seconds: float) -> Reply:
         if self._prompt_tokens is None:
             self._prompt_tokens = written.prompt_tokens
         self.used_tokens = written.prompt_tokens - self._prompt_tokens + written.completion_tokens
@@ -140,11 +140,10 @@ class Talk:
         ids = tuple(self._solver.codec.encode(text))
         finish = Finish.LENGTH if written.cut else Finish.STOP
         completion = Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=finish)
-        self.turns.append(Turn(completion=completion))
+        self.turns.append(Turn(completion=completion, engine_seconds=engine_seconds))
         asked = time.monotonic()
         reply = await self.environment.reply(completion)
-        self.tool_seconds += time.monotonic() - asked
-        self.turns[-1] = replace(self.turns[-1], calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids)
+        self.turns[-1] = answered(self.turns[-1], reply, time.monotonic() - asked)
         self._messages += following(written, text, [self._solver.conversation.feedback(one) for one in reply.results])
         return reply
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rocstar.errors import Unavailable
-from rocstar.protocols import Engine, Environment
+from rocstar.protocols import Engine, Environment, Reply
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Turn, seed_for
 
 Note = Callable[[str, str | None], None]
@@ -40,19 +40,19 @@ async def run_episode(
     prompt_ids = environment.opening()
     ids = list(prompt_ids)
     turns: list[Turn] = []
-    stop, fault, tool_seconds = None, None, 0.0
+    stop, fault = None, None
     try:
         while stop is None:
             note(session_id, "an engine")
+            sent = time.monotonic()
             request = replace(sampling, max_new_tokens=environment.budget(), seed=seed_for(sampling.seed, len(turns)))
             name = f"{session_id}/turn{len(turns)}"
             completion = await engine.generate(ids, request, request_id=name, session_id=session_id)
             asked = time.monotonic()
-            turns.append(Turn(completion=completion))
+            turns.append(Turn(completion=completion, engine_seconds=asked - sent))
             note(session_id, "a tool")
             reply = await environment.reply(completion)
-            tool_seconds += time.monotonic() - asked
-            turns[-1] = replace(turns[-1], calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids)
+            turns[-1] = answered(turns[-1], reply, time.monotonic() - asked)
             ids += [*completion.token_ids, *reply.reply_ids]
             stop = reply.stop
     except Unavailable as error:
@@ -67,7 +67,14 @@ async def run_episode(
         stop=stop,
         fault=fault,
         seconds=time.monotonic() - started,
-        tool_seconds=tool_seconds,
+        tool_seconds=sum(turn.tool_seconds or 0.0 for turn in turns),
+    )
+
+
+def answered(turn: Turn, reply: Reply, tool_seconds: float) -> Turn:
+    """A turn with what came back for its completion."""
+    return replace(
+        turn, calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids, tool_seconds=tool_seconds
     )
 
 

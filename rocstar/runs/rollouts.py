@@ -216,6 +216,8 @@ def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[
         calls=tuple(ToolCall(**call) for call in turn["calls"]),
         results=tuple(ToolResult(**{**result, "status": Status(result["status"])}) for result in turn["results"]),
         reply_ids=tuple(islice(tokens, replied)),
+        engine_seconds=turn.get("engine_seconds"),
+        tool_seconds=turn.get("tool_seconds"),
     )
 
 
@@ -317,6 +319,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "sampled_tokens": len(turn.completion.token_ids),
         "reply_tokens": len(turn.reply_ids),
         "version_spans": [list(span) for span in turn.completion.version_spans],
+        "engine_seconds": turn.engine_seconds,
+        "tool_seconds": turn.tool_seconds,
         "calls": [_fields(call) for call in turn.calls],
         "results": [_fields(result) for result in turn.results],
     }

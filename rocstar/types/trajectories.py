@@ -11,7 +11,7 @@ text is parsed to find tool calls and is never encoded back into ids that stand 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rocstar.types.completions import Completion
@@ -28,6 +28,12 @@ class Turn:
     """One per call, same order."""
     reply_ids: tuple[int, ...] = ()
     """[m] tokens appended after the completion; empty on the last turn."""
+    engine_seconds: float | None = field(default=None, compare=False)
+    """Wall time from the request to the completion, waiting for a place in the engine included, seconds; None where it
+    was not measured. No two runs take the same time, so attempts are compared without it."""
+    tool_seconds: float | None = field(default=None, compare=False)
+    """Wall time from the completion to the reply, seconds: finding calls, waiting for a tool and running it. None and
+    comparisons as above."""
 
 
 class Stop(StrEnum):

@@ -1,7 +1,8 @@
 // One attempt: its turns as people read them, or its tokens coloured by a number; two attempts side by side.
 
+import { color } from "./chart.js";
 import { placed } from "./group.js";
-import { amend, Code, html, link, number, ofRun, percent, place, Problem, seconds, signed, Text, useAnswer, useKeys, useMemo, useState, Verdict, visible } from "./lib.js";
+import { amend, Code, html, link, number, ofRun, percent, place, Problem, seconds, signed, Text, useAnswer, useEffect, useKeys, useMemo, useRef, useState, Verdict, visible } from "./lib.js";
 import { Tabs } from "./run.js";
 
 const COLOURS = { none: "nothing", entropy: "entropy", gap: "engine − learner", logprob: "logprob", advantage: "advantage", author: "author" };
@@ -53,25 +54,34 @@ function Attempt({ value, colour }) {
     ${coloured ? html`<${Tokens} value=${value} colour=${colour} />` : value.turns.map((turn, at) => html`<${Turn} key=${at} turn=${turn} at=${at} />`)}</div>`;
 }
 
-/** Segments of the attempt's time. The engine's is known in sum only and is shared out by tokens. */
+/** Segments of the attempt's time, turn by turn. Where a run did not record the engine's time of each turn (older ones),
+ * its sum is shared out by tokens, and the page says so. */
 function TimeLine({ value }) {
-  const sampled = value.turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0) || 1;
-  const engine = Math.max(0, value.seconds - value.tool_seconds);
-  const parts = value.turns.flatMap((turn, at) => [
-    { kind: "engine", seconds: (engine * turn.sampled_tokens) / sampled, text: `turn ${at + 1}: engine` },
-    ...turn.calls.flatMap(({ result }) => (result ? [{ kind: "queue", seconds: result.queue_seconds, text: `turn ${at + 1}: waiting for the tool` }, { kind: "tool", seconds: result.run_seconds, text: `turn ${at + 1}: tool` }] : [])),
-  ]);
-  const named = parts.reduce((sum, part) => sum + part.seconds, 0);
-  const rest = Math.max(0, value.seconds - named);
-  const sum = (kind) => parts.filter((part) => part.kind === kind).reduce((total, part) => total + part.seconds, 0);
   if (!value.seconds) return null;
-  return html`<div class="time"><div class="lane" role="img" aria-label="Time of the attempt">${[...parts, { kind: "rest", seconds: rest, text: "other waiting" }].filter((part) => part.seconds > 0).map((part) =>
-      html`<i class=${part.kind} style=${{ flexGrow: part.seconds }} title=${`${part.text} ${seconds(part.seconds)}`}></i>`)}</div>
-    <span class="dim"><b>${seconds(value.seconds)}</b> = <span class="key engine">engine ${seconds(sum("engine"))}</span> <span class="key tool">tool ${seconds(sum("tool"))}</span> <span class="key queue">queue ${seconds(sum("queue"))}</span> <span class="key rest">other ${seconds(rest)}</span> <span>(engine by turns: shared out by tokens)</span></span></div>`;
+  const recorded = value.turns.every((turn) => turn.engine_seconds != null);
+  const sampled = value.turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0) || 1;
+  const shared = Math.max(0, value.seconds - value.tool_seconds) / sampled;
+  const parts = value.turns.flatMap((turn, at) => [
+    { kind: "engine", seconds: recorded ? turn.engine_seconds : shared * turn.sampled_tokens, text: `turn ${at + 1}: engine` },
+    ...toolParts(turn, `turn ${at + 1}: `),
+  ]);
+  const rest = Math.max(0, value.seconds - parts.reduce((sum, part) => sum + part.seconds, 0));
+  const all = [...parts, { kind: "rest", seconds: rest, text: "other" }].filter((part) => part.seconds > 0);
+  const sum = (kind) => all.filter((part) => part.kind === kind).reduce((total, part) => total + part.seconds, 0);
+  return html`<div class="time"><div class="lane" role="img" aria-label="Time of the attempt">${all.map((part) => html`<i class=${part.kind} style=${{ flexGrow: part.seconds }} title=${`${part.text} ${seconds(part.seconds)}`}></i>`)}</div>
+    <span class="dim"><b>${seconds(value.seconds)}</b> = <span class="key engine">engine ${seconds(sum("engine"))}</span> <span class="key tool">tool ${seconds(sum("tool"))}</span> <span class="key queue">waiting for the tool ${seconds(sum("queue"))}</span> <span class="key rest">other ${seconds(sum("rest"))}</span> <span>${recorded ? "(engine: its queue included)" : "(engine by turns: not recorded, shared out by tokens)"}</span></span></div>`;
+}
+
+/** Waiting and running of a turn's calls one after the other; as one where they ran side by side. */
+function toolParts({ calls, tool_seconds: whole }, name) {
+  const parts = calls.flatMap(({ result }) => (result ? [{ kind: "queue", seconds: result.queue_seconds, text: name + "waiting for the tool" }, { kind: "tool", seconds: result.run_seconds, text: name + "tool" }] : []));
+  const sum = parts.reduce((total, part) => total + part.seconds, 0);
+  if (whole == null) return parts;
+  return sum > whole ? [{ kind: "tool", seconds: whole, text: name + "tools side by side" }] : [...parts, { kind: "rest", seconds: whole - sum, text: name + "finding calls, sending, checking" }];
 }
 
 function Turn({ turn, at }) {
-  return html`<section class="turn policy"><h2 class="label">turn ${at + 1} <span class="dim">${number(turn.sampled_tokens)} tokens${turn.finish !== "stop" ? `, ended by ${turn.finish}` : ""}${versions(turn)}</span></h2>
+  return html`<section class="turn policy"><h2 class="label">turn ${at + 1} <span class="dim">${number(turn.sampled_tokens)} tokens${turn.engine_seconds != null ? `, ${seconds(turn.engine_seconds)}` : ""}${turn.finish !== "stop" ? `, ended by ${turn.finish}` : ""}${versions(turn)}</span></h2>
       ${segments(turn).map((part) => (part.call ? html`<${Call} call=${part.call} />` : html`<${Text} text=${part.text} />`))}</section>
     ${turn.calls.map((call) => call.result && html`<${Reply} call=${call} />`)}`;
 }
@@ -116,48 +126,103 @@ const STEPS = 9;
 function Tokens({ value, colour }) {
   const { tokens } = value;
   const [seen, look] = useState(null);
+  const [here, jump] = useState(null);
   const shade = useMemo(() => shadeOf(value, colour), [value, colour]);
+  const parts = useMemo(() => partsOf(value), [value]);
+  const strong = useMemo(() => parts.filter(({ kind }) => kind === "policy").flatMap(({ from, to }) => range(from, to).filter((at) => STRONG.has(shade.of(at)))), [parts, shade]);
   const over = (event) => event.target.dataset.i !== undefined && look(+event.target.dataset.i);
-  const marked = () => [...document.querySelectorAll(".token.s8, .token.s7, .token.n4, .token.p4")];
-  const jump = (by) => {
-    const found = marked(), at = found.findIndex((one) => one.classList.contains("here"));
-    found[at]?.classList.remove("here");
-    const next = found[(at + by + found.length) % found.length];
-    next?.classList.add("here");
-    next?.scrollIntoView({ block: "center" });
-    if (next) look(+next.dataset.i);
+  const next = (by) => {
+    const after = by > 0 ? strong.find((at) => at > (here ?? -1)) ?? strong[0] : strong.findLast((at) => at < (here ?? Infinity)) ?? strong.at(-1);
+    if (after !== undefined) { jump(after); look(after); }
   };
-  useKeys({ "]": () => jump(1), "[": () => jump(-1) });
-  const parts = [["prompt", "user"], ...value.turns.flatMap((_, at) => [[`turn ${at + 1}`, "policy"], [`reply to turn ${at + 1}`, "tool"]])];
-  return html`<div class="legend card"><span>${COLOURS[colour]}</span><span class="ramp">${shade.legend.map(([kind, text]) => html`<i class="token ${kind}">${text}</i>`)}</span><span class="dim">strongest: <kbd>[</kbd> <kbd>]</kbd></span></div>
-    <div class="tokens" onMouseOver=${over} onClick=${over}>${parts.map(([label, kind], at) => {
-      const [from, to] = [tokens.starts[at], tokens.starts[at + 1] ?? tokens.pieces.length];
-      return to > from && html`<section class="turn ${kind}" key=${at}><h2 class="label">${label}</h2>${blocks(from, to).map(([a, b]) => html`<${Block} key=${a} tokens=${tokens} from=${a} to=${b} shade=${kind === "policy" ? shade.of : shade.others(kind)} />`)}</section>`;
-    })}</div>
+  useKeys({ "]": () => next(1), "[": () => next(-1) });
+  useEffect(() => {
+    const token = here === null ? null : document.querySelector(`.token[data-i="${here}"]`);
+    token?.classList.add("here");
+    token?.scrollIntoView({ block: "center" });
+    return () => token?.classList.remove("here");
+  }, [here, shade]);
+  return html`<div class="legend card"><span>${COLOURS[colour]}</span><span class="ramp">${shade.legend.map(([kind, text]) => html`<i class="token ${kind}">${text}</i>`)}</span><span class="dim">${number(strong.length)} strong: <button aria-label="previous strong token" onClick=${() => next(-1)}><kbd>[</kbd></button> <button aria-label="next strong token" onClick=${() => next(1)}><kbd>]</kbd></button></span>
+      <${Course} parts=${parts} shade=${shade} here=${here} go=${(at) => { jump(at); look(at); }} /></div>
+    <div class="tokens" onMouseOver=${over} onClick=${over}>${parts.map(({ label, kind, from, to }) => html`<section class="turn ${kind}" key=${from}><h2 class="label">${label}</h2>${blocks(from, to).map(([a, b]) =>
+      html`<${Block} key=${a} tokens=${tokens} from=${a} to=${b} shade=${kind === "policy" ? shade.of : shade.others(kind)} wanted=${a < DRAWN_FIRST || (here >= a && here < b)} />`)}</section>`)}</div>
     ${seen !== null && html`<${Card} value=${value} at=${seen} />`}`;
 }
 
-const blocks = (from, to) => Array.from({ length: Math.ceil((to - from) / 512) }, (_, n) => [from + 512 * n, Math.min(to, from + 512 * (n + 1))]);
+const STRONG = new Set(["s8", "s7", "n4", "p4"]);
+const BLOCK = 512, DRAWN_FIRST = 1536; // tokens; a screen holds about 1,200
+const range = (from, to) => Array.from({ length: to - from }, (_, n) => from + n);
+const blocks = (from, to) => Array.from({ length: Math.ceil((to - from) / BLOCK) }, (_, n) => [from + BLOCK * n, Math.min(to, from + BLOCK * (n + 1))]);
 
-/** A block of tokens; blocks out of view are not laid out (content-visibility). */
-function Block({ tokens, from, to, shade }) {
-  return useMemo(() => html`<div class="text block" dir="auto">${tokens.pieces.slice(from, to).map((piece, n) => html`<span class="token ${shade(from + n)}" data-i=${from + n}>${visible(piece)}</span>`)}</div>`, [tokens, shade, from, to]);
+/** Who wrote which pieces, in order. */
+function partsOf({ tokens, turns }) {
+  const named = [["prompt", "user"], ...turns.flatMap((_, at) => [[`turn ${at + 1}`, "policy"], [`reply to turn ${at + 1}`, "tool"]])];
+  return named.map(([label, kind], at) => ({ label, kind, from: tokens.starts[at], to: tokens.starts[at + 1] ?? tokens.pieces.length })).filter(({ from, to }) => to > from);
+}
+
+/** A block of tokens: one plain text until it comes near the view, a span for each token from then on. */
+function Block({ tokens, from, to, shade, wanted }) {
+  const box = useRef(null);
+  const [near, come] = useState(false);
+  const drawn = near || wanted;
+  useEffect(() => {
+    if (drawn) return;
+    const watcher = new IntersectionObserver((found) => found.some((one) => one.isIntersecting) && come(true), { rootMargin: "1200px" });
+    watcher.observe(box.current);
+    return () => watcher.disconnect();
+  }, [drawn]);
+  return useMemo(() => html`<div class="text block" dir="auto" ref=${box}>${drawn
+    ? range(from, to).map((at) => html`<span class="token ${shade(at)}" data-i=${at}>${visible(tokens.pieces[at])}</span>`)
+    : visible(tokens.pieces.slice(from, to).join(""))}</div>`, [tokens, shade, from, to, drawn]);
+}
+
+/** The whole attempt in one line: the strongest token of each pixel, turns and replies one after the other; a click goes
+ * there. */
+function Course({ parts, shade, here, go }) {
+  const canvas = useRef(null);
+  const first = parts[0]?.from ?? 0, size = (parts.at(-1)?.to ?? 0) - first || 1;
+  useEffect(() => {
+    const paint = () => paintCourse(canvas.current, parts, shade, first, size, here);
+    paint();
+    const watcher = new ResizeObserver(paint);
+    watcher.observe(canvas.current);
+    return () => watcher.disconnect();
+  }, [parts, shade, here, document.documentElement.dataset.theme]);
+  const clicked = ({ offsetX, target }) => go(first + Math.min(size - 1, Math.floor((size * offsetX) / target.clientWidth)));
+  return html`<canvas class="course" ref=${canvas} role="img" aria-label="where in the attempt the strong tokens are" onClick=${clicked}></canvas>`;
+}
+
+function paintCourse(canvas, parts, shade, first, size, here) {
+  const wide = (canvas.width = canvas.clientWidth * devicePixelRatio), tall = (canvas.height = canvas.clientHeight * devicePixelRatio);
+  const pen = canvas.getContext("2d"), x = (at) => ((at - first) * wide) / size;
+  const fill = (name, left, top, width) => { pen.fillStyle = color(name); pen.fillRect(left, top, width, tall - top); };
+  for (const { kind, from, to } of parts) {
+    if (kind !== "policy") { fill("--edge", x(from), 0, Math.max(1, x(to) - x(from))); continue; }
+    const bars = new Map();
+    for (let at = from; at < to; at++) bars.set(Math.floor(x(at)), Math.max(bars.get(Math.floor(x(at))) ?? 0, shade.size(at)));
+    pen.fillStyle = color("--line-2");
+    const step = Math.max(1, wide / size);
+    for (const [left, strength] of bars) pen.fillRect(left, tall * (1 - strength), step, tall * strength);
+    fill("--dim", x(from), 0, devicePixelRatio);
+  }
+  if (here !== null) fill("--ink", x(here), 0, 2 * devicePixelRatio);
 }
 
 function shadeOf({ tokens, advantage }, colour) {
   const plain = () => "";
   const others = () => plain;
-  if (colour === "author") return { of: () => "a-policy", others: (kind) => () => "a-" + kind, legend: [["a-policy", "policy"], ["a-user", "prompt"], ["a-tool", "tool"]] };
-  if (colour === "advantage") return { of: () => (advantage > 0 ? "p2" : advantage < 0 ? "n2" : ""), others, legend: [["n2", "below 0"], ["p2", "above 0"], ["", signed(advantage)]] };
+  if (colour === "author") return { of: () => "a-policy", size: () => 0, others: (kind) => () => "a-" + kind, legend: [["a-policy", "policy"], ["a-user", "prompt"], ["a-tool", "tool"]] };
+  if (colour === "advantage") return { of: () => (advantage > 0 ? "p2" : advantage < 0 ? "n2" : ""), size: () => 0, others, legend: [["n2", "below 0"], ["p2", "above 0"], ["", signed(advantage)]] };
   const values = { entropy: tokens.entropies, logprob: tokens.sampled_logprobs?.map((one) => (one === null ? null : -one)), gap: difference(tokens) }[colour];
   const size = [...values].filter((one) => one !== null && one !== 0).map(Math.abs).sort((a, b) => a - b);
   const top = round(size[Math.floor(0.99 * (size.length - 1))] || 1e-6);
+  const share = (at) => Math.min(1, Math.abs(values[at] ?? 0) / top);
   if (colour === "gap") {
     const of = (at) => { const step = Math.min(4, Math.round((4 * Math.abs(values[at] ?? 0)) / top)); return step ? (values[at] > 0 ? "p" : "n") + step : ""; };
-    return { of, others, legend: [["n4", `−${number(top)}`], ["n2", `−${number(top / 2)}`], ["", "0"], ["p2", `+${number(top / 2)}`], ["p4", `+${number(top)} nats`]] };
+    return { of, size: share, others, legend: [["n4", `−${number(top)}`], ["n2", `−${number(top / 2)}`], ["", "0"], ["p2", `+${number(top / 2)}`], ["p4", `+${number(top)} nats`]] };
   }
   const sign = colour === "logprob" ? "−" : "";
-  return { of: (at) => "s" + Math.min(STEPS - 1, Math.round(((STEPS - 1) * (values[at] ?? 0)) / top)), others, legend: [["s0", "0"], ["s2", sign + number(top / 4)], ["s4", sign + number(top / 2)], ["s8", `${sign}${number(top)} nats`]] };
+  return { of: (at) => "s" + Math.min(STEPS - 1, Math.round(((STEPS - 1) * (values[at] ?? 0)) / top)), size: share, others, legend: [["s0", "0"], ["s2", sign + number(top / 4)], ["s4", sign + number(top / 2)], ["s8", `${sign}${number(top)} nats`]] };
 }
 
 const difference = ({ sampled_logprobs: a, old_logprobs: b }) => a && b && a.map((one, at) => (one === null || b[at] === null ? null : one - b[at]));

@@ -5,7 +5,7 @@ import { html, number, useEffect, useRef, useState } from "./lib.js";
 export const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 
 /** A colour of the style sheet for a canvas, which knows no light-dark(). */
-function color(name) {
+export function color(name) {
   const probe = document.body.appendChild(document.createElement("i"));
   probe.style.color = `var(${name})`;
   const found = getComputedStyle(probe).color;
