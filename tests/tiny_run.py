@@ -168,7 +168,7 @@ class Command:
 
     @classmethod
     def start(cls, folder: Path, *arguments: str) -> Command:
-        said = [TemporaryFile(), TemporaryFile()]
+        said = [TemporaryFile(), TemporaryFile()]  # noqa: SIM115 (read once the command is over)
         paths = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in said]
         process = _forks().Process(target=_as_a_shell_would, args=(folder, arguments, dict(os.environ), paths))
         process.start()

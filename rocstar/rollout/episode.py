@@ -73,9 +73,7 @@ async def run_episode(
 
 def answered(turn: Turn, reply: Reply, tool_seconds: float) -> Turn:
     """A turn with what came back for its completion."""
-    return replace(
-        turn, calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids, tool_seconds=tool_seconds
-    )
+    return replace(turn, calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids, tool_seconds=tool_seconds)
 
 
 async def _close(engine: Engine, environment: Environment, session_id: str, note: Note) -> None:
