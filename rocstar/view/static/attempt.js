@@ -51,6 +51,7 @@ function Attempt({ value, colour }) {
       <span>${number(value.response_tokens)} tokens · ${value.turns.length} turns · ${value.calls} calls${value.failed_calls > 0 && html`, <span class="warn">${value.failed_calls} failed</span>`} · ended: ${value.stop}</span>
       ${value.fault && html`<span class="problem">our fault: ${visible(value.fault)}</span>`}<${TimeLine} value=${value} /></section>
     <section class="turn user"><h2 class="label">problem</h2><${Text} text=${value.question} kind="question" /></section>
+    ${colour && colour !== "none" && !coloured && html`<p class="dim">${value.tokens ? `${COLOURS[colour]}: not recorded for this attempt${value.kept ? "" : ", which was not learnt from"}` : "tokens have no text here: no tokenizer was found"}</p>`}
     ${coloured ? html`<${Tokens} value=${value} colour=${colour} />` : value.turns.map((turn, at) => html`<${Turn} key=${at} turn=${turn} at=${at} />`)}</div>`;
 }
 
