@@ -24,7 +24,7 @@ from rocstar.view.app import application
 from rocstar.view.sources import Library
 from tests.view.recorded import SEED, add_evaluation, add_step, add_tokenizer, attempt, create, decode
 
-TRANSCRIPTS = 200
+TRANSCRIPTS, A_STEP, LINE = 200, 20, "x" * 1_000_000
 WIDTHS = (1440, 400)
 SCRIPTS = (
     "<script>window.hacked = 1</script>",
@@ -39,7 +39,6 @@ SCRIPTS = (
     "a\u0301" * 300 + "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢",
     "\ud800 lone \udfff surrogates 🙂👩‍👩‍👧‍👦 \U0010ffff",
     "\u2028line\u2029paragraph\r\nreturn\rback",
-    "x" * 1_000_000,
     "<" * 5000 + "\n" * 2000,
     '"}}\n</tool_call>\n<tool_call>{"name": "python"}',
 )
@@ -48,10 +47,8 @@ SCRIPTS = (
 def transcripts(count: int) -> list[str]:
     """Each kind on its own first, then mixed by chance."""
     draw = random.Random(7)
-    long = SCRIPTS.index("x" * 1_000_000)
-    short = [text for place, text in enumerate(SCRIPTS) if place != long]
-    mixed = ["".join(draw.sample(short, 3)) + chr(draw.randrange(0x3000)) for _ in range(count - len(SCRIPTS))]
-    return [*SCRIPTS, *mixed]
+    mixed = ["".join(draw.sample(SCRIPTS, 3)) + chr(draw.randrange(0x3000)) for _ in range(count - len(SCRIPTS) - 1)]
+    return [*SCRIPTS, *mixed, LINE]
 
 
 @contextmanager
@@ -132,7 +129,7 @@ def recorded(tmp_path: Path) -> RunFolder:
 SHOW_EACH = """async (expected) => {
   const frame = () => new Promise(requestAnimationFrame), wrong = [];
   for (const [n, text] of expected.entries()) {
-    location.hash = `#/run/made/attempt?at=rollouts:1:${n}`;
+    location.hash = `#/run/made/attempt?at=rollouts:${Math.floor(n / 20)}:${n % 20}`;
     const shown = () => document.querySelector(".turn.user .text")?.textContent.startsWith(`Q${n} `);
     for (let frames = 0; !shown() && frames < 600; frames++) await frame();
     const foreign = document.querySelectorAll("main script, main iframe, main img, main base, main meta, main style");
@@ -150,12 +147,13 @@ def test_hostile_transcripts_are_shown_as_text_and_nothing_of_them_runs(chromium
     made = [
         attempt(text, stdout=text, code=text[:9000], question=f"Q{n} {text[:3000]}") for n, text in enumerate(texts)
     ]
-    write_rollouts(run, 1, made, lambda ids: decode(ids))
+    for step in range(TRANSCRIPTS // A_STEP):  # few at once: an attempt is read with its neighbours
+        write_rollouts(run, step, made[step * A_STEP :][:A_STEP], decode)
     literal = [text[:30] if text.isascii() and text.isprintable() else "" for text in texts]
     assert sum(map(bool, literal)) >= 8
     with seen(chromium, run.path.parent, 400) as one:
-        one.open("/run/made/attempt?at=rollouts:1:0", ".turn.user .text")
-        assert one.page.evaluate(SHOW_EACH, literal) == []
+        one.open("/run/made/attempt?at=rollouts:0:0", ".turn.user .text")
+        assert one.page.evaluate(SHOW_EACH.replace("20", str(A_STEP)), literal) == []
         for view in ("attempts", "groups"):
             page = one.open(f"/run/made/{view}?q=hacked", ".row a.open")
             assert page.evaluate("[document.documentElement.scrollWidth, window.hacked]") == [400, None]
@@ -168,7 +166,7 @@ VIEWS = {
     "/run/made/groups": ".row a.open",
     "/run/made/evaluations": "table a.open",
     "/run/made/events": "tr.alarm",
-    "/run/made/settings": ".settings th",
+    "/run/made/settings?q=resample": ".settings th",
     "/run/made/group?at=rollouts:2:2&w.method=uniform": ".tried .fate",
     "/run/made/attempt?at=rollouts:2:5": ".turn.policy .text",
     "/run/made/attempt?at=rollouts:2:5&with=rollouts:2:6&colour=entropy": ".two .token",
@@ -238,7 +236,7 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.wait_for_selector("[aria-label=Groups] .row a.open")
         page.keyboard.press("/")
         page.keyboard.type("needle")
-        page.wait_for_function("location.hash.includes('q=needle')")
+        page.wait_for_function("() => location.hash.includes('q=needle')")
 
 
 def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium: Any, tmp_path: Path) -> None:
@@ -246,33 +244,33 @@ def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium
     add_step(run, 1)
     with seen(chromium, run.path.parent) as one:
         page = one.open("/run/made/attempts", ".row a.open")
-        page.wait_for_function("document.querySelector('.count').textContent.startsWith('48 ')")
+        page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('48 ')")
         add_step(run, 2)
-        page.wait_for_function("document.querySelector('.count').textContent.startsWith('96 ')")
+        page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('96 ')")
         assert page.inner_text(".row a.open").startswith("2")
         page = one.open("/", "table.runs tbody tr")
         add_step(run, 3)
-        page.wait_for_function("document.querySelector('[data-label=steps]').textContent.includes('3 / 3')")
+        page.wait_for_function("() => document.querySelector('[data-label=steps]').textContent.includes('3 / 3')")
 
 
 def test_tokens_of_a_long_attempt_are_drawn_as_they_come_into_view(chromium: Any, tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
-    words = "".join(random.Random(3).choices("abcdefgh ", k=6000)) + "z"
+    words = "".join(random.Random(3).choices("abcdefgh ", k=9000)) + "z"
     made = attempt(words)
     strongest = [0.1] * (len(made.trajectory.token_ids) - 1) + [9.0]
     write_rollouts(run, 1, [replace(made, entropies=strongest)], decode)
     add_tokenizer(run)
-    with seen(chromium, run.path.parent) as one:
+    with seen(chromium, run.path.parent, 400) as one:
         page = one.open("/run/made/attempt?at=rollouts:1:0&colour=entropy", ".turn.policy .token")
-        assert page.locator(".token").count() < 4000
-        whole = "document.querySelector('.tokens .turn.policy').textContent"
-        assert page.evaluate(whole).endswith(words)
-        page.keyboard.press("]")
+        assert 1500 < page.locator(".token[data-i]").count() < 8000  # a screen and what is near it
+        assert page.evaluate(POLICY).endswith(words)
+        page.keyboard.press("[")  # the last of the strong ones, far out of view
         assert page.locator(".token.here").inner_text() == "z"
         assert page.locator(".token.here").evaluate("e => e.getBoundingClientRect().bottom < innerHeight")
         page.evaluate("scrollTo(0, document.body.scrollHeight / 2)")
-        page.wait_for_function(
-            "document.querySelectorAll('.block').length && !document.querySelectorAll("
-            "'.block:not(:has(.token))').length || document.querySelectorAll('.token').length > 4000"
-        )
-        assert page.evaluate(whole).endswith(words)
+        middle = "() => document.elementFromPoint(200, 400)?.matches('.token')"
+        page.wait_for_function(middle)
+        assert page.evaluate(POLICY).endswith(words)
+
+
+POLICY = "document.querySelector('.tokens .turn.policy').textContent"
