@@ -28,7 +28,7 @@ export function Chart({ title, series, marks = [], unit, sync = "run" }) {
   const last = series.map(({ y }) => y.findLast((value) => value !== null));
   return html`<figure class="chart"><figcaption><b>${title}</b>
     <span class="values">${series.map(({ name }, place) => html`<span class="value line-${(place % LINES.length) + 1}" title=${name}>${number(at ? at.values[place] : last[place])}</span>`)}
-    ${at && html`<span class="dim">${unit.split(" ")[0]} ${number(at.x)}</span>`}</span></figcaption><div class="plot" ref=${box} role="img" aria-label=${`${title}: ${last.map((value) => number(value)).join(", ")} at the end`}></div></figure>`;
+    ${at && html`<span class="dim">${unit} ${number(at.x)}</span>`}</span></figcaption><div class="plot" ref=${box} role="img" aria-label=${`${title}: ${last.map((value) => number(value)).join(", ")} at the end`}></div></figure>`;
 }
 
 const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // no tick between two steps
@@ -42,7 +42,7 @@ function options(box, series, marks, sync, setAt, unit) {
     legend: { show: false },
     cursor: { sync: { key: sync }, points: { size: 5 }, drag: { x: true, y: false } },
     scales: { x: { time: false } },
-    axes: [{ ...axis, size: 24, ...(unit.startsWith("step") && { incrs: WHOLE }) }, { ...axis, size: 46 }],
+    axes: [{ ...axis, size: 24, ...(unit.endsWith("step") && { incrs: WHOLE }) }, { ...axis, size: 46 }],
     series: [{}, ...series.map((_, place) => ({ stroke: color(LINES[place % LINES.length]), width: 1.6, spanGaps: true, points: { show: series[0].x.length < 3 } }))],
     hooks: {
       drawClear: [(plot) => drawMarks(plot, marks)],

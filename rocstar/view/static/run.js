@@ -9,7 +9,7 @@ const FIRST = [
   ["policy/entropy", "entropy, nats"], ["policy/logprob_gap", "engine − learner, nats"], ["roc/kept", "kept attempts"], ["group/usable", "usable groups"],
   ["roc/penalty_right_kept", "penalty of kept, right"], ["learn/grad_norm", "gradient norm"], ["step/seconds", "seconds a step"], ["step/tokens_per_second", "tokens/s"],
 ];
-const AXES = { step: "step", rl: "step of learning from attempts", hours: "hours", tokens: "million tokens" };
+const AXES = { step: "step", rl: "RL step", hours: "hours", tokens: "million tokens" };
 export const TABS = ["curves", "attempts", "groups", "evaluations", "events", "settings"];
 
 const shown = (tab) => tab?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen
