@@ -9,7 +9,7 @@ readers do not see say what is not plain:
     <!-- until: http:// -->           before a block: Ctrl-C once this was printed
     <!-- needs: gpu -->               before a block: not run here (`tests/docs/pages.py`)
 
-    python -m tests.tutorials.session docs/tutorials/01-first-run.md FOLDER     prints what each block prints, and its CPU
+    python -m tests.tutorials.session docs/tutorials/01-first-run.md FOLDER     what each block prints, and its CPU
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def main(page: Path, folder: Path) -> None:
         before = _cpu_seconds()
         code, said = carry_out(one, folder)
         expected = "" if one.output is None else " as shown" if fits(one.output, said) else " NOT AS SHOWN"
-        print(f"\n=== {one.block.place}\n{one.block.text}--- exit {code}, {_cpu_seconds() - before:.1f} CPU s{expected}")
+        print(
+            f"\n=== {one.block.place}\n{one.block.text}--- exit {code}, {_cpu_seconds() - before:.1f} CPU s{expected}"
+        )  # noqa: E501
         print(said, flush=True)
     print(f"=== {_cpu_seconds():.1f} CPU s in all")
 
