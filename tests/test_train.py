@@ -125,7 +125,7 @@ def test_a_run_that_rolls_ahead_is_killed_and_stopped_and_learns_from_every_reco
     command = Command.start(folder, "train", "--resume", "tiny")
     stopped = command.after_step(4, command.interrupt)
     assert stopped.code == 130, stopped.told
-    assert last_checkpoint(folder).name == f"step={at:06d}"
+    assert last_checkpoint(folder).name == f"step={len(metrics_lines(folder)):06d}"
     ended = Command.start(folder, "train", "--resume", "tiny").wait()
     assert ended.code == 0, ended.told
 

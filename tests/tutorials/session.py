@@ -143,7 +143,7 @@ def main(page: Path, folder: Path) -> None:
         expected = "" if one.output is None else " as shown" if fits(one.output, said) else " NOT AS SHOWN"
         print(
             f"\n=== {one.block.place}\n{one.block.text}--- exit {code}, {_cpu_seconds() - before:.1f} CPU s{expected}"
-        )  # noqa: E501
+        )
         print(said, flush=True)
     print(f"=== {_cpu_seconds():.1f} CPU s in all")
 
