@@ -15,6 +15,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
 
 LONGEST = (
+    "test_tutorials.py",
     "test_train.py",
     "test_stages_run.py",
     "test_word_problems.py",
