@@ -8,7 +8,7 @@ misses timeouts and calls that do not parse, and blames a program that prints th
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocstar.types import Penalty, Trajectory
 
@@ -31,8 +31,22 @@ class Quality:
         Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
         answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
         trains, the number is for the record."""
+        plain = penalty_of(
+            calls=trajectory.num_calls,
+            failed_calls=trajectory.num_failed_calls,
+            answer_blocks=trajectory.outcome.format_facts.answer_tags if trajectory.outcome else 0,
+            turns=len(trajectory.turns),
+        )
         repetition = self.repetition_weight * repeated_share(trajectory) if self.repetition_weight else 0.0
-        return Penalty(errors=_error_share(trajectory), format=_format_penalty(trajectory), repetition=repetition)
+        return replace(plain, repetition=repetition)
+
+
+def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int) -> Penalty:
+    """The same of plain counts, for trainers that do not share our types. `turns` are all completions, at least 1.
+    Source: paper §2.2.3, eq. 4-5."""
+    errors = failed_calls / calls if calls else NO_CALL_PENALTY
+    form = min(1.0, (answer_blocks - 1) / turns) if answer_blocks else 1.0
+    return Penalty(errors=errors, format=form)
 
 
 PAPER = Quality()
@@ -44,16 +58,3 @@ def repeated_share(trajectory: Trajectory) -> float:
     written = [turn.completion.token_ids for turn in trajectory.turns]
     counts = Counter(tuple(ids[i : i + GRAM]) for ids in written for i in range(len(ids) - GRAM + 1))
     return sum(count for count in counts.values() if count > OFTEN) / max(1, counts.total())
-
-
-def _error_share(trajectory: Trajectory) -> float:
-    if trajectory.num_calls == 0:
-        return NO_CALL_PENALTY
-    return trajectory.num_failed_calls / trajectory.num_calls
-
-
-def _format_penalty(trajectory: Trajectory) -> float:
-    answer_tags = trajectory.outcome.format_facts.answer_tags if trajectory.outcome else 0
-    if answer_tags == 0:
-        return 1.0
-    return min(1.0, (answer_tags - 1) / len(trajectory.turns))

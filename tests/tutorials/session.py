@@ -1,15 +1,16 @@
 """Carries out a page of docs/tutorials as a reader would: its blocks in order, in one folder, and what each shows.
 
 An `sh` block runs in bash, which ends at the first command that fails; a `python` block goes on from those before it. A
-`text` block is what the block before it printed, stdout and stderr together; `...` stands for anything. Comments that
-readers do not see say what is not plain:
+`text` block is what the block before it printed, stdout and stderr together; `...` stands for anything in a line, or,
+alone, for any lines. Comments that readers do not see say what is not plain:
 
     <!-- after: 01-first-run.md -->   at the top: the page goes on in the folder of that one
     <!-- exits: 2 -->                 before a block: its exit code
     <!-- until: http:// -->           before a block: Ctrl-C once this was printed
     <!-- needs: gpu -->               before a block: not run here (`tests/docs/pages.py`)
+    <!-- numbers: vary -->            before a `text` block: other machines print other numbers, of other widths
 
-    python -m tests.tutorials.session docs/tutorials/01-first-run.md FOLDER     what each block prints, and its CPU
+    python -m tests.tutorials.session docs/tutorials/01-first-run.md FOLDER     prints what each block prints
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pathlib import Path
 from tests.docs.pages import ROOT, Block, blocks
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
-MARK = re.compile(r"<!-- (after|exits|until): (.+) -->")
+MARK = re.compile(r"<!-- (after|exits|until|numbers): (.+) -->")
+NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:,\d{3})*(?:e-?\d+)?")
 SECONDS = 280
 """For one block, on a machine that does other things as well."""
 
@@ -40,6 +42,7 @@ class Shown:
     earlier: tuple[str, ...]
     """Python blocks before it."""
     output: str | None
+    numbers_vary: bool
     exits: int
     until: str | None
 
@@ -52,30 +55,36 @@ def page_before(page: Path) -> Path | None:
 
 def shown(page: Path) -> Iterator[Shown]:
     """Blocks to carry out, in order. Raises ValueError for an output that no block printed."""
-    found = blocks(page)
     lines = page.read_text().splitlines()
     python: list[str] = []
-    for block, following in zip(found, [*found[1:], None], strict=True):
+    found = blocks(page)
+    for before, block, following in zip([None, *found], found, [*found[1:], None], strict=False):
+        if block.language == "text" and (before is None or before.language not in ("sh", "python")):
+            raise ValueError(f"{block.place}: no block before it printed this")
         if block.language not in ("sh", "python") or block.need():
-            if block.language == "text" and found[found.index(block) - 1].language not in ("sh", "python"):
-                raise ValueError(f"{block.place}: no block before it printed this")
             continue
-        mark = MARK.fullmatch(lines[block.line - 3].strip())
-        said = {mark[1]: mark[2]} if mark else {}
-        output = following.text if following and following.language == "text" else None
+        output = following if following and following.language == "text" else None
+        marks = _marks(lines, block)
         yield Shown(
             block=block,
             earlier=tuple(python),
-            output=output,
-            exits=int(said.get("exits", 0)),
-            until=said.get("until"),
+            output=output and output.text,
+            numbers_vary=output is not None and "numbers" in _marks(lines, output),
+            exits=int(marks.get("exits", 0)),
+            until=marks.get("until"),
         )
         if block.language == "python":
             python.append(block.text)
 
 
+def _marks(lines: list[str], block: Block) -> dict[str, str]:
+    """On the line before a block."""
+    found = MARK.fullmatch(lines[block.line - 3].strip())
+    return {found[1]: found[2]} if found else {}
+
+
 def carry_out(one: Shown, folder: Path) -> tuple[int, str]:
-    """Exit code, and what was printed."""
+    """Exit code (of a block that Ctrl-C ends: the one that is expected), and what was printed."""
     process = subprocess.Popen(
         ["bash", "-e", "-o", "pipefail", "-c", one.block.text] if one.block.language == "sh" else _python(one),
         cwd=folder,
@@ -88,12 +97,12 @@ def carry_out(one: Shown, folder: Path) -> tuple[int, str]:
     )
     try:
         begun = _read_until(process, one.until) if one.until else ""
-        return_said = process.communicate(timeout=SECONDS)[0]
+        rest = process.communicate(timeout=SECONDS)[0]
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
-    return process.returncode, begun + return_said
+    return one.exits if one.until else process.returncode, begun + rest
 
 
 def environment() -> dict[str, str]:
@@ -102,10 +111,23 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
 
 
-def fits(output: str, told: str) -> bool:
+def fits(output: str, told: str, *, numbers_vary: bool = False) -> bool:
     """Whether a page's output says what was printed."""
-    parts = [re.escape(part) for part in _trimmed(output).split("...")]
-    return re.fullmatch(".*?".join(parts), _trimmed(told), re.DOTALL) is not None
+    if numbers_vary:
+        output, told = (_without_numbers(text) for text in (output, told))
+    lines = (_line_pattern(line) for line in _trimmed(output).splitlines())
+    return re.fullmatch("".join(lines), _trimmed(told) + "\n") is not None
+
+
+def _line_pattern(line: str) -> str:
+    if line == "...":
+        return r"(?:.*\n)*?"
+    return ".*?".join(re.escape(part) for part in line.split("...")) + r"\n"
+
+
+def _without_numbers(text: str) -> str:
+    """Numbers as #; runs of spaces and rules of a table, which follow their widths, as one."""
+    return re.sub(r"([ ─])\1+", r"\1", NUMBER.sub("#", text))
 
 
 def _python(one: Shown) -> list[str]:
@@ -140,11 +162,9 @@ def main(page: Path, folder: Path) -> None:
     for one in shown(page.resolve()):
         before = _cpu_seconds()
         code, said = carry_out(one, folder)
-        expected = "" if one.output is None else " as shown" if fits(one.output, said) else " NOT AS SHOWN"
-        print(
-            f"\n=== {one.block.place}\n{one.block.text}--- exit {code}, {_cpu_seconds() - before:.1f} CPU s{expected}"
-        )
-        print(said, flush=True)
+        like = one.output is None or fits(one.output, said, numbers_vary=one.numbers_vary)
+        print(f"\n=== {one.block.place}\n{one.block.text}--- exit {code}, {_cpu_seconds() - before:.1f} CPU s")
+        print(said if like else f"{said}=== NOT AS SHOWN", flush=True)
     print(f"=== {_cpu_seconds():.1f} CPU s in all")
 
 
