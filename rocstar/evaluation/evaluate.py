@@ -94,12 +94,23 @@ async def evaluate_policy(
     groups = {"samples": await roll("sampled", "evaluate", protocol.attempts, drawn)}
     if protocol.greedy:
         groups["greedy"] = await roll("greedy", "greedy", 1, Sampling(max_new_tokens=1, temperature=0.0))
-    found = _figures(groups["samples"], groups.get("greedy", []), protocol.attempts)
+    return kept_evaluation(groups, protocol.attempts, solver.codec, setup, figures)
+
+
+def kept_evaluation(
+    groups: Mapping[str, Sequence[Group]],
+    attempts: int,
+    codec: TextCodec,
+    setup: Mapping[str, Any],
+    figures: Figures = lambda groups: {},
+) -> Evaluation:
+    """Figures of attempts that are made and judged: `attempts` at each problem in `samples`, one in `greedy`."""
+    found = _figures(groups["samples"], groups.get("greedy", []), attempts)
     curve = accuracy_by_budget(groups["samples"], setup.get("max_response_tokens"))
     shown = groups.get("greedy") or groups["samples"]
-    transcripts = [transcript(group, group.trajectories[0], solver.codec) for group in shown[:TRANSCRIPTS]]
+    transcripts = [transcript(group, group.trajectories[0], codec) for group in shown[:TRANSCRIPTS]]
     result = {**found, **curve, **figures(groups["samples"]), "setup": setup, "transcripts": transcripts}
-    return Evaluation(groups=groups, result=result, codec=solver.codec)
+    return Evaluation(groups=groups, result=result, codec=codec)
 
 
 def _tally(name: str, total: int, said: Said) -> Callable[[Group], None]:

@@ -60,7 +60,7 @@ def test_what_a_person_got_wrong_is_told_in_a_sentence(
 
 def test_any_reward_function_is_set_beside_our_verdicts(cases: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("TrlReward", "compute_score"):
-        assert cli.run(["reward", "test", f"rocstar.answers.adapters:{name}", "--data", cases, "--json"]) in (
+        assert cli.run(["reward", "test", f"rocstar.adapters.rewards:{name}", "--data", cases, "--json"]) in (
             OK,
             FAILED,
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.answers import adapters
-from rocstar.answers.adapters import TrlReward, completion_text, compute_score, compute_scores, shared_grader
+from rocstar.adapters import rewards as adapters
+from rocstar.adapters.rewards import TrlReward, completion_text, compute_score, compute_scores, shared_grader
 from rocstar.answers.grade import Grader
 from rocstar.errors import DataError
 

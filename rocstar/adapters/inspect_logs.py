@@ -1,0 +1,224 @@
+"""An inspect_ai log as a kept evaluation: what `rocstar view`, `runs rollouts`, `runs export` and `compare` read.
+
+A log has messages and counts, not token ids, so its attempts are held as those of an endpoint (evaluation/endpoint.py):
+"tokens" are code points. An epoch is a sibling. Not kept: events, attachments beyond messages, and user messages that
+came after the first answer, which stand in the transcripts only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.log import EvalLog, EvalSample, read_eval_log, resolve_sample_attachments
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool
+from inspect_ai.scorer import value_to_float
+
+from rocstar.dialogue.calls import render_call
+from rocstar.errors import ConfigError, DataError
+from rocstar.evaluation.endpoint import CodePoints
+from rocstar.evaluation.evaluate import Evaluation, kept_evaluation
+from rocstar.runs.folder import RUNS
+from rocstar.types import (
+    Completion,
+    Finish,
+    FormatFacts,
+    Group,
+    Outcome,
+    Problem,
+    Status,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
+"""Of inspect_ai's errors of a call; all others are CODE_ERROR."""
+OUTAGE = "sandbox_unavailable"
+LIMITS = {"message": Stop.MAX_TURNS, "turn": Stop.MAX_TURNS, "token": Stop.MAX_TOKENS, "context": Stop.MAX_TOKENS}
+CUT = ("max_tokens", "model_length")
+FEEDBACK = {"feedback_max_chars": 1 << 30, "feedback_truncate": "left", "feedback_errors": "full"}
+"""The log has what the model read, so nothing is shortened when it is shown again."""
+CODEC = CodePoints()
+
+
+def import_log(file: Path | str, runs: Path | str = RUNS, *, scorer: str | None = None) -> Path:
+    """Write RUNS/evals/MODEL/LOG and return it. scorer: whose scores are the verdicts, the log's first by default.
+
+    Raises DataError for a log that cannot be used, and ConfigError where the folder is there already."""
+    path = Path(file)
+    log = read_log(path)
+    folder = Path(runs) / "evals" / re.sub(r"[^\w.-]+", "_", log.eval.model) / path.stem
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; delete it, or import to another place with --runs")
+    evaluation_of(log, scorer=scorer).write(folder, 0)
+    return folder
+
+
+def read_log(path: Path) -> EvalLog:
+    """Raises DataError."""
+    try:
+        log = read_eval_log(str(path))
+    except Exception as error:  # inspect_ai raises what its readers of zip, JSON and pydantic raise
+        raise DataError(f"{path} is no log that inspect_ai can read ({str(error).splitlines()[0][:200]})") from error
+    if not log.samples:
+        raise DataError(f"{path} has no samples: the task ended before one was finished")
+    return log
+
+
+def evaluation_of(log: EvalLog, *, scorer: str | None = None) -> Evaluation:
+    """Raises DataError."""
+    samples = sorted(map(resolved, log.samples or ()), key=lambda sample: (str(sample.id), sample.epoch))
+    known = dict.fromkeys(name for sample in samples for name in sample.scores or ())
+    if scorer is not None and scorer not in known:
+        raise DataError(f"the log has no scorer {scorer}; it has {', '.join(known) or 'none'}")
+    name = scorer or next(iter(known), None)
+    groups = [group_of(list(siblings), log, name) for _, siblings in groupby(samples, key=lambda one: str(one.id))]
+    attempts = max(len(group.trajectories) for group in groups)
+    return kept_evaluation({"samples": groups}, attempts, CODEC, setup_of(log, groups, name))
+
+
+def resolved(sample: EvalSample) -> EvalSample:
+    """With the texts that the log keeps apart because they are long."""
+    return resolve_sample_attachments(sample, "core")
+
+
+def setup_of(log: EvalLog, groups: Sequence[Group], scorer: str | None) -> dict[str, Any]:
+    """What tells this evaluation from others; `rocstar compare` pairs those that agree."""
+    asked = repr([(group.problem.id, group.problem.question, group.problem.answer) for group in groups])
+    digest = hashlib.sha256(asked.encode()).hexdigest()
+    config = log.eval.model_generate_config.model_dump(exclude_none=True)
+    return {
+        "model": log.eval.model,
+        "step": 0,
+        "data": {"task": log.eval.task, "problems": len(groups), "problems_sha256": digest},
+        "verifier": scorer,
+        "generate": config,
+        "feedback": FEEDBACK,
+        "versions": {**log.eval.packages, "created": log.eval.created},
+    }
+
+
+def group_of(samples: Sequence[EvalSample], log: EvalLog, scorer: str | None) -> Group:
+    first = samples[0]
+    problem = Problem(
+        id=str(first.id),
+        question=first.input if isinstance(first.input, str) else "\n\n".join(one.text for one in first.input),
+        answer=first.target if isinstance(first.target, str) else " | ".join(first.target),
+        source=log.eval.task,
+    )
+    return Group(problem=problem, trajectories=tuple(trajectory_of(sample, scorer) for sample in samples))
+
+
+def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
+    """One sample in one epoch. Raises DataError for a score that is no number or letter."""
+    first = next((n for n, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
+    turns = turns_of(sample.messages[first:], cut=was_cut(sample))
+    fault = fault_of(sample)
+    stop = Stop.ENVIRONMENT_FAILED if fault else stop_of(sample)
+    asked = "\n\n".join(message.text for message in sample.messages[:first])
+    return Trajectory(
+        problem_id=str(sample.id),
+        index=sample.epoch - 1,
+        prompt_ids=tuple(CODEC.encode(asked)),
+        turns=tuple(turns),
+        stop=stop,
+        outcome=None if fault else outcome_of(sample, scorer),
+        fault=fault,
+        seconds=sample.total_time or 0.0,
+        told_tokens=sum(usage.output_tokens for usage in sample.model_usage.values()),
+    )
+
+
+def fault_of(sample: EvalSample) -> str | None:
+    """Whatever failed beside the model; such an attempt is in no figure."""
+    if sample.error is not None:
+        return sample.error.message
+    errors = [message.error for message in sample.messages if isinstance(message, ChatMessageTool) and message.error]
+    return next((error.message for error in errors if error.type == OUTAGE), None)
+
+
+def stop_of(sample: EvalSample) -> Stop:
+    if sample.limit is not None:
+        return LIMITS.get(sample.limit.type, Stop.MAX_TOKENS)
+    return Stop.MAX_TOKENS if was_cut(sample) else Stop.ANSWERED
+
+
+def was_cut(sample: EvalSample) -> bool:
+    """Whether the last completion ended at a limit; a sample that broke may have none."""
+    return any(choice.stop_reason in CUT for choice in sample.output.choices)
+
+
+def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
+    """By inspect_ai's own reading of letters and numbers: full marks are RIGHT, less is WRONG, none UNDECIDED."""
+    score = (sample.scores or {}).get(scorer or "")
+    if score is not None and not isinstance(score.value, str | int | float | bool):
+        raise DataError(f"scorer {scorer} gave sample {sample.id} no number or letter; name another with --scorer")
+    reward = math.nan if score is None else value_to_float()(score.value)
+    verdict = Verdict.UNDECIDED if math.isnan(reward) else Verdict.RIGHT if reward >= 1 else Verdict.WRONG
+    return Outcome(
+        verdict=verdict,
+        reward=0.0 if math.isnan(reward) else reward,
+        extracted=score.answer if score else None,
+        method=scorer or "none",
+        format_facts=FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False),
+    )
+
+
+def turns_of(messages: Sequence[ChatMessage], *, cut: bool) -> list[Turn]:
+    """One turn an assistant message, with the tool messages that answer it. cut: the last one ended at a limit."""
+    places = [n for n, message in enumerate(messages) if isinstance(message, ChatMessageAssistant)]
+    spans = [messages[begin:end] for begin, end in zip(places, [*places[1:], len(messages)], strict=False)]
+    return [turn_of(span, cut=cut and span is spans[-1]) for span in spans]
+
+
+def turn_of(span: Sequence[ChatMessage], *, cut: bool) -> Turn:
+    said, *following = span
+    calls = tuple(
+        ToolCall(
+            id=call.id,
+            tool=call.function,
+            arguments=call.arguments,
+            raw=render_call(call.function, call.arguments),
+            parse_error=call.parse_error,
+        )
+        for call in said.tool_calls or ()
+    )
+    ids = tuple(CODEC.encode("\n".join(filter(None, [text_of(said), *(call.raw for call in calls)]))))
+    return Turn(
+        completion=Completion(
+            token_ids=ids, logprobs=(math.nan,) * len(ids), finish=Finish.LENGTH if cut else Finish.STOP
+        ),
+        calls=calls,
+        results=tuple(result_of(message) for message in following if isinstance(message, ChatMessageTool)),
+        reply_ids=tuple(CODEC.encode("".join(f"\n{message.text}" for message in following))),
+    )
+
+
+def result_of(message: ChatMessageTool) -> ToolResult:
+    if message.error is None:
+        return ToolResult(call_id=message.tool_call_id or "", status=Status.OK, stdout=message.text)
+    status = STATUS.get(message.error.type, Status.CODE_ERROR)
+    return ToolResult(
+        call_id=message.tool_call_id or "", status=status, stdout=message.text, stderr=message.error.message
+    )
+
+
+def text_of(message: ChatMessageAssistant) -> str:
+    """What the model wrote, its reasoning between tags."""
+    if isinstance(message.content, str):
+        return message.content
+    pieces = [
+        f"<think>{part.reasoning}</think>" if part.type == "reasoning" else part.text
+        for part in message.content
+        if part.type in ("reasoning", "text")
+    ]
+    return "\n".join(pieces)
