@@ -32,7 +32,12 @@ class Quality:
         answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
         trains, the number is for the record."""
         repetition = self.repetition_weight * repeated_share(trajectory) if self.repetition_weight else 0.0
-        return Penalty(errors=_error_share(trajectory), format=_format_penalty(trajectory), repetition=repetition)
+        answer_tags = trajectory.outcome.format_facts.answer_tags if trajectory.outcome else 0
+        return Penalty(
+            errors=error_share(trajectory.num_calls, trajectory.num_failed_calls),
+            format=format_penalty(answer_tags, len(trajectory.turns)),
+            repetition=repetition,
+        )
 
 
 PAPER = Quality()
@@ -46,14 +51,11 @@ def repeated_share(trajectory: Trajectory) -> float:
     return sum(count for count in counts.values() if count > OFTEN) / max(1, counts.total())
 
 
-def _error_share(trajectory: Trajectory) -> float:
-    if trajectory.num_calls == 0:
-        return NO_CALL_PENALTY
-    return trajectory.num_failed_calls / trajectory.num_calls
+def error_share(calls: int, failed_calls: int) -> float:
+    """p_err. Source: paper §2.2.3, eq. 4."""
+    return failed_calls / calls if calls else NO_CALL_PENALTY
 
 
-def _format_penalty(trajectory: Trajectory) -> float:
-    answer_tags = trajectory.outcome.format_facts.answer_tags if trajectory.outcome else 0
-    if answer_tags == 0:
-        return 1.0
-    return min(1.0, (answer_tags - 1) / len(trajectory.turns))
+def format_penalty(answer_tags: int, turns: int) -> float:
+    """p_format. Source: paper §2.2.3, eq. 5."""
+    return min(1.0, (answer_tags - 1) / turns) if answer_tags else 1.0
