@@ -141,9 +141,9 @@ def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
 def fault_of(sample: EvalSample) -> str | None:
     """Whatever failed beside the model; such an attempt is in no figure."""
     if sample.error is not None:
-        return sample.error.message
+        return str(sample.error.message)
     errors = [message.error for message in sample.messages if isinstance(message, ChatMessageTool) and message.error]
-    return next((error.message for error in errors if error.type == OUTAGE), None)
+    return next((str(error.message) for error in errors if error.type == OUTAGE), None)
 
 
 def stop_of(sample: EvalSample) -> Stop:

@@ -1,7 +1,7 @@
 """Python for callers without an event loop of ours: one sandbox whose calls are made from any thread or loop.
 
-`SandboxThread` owns the client and the loop it lives in. TRL calls tools as plain functions, verl awaits them in loops of
-its own: both go through here. Nothing is started before the first call."""
+`SandboxThread` owns the client and the loop it lives in. TRL calls tools as plain functions, verl awaits them in loops
+of its own: both go through here. Nothing is started before the first call."""
 
 from __future__ import annotations
 

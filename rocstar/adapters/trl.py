@@ -4,8 +4,8 @@
     GRPOTrainer(..., tools=[python_tool(sandbox)])              # each call a program of its own
     RocTrainer(..., environment_factory=python_environments(sandbox), keep=8, args=GRPOConfig(num_generations=16))
 
-An environment is a notebook of one attempt, and knows which calls failed: RoC's penalty counts those. With `tools=` alone
-TRL tells nobody, so every attempt that calls has p_err 0. The reward is `rocstar.adapters.rewards.TrlReward`.
+An environment is a notebook of one attempt, and knows which calls failed: RoC's penalty counts those. With `tools=`
+alone TRL tells nobody, so every attempt that calls has p_err 0. The reward is `rocstar.adapters.rewards.TrlReward`.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
     """GRPOTrainer with RoC: of `num_generations` attempts at a problem it learns from `keep`.
 
     Rows of dropped attempts leave the batch before the loss, and the advantages of the others are over those that are
-    kept. A batch keeps its size: a group with equal rewards, or with fewer comparable attempts than `keep`, is filled up
-    with rows whose tokens count nowhere. Which attempt met which fate stands in the metrics `roc/*`, in the completions
-    table (column `roc`) and in `reasons`. Source: paper §2.2.3; a group without signal trains nothing, as in rocstar."""
+    kept. A batch keeps its size: a group with equal rewards, or with fewer comparable attempts than `keep`, is filled
+    up with rows whose tokens count nowhere. Which attempt met which fate stands in the metrics `roc/*`, in the
+    completions table (column `roc`) and in `reasons`. Source: paper §2.2.3; a group without signal trains nothing, as
+    in rocstar."""
 
     def __init__(self, *args: Any, keep: int, penalty: Penalty = attempt_penalty, **kwargs: Any) -> None:
         """keep: G; `num_generations` is what is drawn, 2G in the paper. Raises ConfigError for what does not fit."""
@@ -170,7 +171,7 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
         ]
 
     def _tell(self, drawn: Sequence[Drawn]) -> None:
-        """Shares of the attempts drawn by reason, and what TRL's own `reward` no longer says: the mean over them all."""
+        """Shares of the attempts drawn by reason, and their mean reward, which TRL's `reward` no longer is."""
         metrics, count = self._metrics["train"], len(drawn)
         rewards = [one.reward for one in drawn if one.reward is not None]
         metrics["roc/reward_drawn"].append(sum(rewards) / len(rewards) if rewards else torch.nan)
@@ -189,13 +190,13 @@ def refuse(trainer: GRPOTrainer, keep: int) -> None:
         raise ConfigError(f"keep {keep} must be at least 2 and at most num_generations, which is {drawn}")
     if local % drawn:
         raise ConfigError(
-            f"per_device_train_batch_size * steps_per_generation is {local}, no multiple of num_generations {drawn}: the "
-            "siblings of a problem would lie in several processes; make it one"
+            f"per_device_train_batch_size * steps_per_generation is {local}, no multiple of num_generations {drawn}: "
+            "the siblings of a problem would lie in several processes; make it one"
         )
     if local // drawn * keep % args.steps_per_generation:
         raise ConfigError(
-            f"{local // drawn} problems of which {keep} attempts are kept make {local // drawn * keep} rows, which do not "
-            f"divide into {args.steps_per_generation} steps_per_generation; change one of them"
+            f"{local // drawn} problems of which {keep} attempts are kept make {local // drawn * keep} rows, which do "
+            f"not divide into {args.steps_per_generation} steps_per_generation; change one of them"
         )
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ConfigError("RoC compares sums of rewards; set multi_objective_aggregation to sum_then_normalize")

@@ -35,7 +35,10 @@ def test_a_batch_is_chosen_group_by_group_as_select_does(batch: list[Drawn], kee
         kept, told = select([batch[n].reward or 0.0 for n in rows], [batch[n].penalty for n in rows], keep, rng)
         assert [reasons[n] for n in rows] == list(told)
         assert [n for n in rows if is_kept(reasons[n])] == [rows[n] for n in kept]
-    assert all(is_kept(reason) <= (one.reward is not None and not one.outage) for one, reason in zip(batch, reasons, strict=True))
+    assert all(
+        is_kept(reason) <= (one.reward is not None and not one.outage)
+        for one, reason in zip(batch, reasons, strict=True)
+    )
 
 
 @given(ATTEMPTS, st.randoms())

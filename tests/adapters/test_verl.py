@@ -60,7 +60,9 @@ def test_verls_code_reward_judges_by_test_cases_in_our_service(service: str) -> 
     cases = json.dumps({"inputs": ["2\n", "3\n", "4\n"], "outputs": ["4\n", "9\n", "16\n"]})
     for program, wanted in (("print(int(input()) ** 2)", 1.0), ("print(4)", 1 / 3)):
         said = f"```python\n{program}\n```"
-        score = default_compute_score("codecontests", said, cases, sandbox_fusion_url=f"{service}/run_code", memory_limit_mb=512)
+        score = default_compute_score(
+            "codecontests", said, cases, sandbox_fusion_url=f"{service}/run_code", memory_limit_mb=512
+        )
         assert (score["score"] if isinstance(score, dict) else score) == pytest.approx(wanted)
 
 

@@ -1,4 +1,4 @@
-"""A model of 0.1 million parameters that writes tool calls of its own accord, after seconds of plain likelihood on three
+"""A model of 0.1 million parameters that writes tool calls by itself, after seconds of plain likelihood on four
 conversations in TRL's own chat template. What it writes afterwards is sampled, never scripted."""
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def conversations() -> list[list[Message]]:
     return made
 
 
-FAILED = "Traceback (most recent call last):\n  File \"<cell 1>\", line 1, in <module>\nNameError: name 'c' is not defined"
+FAILED = (
+    "Traceback (most recent call last):\n  File \"<cell 1>\", line 1, in <module>\nNameError: name 'c' is not defined"
+)
 
 
 def called(code: str) -> Message:
@@ -44,12 +46,10 @@ def replied(text: str) -> Message:
     return {"role": "tool", "name": "python", "content": text}
 
 
-def make(tools: Sequence[Callable[..., str]], steps: int = 150) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+def make(tools: Sequence[Callable[..., str]], steps: int = 180) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """The model and its tokenizer. tools: whose schemas stand in prompts, one at a time."""
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=qwen2_5_chat_template)
-    texts = [
-        plain.apply_chat_template(one, tools=[tool], tokenize=False) for tool in tools for one in conversations()
-    ]
+    texts = [plain.apply_chat_template(one, tools=[tool], tokenize=False) for tool in tools for one in conversations()]
     tokenizer = tokenizer_of(texts)
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -78,20 +78,17 @@ def tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], steps: int) -> None:
     """Likelihood of what comes after the question, so that few steps are enough."""
-    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     start = "<|im_start|>assistant\n"
     begins = [len(tokenizer(text[: text.index(start) + len(start)])["input_ids"]) for text in texts]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batch = tokenizer(list(texts), padding=True, padding_side="right", return_tensors="pt", return_token_type_ids=False)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    for row, begin in enumerate(begins):
+        labels[row, :begin] = -100
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
     for _ in range(steps):
-        loss = torch.zeros(())
-        for row in range(len(rows)):
-            ids = torch.tensor([rows[row]])
-            labels = ids.clone()
-            labels[:, : begins[row]] = -100
-            loss = loss + model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
-        loss.backward()
+        model(**batch, labels=labels).loss.backward()
         optimizer.step()
         schedule.step()
     model.eval()
