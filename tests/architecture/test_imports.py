@@ -31,6 +31,7 @@ SANDBOX_PACKAGES = {
     "rocstar.sandbox.service.mcp": ("mcp", "pydantic"),
 }
 DEEPEST_SANDBOX_CHAIN = 7
+FOREIGN = ("trl", "verl", "inspect_ai")
 INSIDE_VLLM = "rocstar.engines.inside_vllm"
 CLI_TOP = ("typer", "rocstar", "rocstar.errors", "rocstar.exits")
 VERBS = "rocstar.verbs"
@@ -65,8 +66,12 @@ def broken_rules(module: str, room: str, target: str) -> Iterator[str]:
         return
     if within(target, "vllm"):
         yield "vllm is imported only in engines/inside_vllm: it has an environment of its own"
-    if within(target, "torch") and not (room == "learning" or module.startswith("rocstar.engines.torch")):
-        yield "torch is imported only in learning/ and engines/torch*"
+    if within(target, "torch") and not (room in ("learning", "adapters") or module.startswith("rocstar.engines.torch")):
+        yield "torch is imported only in learning/ and engines/torch*, and in adapters/ for libraries that want it"
+    if any(within(target, library) for library in FOREIGN) and room != "adapters":
+        yield "libraries that we only adapt to are imported in adapters/ alone"
+    if within(target, "rocstar.adapters") and not (room == "adapters" or within(module, VERBS)):
+        yield "nothing imports adapters/ but a verb, inside the function that needs it"
     if within(target, "ray") and room != "cluster":
         yield "ray is imported only in cluster/"
     if room == "sandbox" and not allowed_in_sandbox(module, target):
@@ -197,6 +202,8 @@ def test_imports_inside_the_sandbox_make_short_chains_and_no_cycle() -> None:
         ("rocstar.train", "import torch", "torch is imported only"),
         ("rocstar.engines.scripted", "import torch", "torch is imported only"),
         ("rocstar.engines.vllm", "import torch", "torch is imported only"),
+        ("rocstar.attempts.formats", "import inspect_ai.log", "in adapters/ alone"),
+        ("rocstar.training.tasks", "from rocstar.adapters.rewards import TrlReward", "nothing imports adapters/"),
         ("rocstar.engines.vllm", "from vllm import LLM", "an environment of its own"),
         ("rocstar.engines.inside_vllm.rocstar_vllm_worker", "from rocstar.errors import DataError", "not installed"),
         ("rocstar.train", "import ray", "ray is imported only"),
@@ -234,6 +241,8 @@ def test_a_forbidden_import_is_told_with_its_rule(module: str, source: str, rule
         ("rocstar.learning.loss", "import torch\nfrom rocstar.types import Batch"),
         ("rocstar.learning.loss", "from rocstar.config import LearningSection"),
         ("rocstar.engines.torch_engine", "import torch"),
+        ("rocstar.adapters.trl", "import torch\nimport trl"),
+        ("rocstar.verbs.runs", "def f():\n    from rocstar.adapters.inspect_logs import import_log"),
         ("rocstar.train", "from rocstar.learning import loss\nfrom rocstar.runs.folder import RunFolder"),
         ("rocstar.dialogue.codec", "from rocstar.protocols import TextCodec"),
         ("rocstar.types.groups", "from rocstar.types.problems import Problem"),

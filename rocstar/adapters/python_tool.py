@@ -1,0 +1,110 @@
+"""Python for callers without an event loop of ours: one sandbox whose calls are made from any thread or loop.
+
+`SandboxThread` owns the client and the loop it lives in. TRL calls tools as plain functions, verl awaits them in loops
+of its own: both go through here. Nothing is started before the first call."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from rocstar.dialogue.feedback import feedback_text
+from rocstar.errors import SandboxUnavailable
+from rocstar.sandbox.call import DaemonSettings, Limits, SandboxDown
+from rocstar.sandbox.client import SandboxClient
+from rocstar.tools.notebook import NotebookTool
+from rocstar.tools.python import PythonTool
+from rocstar.types import ToolCall, ToolResult
+
+T = TypeVar("T")
+SHOWN_CHARS = 2_000  # of a result, unless the caller says otherwise; the middle of longer ones is cut out
+
+
+class SandboxThread:
+    """A SandboxClient in a loop of its own."""
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        limits: Limits | None = None,
+        slots: int = 2,
+        notebooks: int = 256,
+        shown_chars: int = SHOWN_CHARS,
+    ) -> None:
+        """url: a sandbox service, whose token is in ROCSTAR_SANDBOX_TOKEN; empty for a daemon of this process with
+        `slots` programs and `notebooks` alive at once (one for each attempt of a batch). limits: of each program or
+        cell. shown_chars: of a result that the model reads."""
+        self.limits = limits or Limits()
+        self._url = url
+        self._daemon = DaemonSettings(slots=slots, session_slots=notebooks)
+        self._shown_chars = shown_chars
+        self._started = threading.Lock()
+        self._client: SandboxClient | None = None
+        self._loop = asyncio.new_event_loop()
+        self._numbers = itertools.count(1)
+
+    def run(self, code: str) -> ToolResult:
+        """A program of its own. Raises SandboxUnavailable."""
+        return self.submit(self.program(code)).result()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Carry out work of the client; await it elsewhere with `asyncio.wrap_future`. Raises SandboxUnavailable."""
+        try:
+            self.client()
+        except SandboxUnavailable:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def client(self) -> SandboxClient:
+        """Started with the first call. Raises SandboxUnavailable."""
+        with self._started:
+            if self._client is None:
+                try:
+                    self._client = self._opened()
+                except SandboxDown as error:
+                    raise SandboxUnavailable(str(error)) from error
+                threading.Thread(target=self._loop.run_forever, name="rocstar-sandbox", daemon=True).start()
+            return self._client
+
+    def notebook(self) -> NotebookTool:
+        """Cells of one attempt. Raises SandboxUnavailable."""
+        return NotebookTool(self.client(), self.limits)
+
+    def call(self, code: str) -> ToolCall:
+        return ToolCall(id=f"call_{next(self._numbers)}", tool="python", arguments={"code": code}, raw="")
+
+    def shown(self, result: ToolResult) -> str:
+        """What the model reads of a result."""
+        return feedback_text(result, max_chars=self._shown_chars, truncate="middle", errors="full")
+
+    def close(self) -> None:
+        """End all programs. The next call would begin anew."""
+        with self._started:
+            if self._client is not None:
+                self._loop.call_soon_threadsafe(self._client.close)
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._client, self._loop = None, asyncio.new_event_loop()
+
+    async def program(self, code: str) -> ToolResult:
+        """To be given to `submit`. Raises SandboxUnavailable."""
+        return await PythonTool(self.client(), self.limits).run(self.call(code))
+
+    def _opened(self) -> SandboxClient:
+        """Raises SandboxDown."""
+        if self._url:
+            return SandboxClient.connect([self._url], token=os.environ.get("ROCSTAR_SANDBOX_TOKEN", ""))
+        client = SandboxClient(self._daemon)
+        try:
+            client.launch()
+            client.await_hello()
+        except BaseException:
+            client.close()
+            raise
+        return client

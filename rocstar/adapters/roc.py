@@ -1,0 +1,50 @@
+"""RoC on plain lists, for batches of other trainers: rewards and penalties in, kept rows and a reason for each row out.
+
+Needs neither torch nor a library of theirs. `rocstar.learning.resample.select` is the same for one group."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from rocstar.learning.resample import KEPT, seed_of_choice, select
+from rocstar.types import Reason
+
+
+class Drawn(NamedTuple):
+    """One finished attempt of a batch."""
+
+    group: Hashable
+    """What its siblings share: the problem's id. `str(group)` seeds their draw."""
+    reward: float | None
+    """None where there is no verdict: such an attempt is compared with nobody."""
+    penalty: float
+    """p_total, lower is better."""
+    outage: bool = False
+    """The sandbox failed under it: its reward says nothing about the model."""
+
+
+def reasons_of(batch: Sequence[Drawn], keep: int, *, seed: int, step: int) -> list[Reason]:
+    """[N] why each attempt is kept or dropped: at most `keep` of each group, and none of a group whose rewards are
+    equal. The same seed and step choose the same again, in whatever order groups stand. Raises ValueError for a `keep`
+    under 2."""
+    groups: dict[Hashable, list[int]] = {}
+    for row, drawn in enumerate(batch):
+        groups.setdefault(drawn.group, []).append(row)
+    reasons: dict[int, Reason] = {}
+    for group, rows in groups.items():
+        usable = [row for row in rows if batch[row].reward is not None and not batch[row].outage]
+        rewards = [float(batch[row].reward or 0.0) for row in usable]
+        rng = random.Random(seed_of_choice(seed, step, str(group)))
+        _, chosen = select(rewards, [batch[row].penalty for row in usable], keep, rng)
+        reasons |= zip(usable, chosen, strict=True)
+    return [reasons.get(row) or _unusable(drawn) for row, drawn in enumerate(batch)]
+
+
+def is_kept(reason: Reason) -> bool:
+    return reason in KEPT
+
+
+def _unusable(drawn: Drawn) -> Reason:
+    return Reason.DROPPED_ENVIRONMENT if drawn.outage else Reason.DROPPED_UNDECIDED

@@ -1,0 +1,66 @@
+"""RoC on plain lists: no torch, no library of another trainer."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.adapters.roc import Drawn, is_kept, reasons_of
+from rocstar.learning.resample import seed_of_choice, select
+from rocstar.types import Reason
+
+ATTEMPTS = st.lists(
+    st.builds(
+        Drawn,
+        group=st.sampled_from("abc"),
+        reward=st.sampled_from([0.0, 1.0, None]),
+        penalty=st.floats(0, 2),
+        outage=st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+@given(ATTEMPTS, st.integers(2, 6))
+def test_a_batch_is_chosen_group_by_group_as_select_does(batch: list[Drawn], keep: int) -> None:
+    reasons = reasons_of(batch, keep, seed=1, step=7)
+    for group in {one.group for one in batch}:
+        rows = [n for n, one in enumerate(batch) if one.group == group and one.reward is not None and not one.outage]
+        rng = random.Random(seed_of_choice(1, 7, str(group)))
+        kept, told = select([batch[n].reward or 0.0 for n in rows], [batch[n].penalty for n in rows], keep, rng)
+        assert [reasons[n] for n in rows] == list(told)
+        assert [n for n in rows if is_kept(reasons[n])] == [rows[n] for n in kept]
+    assert all(
+        is_kept(reason) <= (one.reward is not None and not one.outage)
+        for one, reason in zip(batch, reasons, strict=True)
+    )
+
+
+@given(ATTEMPTS, st.randoms())
+def test_the_order_of_groups_changes_nothing(batch: list[Drawn], order: random.Random) -> None:
+    groups = [[one for one in batch if one.group == group] for group in "abc"]
+    chosen = [Counter(zip(some, reasons_of(some, 3, seed=5, step=2), strict=True)) for some in groups]
+    order.shuffle(groups)
+    together = [one for some in groups for one in some]
+    assert Counter(zip(together, reasons_of(together, 3, seed=5, step=2), strict=True)) == sum(chosen, Counter())
+
+
+def test_what_cannot_be_compared_says_why() -> None:
+    batch = [Drawn("a", 1.0, 0.0), Drawn("a", 0.0, 0.0), Drawn("a", None, 0.0), Drawn("a", 1.0, 0.0, outage=True)]
+    assert reasons_of(batch, 2, seed=0, step=0) == [
+        Reason.KEPT_ALL, Reason.KEPT_ALL, Reason.DROPPED_UNDECIDED, Reason.DROPPED_ENVIRONMENT]  # fmt: skip
+
+
+def test_it_needs_no_torch_and_no_trainer() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'trl', 'verl', 'transformers', 'numpy')));"
+        "from rocstar.adapters.roc import Drawn, reasons_of;"
+        "print(*reasons_of([Drawn('p', n % 2, 0.5) for n in range(8)], 4, seed=1, step=1))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert Counter(said.split())["kept.quality"] == Counter(said.split())["kept.negative"] == 2
