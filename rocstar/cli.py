@@ -6,17 +6,21 @@ stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of th
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 from rocstar.errors import ConfigError
-from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
+from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
+from rocstar.signals import SecondEnds, heard
 from rocstar.verbs import (
     analyze,
     answers,
@@ -42,8 +46,18 @@ TRACEBACK = "--traceback"
 NOTHING_YET = "stopped before anything was written"
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
+
+class Verbs(typer.core.TyperGroup):
+    """Verbs that end at Ctrl-C with a sentence, also where they have none of their own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with stoppable("stopped; the same command begins again"):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     **STYLE,
+    cls=Verbs,
     pretty_exceptions_enable=False,
     help="Small language models that learn to reason with a Python tool (GRPO-RoC).",
     epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
@@ -85,7 +99,20 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved reci
 
 def main() -> None:
     """Entry point of the `rocstar` command."""
-    sys.exit(run(sys.argv[1:]))
+    with heard(SecondEnds()):
+        code = run(sys.argv[1:])
+        if code == INTERRUPTED:
+            _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End without taking the interpreter apart, which takes one to two seconds of CPU once torch is loaded."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -285,7 +312,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
     go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
     try:
         with (
-            stoppable(f"stopped; {go_on}"),
+            stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"),
             Screen() as screen,
             tracked(folder, material.recipe.run.trackers, screen.note),
         ):
@@ -296,6 +323,17 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
             raise
         stop(FAILED, f"the disk is full; free some space, then {go_on}")
     run_verbs.print_run(folder, as_json=as_json)
+
+
+def _kept(folder: RunFolder) -> str:
+    """What a run that goes on need not do again."""
+    from rocstar.runs.journal import read_journal
+
+    saved = max(folder.checkpoint_steps(), default=0)
+    again = len(read_journal(folder.metrics)) - saved
+    if not saved:
+        return "no step is saved yet"
+    return f"step {saved} is saved" + (f" and {again} later ones are made again" if again > 0 else "")
 
 
 def _is_default(folder: RunFolder) -> bool:

@@ -49,6 +49,7 @@ async def train(
     """Carry out all stages that are not done, between an evaluation before the first RL stage and one at the end.
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
     use_threads(material.recipe.run.threads)
+    stopper.stops(asyncio.current_task())
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():
             await evaluate_previous(run)
@@ -69,11 +70,12 @@ def imitate(run: Run, stage: SftStage) -> None:
     if run.progress.stage_step and run.checkpoint:
         learner.restore(run.checkpoint)
     run.announce(stage, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
-    for step in run.steps(stage):
-        with run.meter.phase("sft"):
-            batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
-            metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
-        run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
+    with run.saved_when_stopped(learner):
+        for step in run.steps(stage):
+            with run.meter.phase("sft"):
+                batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
+                metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
+            run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
 
 
 async def reinforce(run: Run, stage: RlStage) -> None:
@@ -101,11 +103,12 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         f"{stage.steps} steps of {rollout.problems_per_step} problems x {rollout.attempts_per_problem} attempts from "
         f"{len(pool)} problems, at most {rollout.max_response_tokens} tokens",
     )
-    async with ahead_of_learning(run, stage, roller, pool) as attempts:
-        for step in run.steps(stage):
-            await run.probe_when_due()
-            await evaluate_when_due(run, stage)
-            run.done(stage, learner, await rl_step(run, stage, attempts, learner, step))
+    with run.saved_when_stopped(learner):
+        async with ahead_of_learning(run, stage, roller, pool) as attempts:
+            for step in run.steps(stage):
+                await run.probe_when_due()
+                await evaluate_when_due(run, stage)
+                run.done(stage, learner, await rl_step(run, stage, attempts, learner, step))
 
 
 def ahead_of_learning(

@@ -13,7 +13,7 @@ import typer
 
 from rocstar.exits import OK, USAGE
 from rocstar.verbs import data_sft
-from rocstar.verbs.common import STYLE, AsJson, print_json, write
+from rocstar.verbs.common import STYLE, AsJson, print_json, stoppable, write
 
 if TYPE_CHECKING:
     from rocstar.config import ColumnsSection, Recipe
@@ -45,7 +45,8 @@ def build(
     from rocstar.toml.read import load
 
     config = load(recipe, PoolConfig, settings or [])
-    with verifier(lenient_answer) as check:
+    kept = f"stopped; what is in {config.out} is as it was; the same command begins again"
+    with stoppable(kept), verifier(lenient_answer) as check:
         sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr, flush=True))
     print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rocstar.verbs.common import AsJson, print_json
+from rocstar.verbs.common import AsJson, print_json, stoppable
 
 
 def sft(
@@ -29,7 +29,9 @@ def sft(
     from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
 
     tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
-    sheet = build(load(recipe, MixRecipe), out, code_tool=tool, environment=os.environ, note=_note)
+    kept = f"stopped; what is in {out} is as it was, and answers of an endpoint are kept; the same command begins again"
+    with stoppable(kept):
+        sheet = build(load(recipe, MixRecipe), out, code_tool=tool, environment=os.environ, note=_note)
     print_json(sheet) if as_json else _print_table(sheet, out)
 
 
