@@ -110,7 +110,8 @@ class Stopper:
             end_at_once()
 
     def _is_taken(self) -> bool:
+        """Whether the main thread takes the signal in time, or is out of the run by then."""
         until = time.monotonic() + PATIENCE_SECONDS
-        while self._taken == self._seen and time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)
-        return self._taken > self._seen
+        while self._taken == self._seen and time.monotonic() < until and not self._over.wait(LOOK_SECONDS):
+            pass
+        return self._taken > self._seen or self._over.is_set()
