@@ -324,6 +324,7 @@ async def opened_run(
     async with AsyncExitStack() as closing:
         _same_problems(material, folder)
         watch = Watch()
+        closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)
