@@ -37,6 +37,7 @@ LIMIT_SECONDS = 2.0
 ORPHAN_SECONDS = 1.0  # for children to have ended after the command
 PATIENCE_SECONDS = 120.0
 LOOK_SECONDS = 0.005
+BIRTH_SECONDS = 0.5  # in which Python itself starts, and none of ours could answer
 LONG = (
     *("model.max_positions=4096", "rollout.max_response_tokens=2000", "stage.stage1.rollout.max_response_tokens=2000"),
     *("stage.sft.steps=2", "evaluate.problems=0", "rollout.engine_rows=64", "rollout.attempts_per_problem=32"),
@@ -77,7 +78,7 @@ PHASES = (
     ),
     Phase(
         name="train: engine process",
-        words=("train", QUICK, *FEW, "engine=[{kind='process'}]"),
+        words=("train", "OUT/engines.toml", *FEW),
         said="stage1: ",
         spread=8.0,
     ),
@@ -96,10 +97,10 @@ PHASES = (
     Phase(name="eval: start", words=("eval", "TINY", "--data", "TINYDATA"), spread=6.0),
     Phase(name="eval", words=("eval", "TINY", "--data", "TINYDATA", "--n", "2000"), said="eval: ", spread=5.0),
     Phase(name="chat: start", words=("chat", "TINY", "-p", "Add 2 and 3"), spread=5.0),
-    Phase(name="chat: waiting", words=("chat", "TINY"), said="question|^$", spread=1.0, lines="Add 2 and 3\n"),
+    Phase(name="chat: waiting", words=("chat", "TINY"), said="boxed|cut after", spread=1.0, lines="Add 2 and 3\n"),
     Phase(name="serve: start", words=("serve", "TINY", "--port", "0"), spread=4.0),
-    Phase(name="serve", words=("serve", "TINY", "--port", "0"), said="Ctrl-C ends", code=0),
-    Phase(name="view", words=("view", "TINY", "--port", "0", "--no-browser"), said="Ctrl-C ends", code=0),
+    Phase(name="serve", words=("serve", "TINY", "--port", "0"), said="Ctrl-C ends", code=130),
+    Phase(name="view", words=("view", "TINY", "--port", "0", "--no-browser"), said="Ctrl-C ends", code=130),
     Phase(name="view: start", words=("view", "TINY", "--port", "0", "--no-browser"), spread=0.8),
     Phase(name="sandbox serve", words=("sandbox", "serve", "--port", "0"), said="http", code=0),
     Phase(name="sandbox serve: start", words=("sandbox", "serve", "--port", "0"), spread=1.5),
@@ -173,6 +174,7 @@ def places(out: Path, data: Path) -> dict[str, str]:
     tiny = out / "tiny"
     if not (tiny / "runs").exists():
         assert Command.start(workplace(tiny), "train", "tiny.toml").wait().code == 0
+    (out / "engines.toml").write_text(f'extends = "{QUICK}"\n[[engine]]\nname = "local"\nkind = "torch"\n')
     mix = (REPOSITORY / "recipes" / "data" / "sft_mix.toml").read_text()
     (out / "mix.toml").write_text(mix.replace("../shared/data", str(data)))
     cases = ({"gold": f"\\sqrt{{{n}}}+1", "response": f"\\boxed{{1+{n}^{{1/2}}}}", "expected": 1} for n in range(4000))
@@ -202,7 +204,7 @@ def interrupted(phase: Phase, names: dict[str, str], draw: random.Random) -> End
         if process.poll() is not None or time.monotonic() > until:
             break
         time.sleep(0.01)
-    time.sleep(draw.uniform(0.0, phase.spread))
+    time.sleep(draw.uniform(0.0 if phase.said else BIRTH_SECONDS, phase.spread))
     return ended(process, log, mark)
 
 

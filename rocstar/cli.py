@@ -7,10 +7,12 @@ stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of th
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -39,6 +41,8 @@ from rocstar.verbs import runs as run_verbs
 from rocstar.verbs.common import STYLE, AsJson, print_json, stop, stoppable
 
 if TYPE_CHECKING:
+    from rocstar.config import Recipe
+    from rocstar.origins import Given
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import Material
 
@@ -94,7 +98,7 @@ Branch = Annotated[
     str | None,
     typer.Option(metavar="RUN[@STEP]", help="A new run that goes on from a checkpoint of another; stages may change."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it, print what differs from the defaults, and stop.")]
 
 
 def main() -> None:
@@ -223,6 +227,7 @@ def _served() -> bool:
 def _start(
     path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
+    from rocstar.origins import of_recipe
     from rocstar.recipe import load_recipe, recipe_text
     from rocstar.runs.folder import RunFolder, refuse_place
     from rocstar.tracking.choose import refuse_absent
@@ -240,7 +245,8 @@ def _start(
     with stoppable(NOTHING_YET):
         material = read_material(recipe)
     if dry_run:
-        print_json(recipe.resolved())
+        given = settings if runs is None else [*settings, f"run.folder={runs}"]
+        _print_given(recipe, of_recipe(recipe, path, given, os.environ), as_json=as_json)
         return
     need("train")
     text = recipe_text(path, settings)
@@ -252,6 +258,7 @@ def _start(
 def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """Under the run's own settings, which decide what it computes. Others may be `cluster.*` and `engine.*`, which say
     where, and `run.stall_*`, for how long nothing may move."""
+    from rocstar.origins import of_run
     from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
@@ -267,13 +274,14 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=not folder.checkpoint_steps())
     if dry_run:
-        print_json(recipe.resolved())
+        _print_given(recipe, of_run(recipe, folder.name, settings, os.environ), as_json=as_json)
         return
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 
 def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
+    from rocstar.origins import of_run
     from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.branch import fill_branch, find_checkpoint
     from rocstar.runs.folder import RunFolder
@@ -295,13 +303,29 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=False)
     if dry_run:
-        print_json(recipe.resolved())
+        _print_given(recipe, of_run(recipe, source.name, settings, os.environ), as_json=as_json)
         return
     need("train")
     fill = partial(fill_branch, source=source, step=step)
     text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
     folder = RunFolder.create(recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
     _carry_out(material, folder, resume=True, as_json=as_json)
+
+
+def _print_given(recipe: Recipe, given: Sequence[Given], *, as_json: bool) -> None:
+    """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
+    if as_json:
+        print_json({"settings": recipe.resolved(), "differs": [asdict(one) for one in given]})
+        return
+    for one in given:
+        print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
+    print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+
+
+def _before(given: Given) -> str:
+    from rocstar.origins import ABSENT
+
+    return "" if given.default in (ABSENT, None) else f"default {json.dumps(given.default)}; "
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:

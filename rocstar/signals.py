@@ -10,10 +10,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rocstar.exits import INTERRUPTED
+
+END_SECONDS = 1.0  # for what is open to be given back after the second signal
 
 
 @contextmanager
@@ -39,15 +42,16 @@ def _hear(reading: socket.socket, act: Callable[[int], None]) -> None:
 
 
 class SecondEnds:
-    """Ends this process at the second Ctrl-C, wherever the first has got to. Children end with their parent, and files
-    are renamed into place, so nothing is lost that a kill would not lose."""
+    """Ends this process END_SECONDS after the second Ctrl-C, wherever the first has got to. Children end with their
+    parent, and files are renamed into place, so nothing is lost that a kill would not lose."""
 
     def __init__(self) -> None:
         self._came = 0
 
     def __call__(self, number: int) -> None:
         self._came += number == signal.SIGINT
-        if self._came > 1:
+        if self._came > 1:  # uvicorn sends itself one as it ends in order, and is gone by then
+            time.sleep(END_SECONDS)
             end_at_once()
 
 

@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rocstar.signals import end_at_once, heard
+from rocstar.signals import END_SECONDS, end_at_once, heard
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_SECONDS = 2.0  # for the main thread to take a signal: longer than most calls of a step, short for a person
-END_SECONDS = 1.0  # for a run to give back what it has, after the second signal
 LOOK_SECONDS = 0.05
 
 
