@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-import typer.core
 
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
