@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 TRANSCRIPT_LINES = 14  # two of them and the table fit one screen
 TRANSCRIPT_COLUMNS = 110
+PIPE_COLUMNS = 200  # for tables that nobody's terminal bounds; they are as wide as what they hold
 LINE_SECONDS = (
     1.0  # a log gets at most one progress line a second, and always the last one before something else is said
 )
@@ -231,9 +232,10 @@ class Screen:
     def _print(self, *parts: Any) -> None:
         from rich.console import Console
 
-        console = Console(file=self._results, highlight=False, markup=False)
+        width = None if self._results.isatty() else PIPE_COLUMNS
+        console = Console(file=self._results, highlight=False, markup=False, width=width)
         for part in parts:
-            console.print(part)
+            console.print(part, soft_wrap=isinstance(part, str))  # a transcript keeps its lines
 
 
 def is_live(stream: TextIO) -> bool:

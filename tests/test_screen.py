@@ -222,6 +222,14 @@ def test_a_run_without_any_evaluation_still_has_a_table() -> None:
     assert "right answers, sampled" in results.getvalue()
 
 
+def test_lines_of_a_transcript_stay_whole_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    screen, _, results = screens()
+    line = "x = " + "1 + " * 25 + "1"
+    screen.summary({"name": "tiny", "summary": {}, "transcripts": {"after": line}})
+    assert line in results.getvalue().splitlines()
+
+
 def test_long_transcripts_are_cut_in_the_middle() -> None:
     text = transcript("\n".join(str(number) for number in range(100)))
     assert text.startswith("0\n1\n") and text.endswith("\n99") and "... 86 lines ..." in text

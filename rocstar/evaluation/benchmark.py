@@ -84,7 +84,8 @@ class Benchmark:
         if self.file.sha256 is not None and found != self.file.sha256 and not accept:
             raise DataError(
                 f"the rows of benchmark {self.name} have sha256 {found}, and its file says {self.file.sha256}; get the "
-                "rows it means, or take these with --accept-rows, which the result will say"
+                "rows it means, or take these, which the result will say: with --accept-rows of rocstar eval, or "
+                "accept_rows = true in a recipe's [[evaluate.benchmark]]"
             )
 
 

@@ -257,4 +257,6 @@ def _limit(stages: Sequence[StagePlan]) -> str:
         "writing attempts": sum(stage.steps * stage.rollout_seconds for stage in stages),
         "learning": sum(stage.steps * stage.learning_seconds for stage in stages),
     }
+    whole = sum(stage.steps * stage.step_seconds for stage in stages)
+    parts["what steps take besides (step_overhead_seconds)"] = whole - sum(parts.values())
     return max(parts, key=lambda name: parts[name])

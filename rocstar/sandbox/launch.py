@@ -22,8 +22,11 @@ WORKDIRS = "rocstar-sandbox-"
 """How folders of working directories begin; those of dead daemons are found by it."""
 ROOT = str(Path(__file__).resolve().parents[2])
 # They must run this very package, wherever it lies, without its folder staying ahead of the standard library.
-BOOT = "import sys; sys.path.insert(0, {root!r}); import rocstar.sandbox; del sys.path[0]; \
-from {module} import main; main()"
+# Ctrl-C reaches all processes of a terminal, also those that are starting; theirs is to wait for us to end them.
+BOOT = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path.insert(0, {root!r}); "
+    "import rocstar.sandbox; del sys.path[0]; from {module} import main; main()"
+)
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",

@@ -53,7 +53,7 @@ def test_two_learners_and_a_sandbox_on_ray_learn_what_one_learns_across_a_stop_a
 
     run = Command.start(both, "train", "tiny.toml", *SHORT, *ON_RAY)
     ended = run.after_step(2, lambda: (found.extend(actors(run)), run.interrupt())[1])
-    assert ended.code == 130 and "stopped; continue with" in ended.told, ended.told
+    assert ended.code == 130 and "saved" in ended.told and "continue with" in ended.told, ended.told
 
     run = Command.start(both, "train", "--resume", "tiny")
     ended = run.after_step(8, lambda: (found.extend(actors(run)), found[-1].kill())[1])
