@@ -111,9 +111,10 @@ def kept_attempts(runs: Path) -> int:
 
 def make_model(tokenizer: Path, folder: Path) -> None:
     """A random Qwen2 of two layers with this tokenizer and its chat template."""
+    from rocstar.config import ModelSection
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.templates import template_for
-    from rocstar.learning.models import Shape, random_model
+    from rocstar.learning.models import random_model
     from rocstar.learning.policy import Policy
 
     source = folder.with_name("tokenizer")
@@ -123,7 +124,7 @@ def make_model(tokenizer: Path, folder: Path) -> None:
         content = gzip.decompress(packed.read_bytes()) if packed.is_file() else (tokenizer / name).read_bytes()
         (source / name).write_bytes(content)
     codec = Codec.load(source)
-    shape = Shape(
+    shape = ModelSection(
         vocab_size=codec.vocab_size,
         hidden_size=64,
         num_layers=2,

@@ -111,9 +111,10 @@ def rows_of(update: int) -> Any:
 def model() -> Any:
     import torch
 
-    from rocstar.learning.models import Shape, random_model
+    from rocstar.config import ModelSection
+    from rocstar.learning.models import random_model
 
-    made = random_model(Shape(**SHAPE), 0)
+    made = random_model(ModelSection(**SHAPE), 0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in made.named_parameters():

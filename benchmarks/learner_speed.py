@@ -196,9 +196,9 @@ def rl_learner(dtype: str) -> Any:
         made = policy.Policy(policy.random_model(policy.Shape(**RL), 0), None, "")
         return learner.GrpoLearner(made, learner.LearnerSettings(), None)
     from rocstar.config import LearningSection, ModelSection
-    from rocstar.learning.models import Shape, random_model
+    from rocstar.learning.models import random_model
 
-    made = policy.Policy(random_model(Shape(**RL), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
+    made = policy.Policy(random_model(ModelSection(**RL), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
     return learner.GrpoLearner(made, LearningSection())
 
 
@@ -227,9 +227,9 @@ def sft_learner(dtype: str) -> Any:
         made = policy.Policy(policy.random_model(policy.Shape(**SFT), 0), None, "")
         return sft.SftLearner(made, sft.SftSettings(steps=900, tokens_per_microbatch=768))
     from rocstar.config import ModelSection, SftSection
-    from rocstar.learning.models import Shape, random_model
+    from rocstar.learning.models import random_model
 
-    made = policy.Policy(random_model(Shape(**SFT), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
+    made = policy.Policy(random_model(ModelSection(**SFT), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
     section = SftSection(
         optimizer="muon", adamw_learning_rate=3e-3, context_loss_weight=0.1, tokens_per_microbatch=1536
     )

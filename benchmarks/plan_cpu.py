@@ -116,7 +116,7 @@ def launched(arguments: list[str], place: str) -> dict[str, Any]:
 
 
 def planned(case: str, recipes: Path, clock: str) -> dict[str, float]:
-    from rocstar.launch import quiet_torch
+    from rocstar.threads import quiet_torch
 
     quiet_torch(1)
     from rocstar.plan.cpu import RUN

@@ -40,10 +40,10 @@ from transformers.utils.logging import disable_progress_bar
 from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_sampling import uniforms
-from rocstar.launch import quiet_torch
 from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
+from rocstar.threads import quiet_torch
 from rocstar.types import Completion, Sampling, Weights, seed_for
 
 VOCABULARY, POSITIONS = 512, 192

@@ -45,7 +45,7 @@ GOAL = 0.15
 def main() -> None:
     options = parsed()
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    from rocstar.launch import quiet_torch
+    from rocstar.threads import quiet_torch
 
     quiet_torch(threads=1)
     figures = asyncio.run(measured(options))

@@ -250,7 +250,7 @@ class WaitAndAdd:
 
 async def rocstar_steps(folder: Path) -> None:
     """A step for each line on stdin."""
-    from rocstar.launch import quiet_torch
+    from rocstar.threads import quiet_torch
 
     quiet_torch(threads=1)
     import torch

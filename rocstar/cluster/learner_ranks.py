@@ -17,8 +17,8 @@ from ray.util.placement_group import PlacementGroup
 from rocstar.cluster.places import LOOPBACK, START_SECONDS, Wish, at, give_back, own_address, sentence
 from rocstar.config import ModelSection
 from rocstar.errors import ConfigError, Unavailable
-from rocstar.launch import quiet_torch
 from rocstar.places import ClusterSection
+from rocstar.threads import quiet_torch
 
 if TYPE_CHECKING:
     from rocstar.learning.ranks import Ranks

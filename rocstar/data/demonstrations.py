@@ -60,7 +60,7 @@ MIXES: Mapping[str, Mapping[Behaviour, int]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemonstrationPlan:
     """What one demonstration will do, before anything is run."""
 
     problem: Problem
@@ -74,7 +74,7 @@ class Plan:
     """A wrong number of the answer's size, used where there is no output to copy."""
 
 
-def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> list[Plan]:
+def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> list[DemonstrationPlan]:
     """One plan a problem (problems may repeat), drawn from the named mix; pure.
 
     Problems must come from `arithmetic_problems`. Raises ConfigError for an unknown mix. Source: ours.
@@ -89,19 +89,19 @@ def plan_demonstrations(problems: Sequence[Problem], mix: str, seed: int) -> lis
     ]
 
 
-def perform(plans: Sequence[Plan], *, tool_name: str = "python") -> list[Demonstration]:
+def perform(plans: Sequence[DemonstrationPlan], *, tool_name: str = "python") -> list[Demonstration]:
     """Demonstrations of the plans, in order; tool results are those of their programs."""
     return [_perform(plan, tool_name) for plan in plans]
 
 
-def _plan(problem: Problem, shares: Mapping[Behaviour, int], rng: random.Random) -> Plan:
+def _plan(problem: Problem, shares: Mapping[Behaviour, int], rng: random.Random) -> DemonstrationPlan:
     family = FAMILIES[problem.metadata["family"]]
     behaviour = rng.choices(list(shares), weights=list(shares.values()))[0]
     chain = [code for move in behaviour for code in _chain(family, move, rng)]
     operands = problem.metadata["operands"]
     fields = {**operands, **family.fragments(operands)}
     guess = _wrong_number(problem.answer, rng)
-    return Plan(
+    return DemonstrationPlan(
         problem=problem,
         behaviour=behaviour,
         codes=tuple(code.format(**fields) for code in chain),
@@ -139,7 +139,7 @@ def _wrong_number(answer: str, rng: random.Random) -> str:
             return guess
 
 
-def _perform(plan: Plan, tool_name: str) -> Demonstration:
+def _perform(plan: DemonstrationPlan, tool_name: str) -> Demonstration:
     turns: list[DemoTurn] = []
     output = ""
     for n, code in enumerate(plan.codes):

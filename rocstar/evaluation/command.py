@@ -40,7 +40,7 @@ class JudgeEndpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlannedEvaluation:
     """One evaluation, complete: nothing is left to find out but what the subject says."""
 
     asked: Asked
@@ -70,7 +70,7 @@ class Plan:
 class Prepared:
     """A plan that was checked, with the place of its result."""
 
-    plan: Plan
+    plan: PlannedEvaluation
     problems: Sequence[Problem]
     positions: int
     """Tokens of the longest attempt, as `Asked.positions`."""
@@ -90,7 +90,7 @@ class Prepared:
         return result if same else None
 
 
-def prepare(plan: Plan) -> Prepared:
+def prepare(plan: PlannedEvaluation) -> Prepared:
     """Everything that needs no model is checked. Raises ConfigError, DataError."""
     problems = plan.source.problems()
     _refuse_missing_judge(plan)
@@ -132,7 +132,7 @@ def evaluate(prepared: Prepared, screen: Screen) -> dict[str, Any]:
     return _told(prepared, made.result, folder)
 
 
-def _said(plan: Plan, problems: Sequence[Problem]) -> str:
+def _said(plan: PlannedEvaluation, problems: Sequence[Problem]) -> str:
     recipe, twice = plan.asked.recipe, len(problems) - len({problem.id for problem in problems})
     rollout = recipe.rollout
     repeats = f" ({twice} of them repeat a question)" if twice else ""
@@ -187,7 +187,7 @@ def _tell_kept(made: Evaluation, prepared: Prepared, screen: Screen) -> None:
     screen.note(f"saved in {prepared.folder}")
 
 
-def _refuse_missing_judge(plan: Plan) -> None:
+def _refuse_missing_judge(plan: PlannedEvaluation) -> None:
     needs = plan.source.kind is not None and plan.source.kind.needs_judge
     if needs and plan.judge is None:
         raise ConfigError(

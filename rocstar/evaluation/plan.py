@@ -12,7 +12,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.asked import Asked, AskedEndpoint, AskedWeights
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.chat_client import check_address
-from rocstar.evaluation.command import JudgeEndpoint, Plan, evaluate, kept, prepare
+from rocstar.evaluation.command import JudgeEndpoint, PlannedEvaluation, evaluate, kept, prepare
 from rocstar.evaluation.endpoint import ToolStyle
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.source import BenchmarkRows, ProblemFile, Source
@@ -111,7 +111,7 @@ def _changes(given: Given) -> Iterator[tuple[str, str]]:
     yield from ((text.partition("=")[0].strip(), words) for text, words in given.options.items())
 
 
-def _plan(source: Source, given: Given, judge: JudgeEndpoint | None) -> Plan:
+def _plan(source: Source, given: Given, judge: JudgeEndpoint | None) -> PlannedEvaluation:
     asked = _asked(given, [*source.protocol.settings, *given.settings])
     rollout = asked.recipe.rollout
     protocol = Protocol(
@@ -122,7 +122,7 @@ def _plan(source: Source, given: Given, judge: JudgeEndpoint | None) -> Plan:
         seed=asked.recipe.run.seed,
     )
     needs = source.kind is not None and source.kind.needs_judge
-    return Plan(asked=asked, source=source, protocol=protocol, judge=judge if needs else None)
+    return PlannedEvaluation(asked=asked, source=source, protocol=protocol, judge=judge if needs else None)
 
 
 def _asked(given: Given, settings: Sequence[str]) -> Asked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,8 @@ from rocstar.config import ModelSection
 from rocstar.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Size of a Qwen3-shaped decoder made from random weights."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    intermediate_size: int
-    rope_theta: float
-    max_positions: int
-
-
-def random_model(shape: Shape, seed: int) -> Any:
-    """A fresh transformers Qwen3ForCausalLM in fp32.
+def random_model(shape: ModelSection, seed: int) -> Any:
+    """A fresh transformers Qwen3ForCausalLM in fp32; `shape.vocab_size` is the whole vocabulary, markers included.
 
     Matrices start at std 1/sqrt(fan-in) and output projections at zero, so that every layer begins as the identity
     (transformers' own 0.02 is made for widths in the thousands). Source: ours."""

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstar.config import ModelSection, SftStage
+from rocstar.config import SftStage
 from rocstar.dialogue.codec import Codec
-from rocstar.learning.models import Shape, load_model, random_model
-from rocstar.runs.sftrows import read_rows, write_rows
+from rocstar.errors import DataError
+from rocstar.learning.models import load_model, random_model
+from rocstar.runs.atomic import write_atomic
+from rocstar.runs.rollouts import read_table
 from rocstar.training.material import Material, fresh_codec, layouts_at_first
 from rocstar.training.rows import Layout, rows_of_layouts
 from rocstar.types import SftRow, seed_for
@@ -49,13 +51,38 @@ def opening(material: Material, run: Path) -> Opened:
     for name, shown in layouts.items():
         rows = rows_of_layouts(name, shown, made.codec, material.template, positions)
         rows_file(run, name).parent.mkdir(exist_ok=True)
-        write_rows(rows_file(run, name), rows)
+        _write_rows(rows_file(run, name), rows)
     return made
 
 
 def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
-    """The rows `opening` wrote. Raises DataError."""
-    return read_rows(rows_file(run, stage))
+    """The rows `opening` wrote. Raises DataError when the file is missing or something else."""
+    import pyarrow
+
+    path = rows_file(run, stage)
+    try:
+        table = read_table(path).to_pydict()
+        pairs = zip(table["token_ids"], table["loss_mask"], strict=True)
+    except (OSError, KeyError, pyarrow.ArrowInvalid) as error:
+        raise DataError(f"{path} does not hold the run's SFT rows ({error}); start the run anew") from None
+    return [SftRow(token_ids=tuple(ids), loss_mask=tuple(mask)) for ids, mask in pairs]
+
+
+def _write_rows(path: Path, rows: Sequence[SftRow]) -> None:
+    """Columns token_ids (list of int32) and loss_mask (list of bool), rows in training order. Raises OSError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    schema = pyarrow.schema(
+        [("token_ids", pyarrow.list_(pyarrow.int32())), ("loss_mask", pyarrow.list_(pyarrow.bool_()))]
+    )
+    columns = [[row.token_ids for row in rows], [row.loss_mask for row in rows]]
+    table = pyarrow.Table.from_arrays(
+        [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
+    )
+    buffer = pyarrow.BufferOutputStream()
+    parquet.write_table(table, buffer, compression="zstd")
+    write_atomic(path, buffer.getvalue().to_pybytes())
 
 
 def _model(material: Material, layouts: Sequence[Layout]) -> Opened:
@@ -63,18 +90,5 @@ def _model(material: Material, layouts: Sequence[Layout]) -> Opened:
     if material.pretrained:
         return Opened(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
     codec = fresh_codec(material, layouts)
-    shape = _shape(recipe.model, codec.vocab_size)
+    shape = recipe.model.model_copy(update={"vocab_size": codec.vocab_size})
     return Opened(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
-
-
-def _shape(model: ModelSection, vocab_size: int) -> Shape:
-    return Shape(
-        vocab_size=vocab_size,
-        hidden_size=model.hidden_size,
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        intermediate_size=model.intermediate_size,
-        rope_theta=model.rope_theta,
-        max_positions=model.max_positions,
-    )

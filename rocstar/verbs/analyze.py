@@ -77,7 +77,7 @@ def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies |
 def _pass(source: Source) -> Any:
     from rocstar.dialogue.codec import Codec
     from rocstar.errors import ConfigError
-    from rocstar.launch import quiet_torch
+    from rocstar.threads import quiet_torch
 
     assert source.model is not None
     quiet_torch(1)

@@ -33,7 +33,7 @@ def write(stream: TextIO, text: str) -> None:
 
 def quiet() -> None:
     """Before anything loads torch; how many threads it computes with is the recipe's to say, later."""
-    from rocstar.launch import quiet_torch
+    from rocstar.threads import quiet_torch
 
     quiet_torch(1)
 

@@ -67,7 +67,7 @@ def plan(
 
 
 def _here(recipe: Recipe, length_share: float, *, as_json: bool) -> None:
-    from rocstar.launch import quiet_torch
+    from rocstar.threads import quiet_torch
 
     need("train")
     quiet_torch(recipe.run.threads)

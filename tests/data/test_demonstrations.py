@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocstar.data.arithmetic import arithmetic_problems
-from rocstar.data.demonstrations import MIXES, Move, Plan, perform, plan_demonstrations
+from rocstar.data.demonstrations import MIXES, DemonstrationPlan, Move, perform, plan_demonstrations
 from rocstar.data.families import FAMILIES
 from rocstar.data.worked import work_out
 from rocstar.dialogue.calls import parse_calls, render_call
@@ -17,7 +17,7 @@ from rocstar.types import Demonstration, Status
 NAMES = list(FAMILIES)
 
 
-def plans(mix: str, count: int = 270, seed: int = 1) -> list[Plan]:
+def plans(mix: str, count: int = 270, seed: int = 1) -> list[DemonstrationPlan]:
     return plan_demonstrations(arithmetic_problems(NAMES, count, 0), mix, seed)
 
 

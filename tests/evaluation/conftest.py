@@ -10,16 +10,17 @@ import pytest
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
+    from rocstar.config import ModelSection
     from rocstar.dialogue.bpe import train_bpe
     from rocstar.dialogue.segments import text_of
     from rocstar.dialogue.templates import template_named
-    from rocstar.learning.models import Shape, random_model
+    from rocstar.learning.models import random_model
     from rocstar.learning.policy import Policy
 
     template = template_named("compact")
     text = text_of(template.opening("1+1?", ()))
     codec = train_bpe([text], vocab_size=300, markers=template.markers, word_merges=False)
-    shape = Shape(
+    shape = ModelSection(
         vocab_size=codec.vocab_size,
         hidden_size=32,
         num_layers=1,

@@ -10,11 +10,11 @@ from rocstar.config import ModelSection
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
-from rocstar.learning.models import Shape, random_model
+from rocstar.learning.models import random_model
 from rocstar.learning.policy import Policy
 from rocstar.types import BatchRow, SftRow
 
-SHAPE = Shape(
+SHAPE = ModelSection(
     vocab_size=104,  # as many as `codec` has
     hidden_size=32,
     num_layers=2,

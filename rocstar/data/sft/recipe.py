@@ -7,18 +7,15 @@ from __future__ import annotations
 import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rocstar.data.sft.layouts import LAYOUTS
+from rocstar.values import Section
 
 Step = Literal["prompt", "response"]
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class MixPart(Part):
+class MixPart(Section):
     seed: int = 0
     """Which rows of a source are taken, in which order, and which other tools are offered."""
     rows: int | None = Field(default=None, ge=1)
@@ -29,7 +26,7 @@ class MixPart(Part):
     """Longer rows are refused, tokens of the whole row."""
 
 
-class EndpointPart(Part):
+class EndpointPart(Section):
     url: str
     """Base of an OpenAI-compatible API, such as http://localhost:8000/v1."""
     model: str
@@ -47,7 +44,7 @@ class EndpointPart(Part):
     """Sent along with every request (temperature, max_tokens ...)."""
 
 
-class SourcePart(Part):
+class SourcePart(Section):
     name: str
     layout: str
     files: list[str] = Field(min_length=1)
@@ -72,7 +69,7 @@ class SourcePart(Part):
         return self
 
 
-class MixRecipe(Part):
+class MixRecipe(Section):
     mix: MixPart = MixPart()
     endpoint: EndpointPart | None = None
     source: list[SourcePart] = Field(min_length=1)
