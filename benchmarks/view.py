@@ -4,7 +4,7 @@
     python benchmarks/view.py /tmp/big                    # HTTP, and Chromium where playwright and chromium are here
     python benchmarks/view.py /tmp/big --write 5          # the same while steps are being written
     python benchmarks/view.py /tmp/big --axe axe.min.js   # and the accessibility check of each view
-    python benchmarks/view.py /tmp/big --screenshots docs/images
+    python benchmarks/view.py runs --run quickstart --screenshots docs/images   # a picture of each view of a real run
 
 Wall seconds mean something on an idle machine only; CPU seconds of the server are beside them. The table of attempts is
 made anew (`cold`), then asked.
@@ -73,7 +73,8 @@ class Server:
 
 def main() -> None:
     options = _options()
-    folder, name = options.folder, next(options.folder.glob("*/run.json")).parent.name
+    folder = options.folder
+    name = options.run or next(folder.glob("*/run.json")).parent.name
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
         began = time.monotonic()
@@ -101,6 +102,7 @@ def over_http(server: Server, name: str) -> dict[str, Any]:
     figures["first attempts, no table yet"] = _timed(server, lambda: _first(server, run))
     figures["table of all attempts"] = _timed(server, lambda: _settle(server, run))
     long = server.get(f"{run}/attempts", tokens=f"{LONG_TOKENS}..", limit=1)["rows"]
+    first = server.get(f"{run}/groups", part="rollouts", sort="step", limit=1)["rows"][0]["step"]
     queries: dict[str, Callable[[], Any]] = {
         "list": lambda: server.get(f"{run}/attempts"),
         "list, sorted by tokens": lambda: server.get(f"{run}/attempts", sort="-tokens"),
@@ -111,7 +113,7 @@ def over_http(server: Server, name: str) -> dict[str, Any]:
         "groups": lambda: server.get(f"{run}/groups", sort="share"),
         "search, first answer": lambda: server.get(f"{run}/attempts", q="modulo 204"),
         "search, all files": lambda: _settle(server, run, q="modulo 204"),
-        "what if": lambda: server.get(f"{run}/what-if", part="rollouts", step=1, grp=1, method="uniform"),
+        "what if": lambda: server.get(f"{run}/what-if", part="rollouts", step=first, grp=1, method="uniform"),
     }
     if long:
         place = {"part": "rollouts", "step": long[0]["step"], "row": long[0]["row"]}
@@ -124,20 +126,7 @@ def in_chromium(server: Server, name: str, axe: Path | None, screenshots: Path |
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
         return {}
-    long = server.get(f"run/{name}/attempts", tokens=f"{LONG_TOKENS}..", limit=1)["rows"]
-    at = f"rollouts:{long[0]['step']}:{long[0]['row']}" if long else "rollouts:1:0"
-    views = {
-        "runs": ("#/", "table.runs"),
-        "run": (f"#/run/{name}", ".chart canvas"),
-        "attempts": (f"#/run/{name}/attempts", ".row a.open"),
-        "filtered": (f"#/run/{name}/attempts?verdict=right&failed=1..", ".row a.open"),
-        "groups": (f"#/run/{name}/groups", ".row a.open"),
-        "group": (f"#/run/{name}/group?at=rollouts:1:1", "table.siblings tbody tr"),
-        "what-if": (f"#/run/{name}/group?at=rollouts:1:1&w.method=uniform", "tr.changed"),
-        "attempt": (f"#/run/{name}/attempt?at=rollouts:1:42", ".turn.policy .text"),
-        "attempt-long": (f"#/run/{name}/attempt?at={at}", ".turn.policy .text"),
-        "tokens-long": (f"#/run/{name}/attempt?at={at}&colour=entropy", ".turn.policy .block"),
-    }
+    views = views_of(server, name)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1440, "height": 900})
@@ -159,6 +148,42 @@ def in_chromium(server: Server, name: str, axe: Path | None, screenshots: Path |
     return figures
 
 
+def views_of(server: Server, name: str) -> dict[str, tuple[str, str]]:
+    """Address of each view of a run, and what stands there when it is shown."""
+    run = f"#/run/{name}"
+
+    def one(**query: Any) -> dict[str, Any]:
+        kept = server.get(f"run/{name}/attempts", part="rollouts", limit=1, **query)["rows"]
+        return dict(kept[0]) if kept else one()
+
+    short, long = one(kept="yes", verdict="right", failed="1..", sort="step"), one(kept="yes", sort="-tokens")
+    at, group = [f"rollouts:{short['step']}:{short[place]}" for place in ("row", "grp")]
+    longest = f"rollouts:{long['step']}:{long['row']}"
+    others = ",".join(s["name"] for s in server.get("sources")["sources"] if s["kind"] == "run" and s["name"] != name)
+    views = {
+        "runs": ("#/", "table.runs"),
+        "run": (run, ".chart canvas"),
+        "attempts": (f"{run}/attempts", ".row a.open"),
+        "filtered": (f"{run}/attempts?verdict=right&failed=1..", ".row a.open"),
+        "groups": (f"{run}/groups", ".row a.open"),
+        "group": (f"{run}/group?at={group}", "table.siblings tbody tr"),
+        "what-if": (f"{run}/group?at={group}&w.method=uniform", "tr.changed"),
+        "attempt": (f"{run}/attempt?at={at}", ".turn.policy .text"),
+        "attempt-long": (f"{run}/attempt?at={longest}", ".turn.policy .text"),
+        "tokens-long": (f"{run}/attempt?at={longest}&colour=entropy", ".turn.policy .block"),
+        "settings": (f"{run}/settings?q=resample", ".settings th"),
+    }
+    if others:
+        views["compared"] = (f"{run}?x=rl&with={quote(others)}", ".chart canvas")
+    if evals := next(s["evals"] for s in server.get("sources")["sources"] if s["name"] == name):
+        first, last = evals[-1], evals[0]  # by name: `after` comes before `before`
+        against = quote(f"{name}/{first['name']}/{first['step']}")
+        views["evaluation"] = (f"#/eval/{name}/{last['name']}/{last['step']}", ".row a.open")
+        views["paired"] = (f"#/eval/{name}/{last['name']}/{last['step']}?against={against}", "table.plain a.open")
+        views["events"] = (f"{run}/events", "table.events")
+    return views
+
+
 def _shown(server: Server, page: Any, address: str, wanted: str) -> dict[str, float]:
     def show() -> None:
         page.goto(f"{server.address}/{address}")
@@ -169,6 +194,8 @@ def _shown(server: Server, page: Any, address: str, wanted: str) -> dict[str, fl
 
 
 def _photograph(browser: Any, server: Server, stem: Path, address: str, wanted: str) -> None:
+    from PIL import Image
+
     stem.parent.mkdir(parents=True, exist_ok=True)
     for width in (1440, 400):
         page = browser.new_page(viewport={"width": width, "height": 900})
@@ -177,6 +204,7 @@ def _photograph(browser: Any, server: Server, stem: Path, address: str, wanted: 
         page.wait_for_timeout(1500)
         page.screenshot(path=f"{stem}-{width}.png")
         page.close()
+        Image.open(f"{stem}-{width}.png").quantize(64).save(f"{stem}-{width}.png", optimize=True)  # a quarter as large
 
 
 @contextmanager
@@ -233,7 +261,8 @@ def _told(figure: Any) -> str:
 
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of runs; the first of them is looked at")
+    parser.add_argument("folder", type=Path, help="of runs")
+    parser.add_argument("--run", help="name of the run that is looked at; default: the first")
     parser.add_argument(
         "--write", type=float, default=0.0, help="seconds between steps that are added meanwhile; 0: none"
     )

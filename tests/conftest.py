@@ -18,7 +18,16 @@ LONGEST = (
     "test_tutorials.py",
     *("test_train.py", "test_stages_run.py", "test_engine.py", "test_daemon_sessions.py", "test_daemon_calls.py"),
     *("test_starts.py", "test_watchers.py", "test_command.py", "test_cli.py", "test_families.py", "test_using_up.py"),
-    *("test_blocks.py", "test_word_problems.py", "test_browser.py", "test_invariance.py", "test_verifier.py", "test_gateway.py", "test_stalled_run.py", "test_own_model.py"),
+    *(
+        "test_blocks.py",
+        "test_word_problems.py",
+        "test_browser.py",
+        "test_invariance.py",
+        "test_verifier.py",
+        "test_gateway.py",
+        "test_stalled_run.py",
+        "test_own_model.py",
+    ),
 )
 """Files that take more than five seconds of CPU, those that take most first: where several processes share the tests,
 the others must not wait for one of these at the end."""

@@ -268,8 +268,10 @@ def test_tokens_of_a_long_attempt_are_drawn_as_they_come_into_view(chromium: Any
         assert page.locator(".token.here").inner_text() == "z"
         assert page.locator(".token.here").evaluate("e => e.getBoundingClientRect().bottom < innerHeight")
         page.evaluate("scrollTo(0, document.body.scrollHeight / 2)")
-        middle = "() => document.elementFromPoint(200, 400)?.matches('.token')"
-        page.wait_for_function(middle)
+        column = (
+            "[...Array(60).keys()].map(n => document.elementFromPoint(100, 400 + 2 * n))"  # some fall between lines
+        )
+        page.wait_for_function(f"() => {column}.some(found => found?.matches('.token'))")
         assert page.evaluate(POLICY).endswith(words)
 
 

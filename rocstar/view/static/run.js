@@ -1,7 +1,7 @@
 // A run: curves of one or more runs, stages, evaluations, events, settings.
 
 import { Chart } from "./chart.js";
-import { ago, amend, Figure, html, link, number, ofRun, place, Problem, State, useAnswer, usePaused, visible } from "./lib.js";
+import { ago, amend, Figure, html, link, number, ofRun, place, Problem, State, useAnswer, useEffect, usePaused, useRef, visible } from "./lib.js";
 
 const FIRST = [
   ["reward/mean", "mean reward"], ["pass/mean", "solved problems"], ["loss", "loss, cold start"], ["len/tokens", "tokens an attempt"], ["len/truncated", "cut attempts"],
@@ -12,11 +12,11 @@ const FIRST = [
 const AXES = { step: "step", rl: "RL step", hours: "hours", tokens: "million tokens" };
 export const TABS = ["curves", "attempts", "groups", "evaluations", "events", "settings"];
 
-const shown = (tab) => tab?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen
-
 export function Tabs({ name, tab }) {
-  return html`<nav class="tabs" aria-label="Views of the run">${TABS.map((one) =>
-    html`<a href=${link(one === "curves" ? ["run", name] : ["run", name, one])} aria-current=${one === tab ? "page" : undefined} ref=${one === tab ? shown : undefined}>${one}</a>`)}</nav>`;
+  const bar = useRef(null);
+  useEffect(() => { bar.current.scrollLeft = bar.current.querySelector("[aria-current]")?.offsetLeft - 60; }, [tab]); // a narrow screen holds four
+  return html`<nav class="tabs" aria-label="Views of the run" ref=${bar}>${TABS.map((one) =>
+    html`<a href=${link(one === "curves" ? ["run", name] : ["run", name, one])} aria-current=${one === tab ? "page" : undefined}>${one}</a>`)}</nav>`;
 }
 
 export function Run({ name, tab }) {
@@ -61,8 +61,10 @@ function Curves({ name, run }) {
       ${loaded.map(({ name: one }, at) => html`<span class="chip line-${at + 1}">● ${visible(one)}${at > 0 && html` <button aria-label=${"without " + one} onClick=${() => amend({ with: others.filter((other) => other !== one).join(",") })}>×</button>`}</span>`)}
       ${rest.length > 0 && html`<select aria-label="Compare with" value="" onChange=${(e) => amend({ with: [...others, e.target.value].join(",") })}><option value="">compare with …</option>${rest.map((one) => html`<option value=${one.name}>${visible(one.name)}</option>`)}</select>`}
     </div><${Problem} error=${mine.error || theirs.find(({ error }) => error)?.error} />
-    <div class="charts">${mine.value && all.map(([metric, label]) => html`<${Chart} key=${metric + axis} title=${label} unit=${AXES[axis]} marks=${marks(run, mine.value, axis)}
-      series=${loaded.map(({ name: one, found }) => ({ name: one, ...points(found, metric, axis) })).filter(({ x }) => x.length)} />`)}</div>
+    <div class="charts">${mine.value && all.map(([metric, label]) => {
+      const series = loaded.map(({ name: one, found }) => ({ name: one, ...points(found, metric, axis) })).filter(({ x }) => x.length);
+      return series.length > 0 && html`<${Chart} key=${metric + axis} title=${label} unit=${AXES[axis]} marks=${marks(run, mine.value, axis)} series=${series} />`;
+    })}</div>
     ${mine.value && !all.length && html`<p class="dim empty">${run.metrics.length ? "no metric has such a name" : "no step is done yet"}</p>`}`;
 }
 
