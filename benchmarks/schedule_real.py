@@ -13,7 +13,8 @@ and tools that take as long, as drawn from a distribution of lengths at a sixtee
                    Where there are no more cores than engines this process takes CPU from them: its CPU seconds a
                    request, measured on the way, are added to what a request costs. `stolen` is the share of the time
                    that engines waited for a core; where it is not small, the figures are worth nothing.
-    --clock cpu    their decoders in this process, each with a clock that its own CPU seconds move
+    --clock cpu    their decoders in this process, each with a clock that its own CPU seconds move, counted in steps of
+                   a reference decoder, so that a machine that is slower for a while does not count
 
 Idle share is one minus the CPU seconds of an engine over the makespan. Prints the costs and what the fit leaves, a
 table with the simulator's figures beside the measured ones, and last one JSON line. Ends with 1 where the simulated
