@@ -7,8 +7,10 @@ import heapq
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from rocstar.rollout.scheduler import Ask, Scheduler
@@ -126,10 +128,11 @@ def _run_delay(thread: int) -> float:
 
 class ByCpuSeconds:
     """Decoders of the torch engine in this process, each with a clock that its own CPU seconds move; tools take their
-    time on the same clocks. Other work on the machine disturbs it little. Left out: processes, event loops, threads."""
+    time on the same clocks. CPU seconds of the same work differ by a third with what runs beside, so they are counted
+    in steps of a reference decoder, which takes one now and then. Left out: processes, event loops, threads."""
 
     def __init__(self, rows: int, pages: int) -> None:
-        self._rows, self._pages = rows, pages
+        self._rows, self._pages, self._reference = rows, pages, _Reference(rows, pages)
 
     @classmethod
     async def start(cls, count: int, rows: int, kv_tokens: int) -> ByCpuSeconds:
@@ -138,7 +141,10 @@ class ByCpuSeconds:
         return cls(rows, kv_pages(kv_tokens, rows, POSITIONS))
 
     async def roll(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, count: int) -> Measured:
-        members = {f"engine{place}": _Member(_decoder(self._rows, self._pages), self._pages) for place in range(count)}
+        members = {
+            f"engine{place}": _Member(_decoder(self._rows, self._pages), self._pages, self._reference)
+            for place in range(count)
+        }
         run = _CpuRun(attempts, scheduler, members)
         run.run()
         makespan = max(run.ends.values())
@@ -174,19 +180,52 @@ def _work(request: str, session: str, ids: tuple[int, ...], tokens: int, owner: 
     return Work(request_id=request, session_id=session, token_ids=ids, sampling=sampling, owner=owner)
 
 
+class _Reference:
+    """A decoder that does the same all the time. What its steps take, over what the first took, is how slow the machine
+    is just now."""
+
+    SESSIONS, TOKENS = 7, 256  # decoded at once, as many as fit a small cache at the mean of schedule_real.py
+    EVERY = 8  # steps of others for one of its own
+    LATELY = 5  # steps whose median counts
+
+    def __init__(self, rows: int, pages: int) -> None:
+        self._decoder = _decoder(max(rows, self.SESSIONS), max(pages, 2 * self.SESSIONS * self.TOKENS))
+        self._begun = self._others = 0
+        self._usual = median([self._step() for _ in range(self.TOKENS // 2)])
+        self._taken = deque([self._usual], maxlen=self.LATELY)
+
+    def slowness(self) -> float:
+        self._others += 1
+        if self._others % self.EVERY == 0:
+            self._taken.append(self._step())
+        return median(self._taken) / self._usual
+
+    def _step(self) -> float:
+        """CPU seconds."""
+        if not self._decoder.active:
+            for _ in range(self.SESSIONS):
+                self._begun += 1
+                self._decoder.submit(_work(f"{self._begun}", f"{self._begun}", tuple(range(32)), self.TOKENS))
+                self._decoder.close_session(f"{self._begun - self.SESSIONS}")
+            self._decoder.step()
+        started = time.thread_time()
+        self._decoder.step()
+        return time.thread_time() - started
+
+
 class _Member:
     """One decoder and its clock."""
 
-    def __init__(self, decoder: Any, pages: int) -> None:
+    def __init__(self, decoder: Any, pages: int, reference: _Reference) -> None:
         from rocstar.engines.pages import PAGE
 
-        self.decoder, self._capacity = decoder, pages * PAGE
+        self.decoder, self._capacity, self._reference = decoder, pages * PAGE, reference
         self.clock = self.busy = self.active_until = 0.0
 
     def timed(self, work: Callable[[], Any]) -> Any:
         started = time.thread_time()
         found = work()
-        taken = time.thread_time() - started
+        taken = (time.thread_time() - started) / self._reference.slowness()
         self.clock += taken
         self.busy += taken
         return found

@@ -5,15 +5,16 @@
     python benchmarks/schedule_real.py --lengths easy-or-hard --kv-tokens 2048
 
 Torch engines with small KV caches; the model has the shape of recipes/quickstart.toml and random weights. One engine
-alone does a few designed workloads, before and after each policy, and the costs of the simulated engine are fitted to
-them. Between, under that policy, two engines do a workload that was not used for the fit: turns as long,
+alone does a few designed workloads, before and after, and the costs of the simulated engine are fitted to them.
+Between, under each policy, two engines do a workload that was not used for the fit: turns as long,
 and tools that take as long, as drawn from a distribution of lengths at a sixteenth of the paper's.
 
     --clock wall   engines in processes of their own, each on a core of its own, behind a fleet; seconds by the clock.
                    Where there are no more cores than engines this process takes CPU from them: its CPU seconds a
                    request, measured on the way, are added to what a request costs. `stolen` is the share of the time
                    that engines waited for a core; where it is not small, the figures are worth nothing.
-    --clock cpu    their decoders in this process, each with a clock that its own CPU seconds move
+    --clock cpu    their decoders in this process, each with a clock that its own CPU seconds move, counted in steps of
+                   a reference decoder, so that a machine that is slower for a while does not count
 
 Idle share is one minus the CPU seconds of an engine over the makespan. Prints the costs and what the fit leaves, a
 table with the simulator's figures beside the measured ones, and last one JSON line. Ends with 1 where the simulated
@@ -69,8 +70,9 @@ def parsed() -> argparse.Namespace:
 
 
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of: designed workloads, a policy, designed workloads, the next policy ... A policy is compared with costs
-    that were fitted just before and just after it, so that a change of the machine's speed moves both."""
+    """Rounds of: designed workloads, the policies, designed workloads. By the clock they are done after each policy,
+    and it is compared with costs that were fitted just before and just after it, so that a change of the machine's
+    speed moves both. Counted in reference steps the speed is out, and all trials so far give the costs."""
     import torch
     from real_engines import ByCpuSeconds, InProcesses
 
@@ -80,16 +82,22 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     make = InProcesses.start if options.clock == "wall" else ByCpuSeconds.start
     engines, work = await make(ENGINES, options.rows, options.kv_tokens), workload(options)
     print(f"{len(work)} attempts, {sum(attempt.response_tokens for attempt in work):,} tokens after the prompts")
-    rounds, names = [], options.policies or POLICIES
+    rounds, names, wall = [], options.policies or POLICIES, options.clock == "wall"
+    trials: list[list[Any]] = []
     try:
         for _ in range(options.repeat):
             rounds.append({})
-            before = await designed_trials(engines, options)
+            done = {}
+            trials.append(await designed_trials(engines, options))
             for name in names:
-                found, after = await rolled(engines, name, work), await designed_trials(engines, options)
-                rounds[-1][name] = compared(name, found, work, fitted(before + after, options))
-                before = after
-                print(f"{HEADER}\n{line(rounds[-1][name])}", flush=True)
+                done[name] = await rolled(engines, name, work)
+                if wall or name == names[-1]:
+                    trials.append(await designed_trials(engines, options))
+                    model = fitted([trial for some in (trials[-2:] if wall else trials) for trial in some], options)
+                    compare = {policy: compared(policy, found, work, model) for policy, found in done.items()}
+                    print(HEADER, *map(line, compare.values()), sep="\n", flush=True)
+                    rounds[-1] |= compare
+                    done = {}
     finally:
         await engines.close()
     rows = [middle([each[name] for each in rounds]) for name in names]

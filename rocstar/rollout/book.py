@@ -12,20 +12,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rocstar.rollout.prices import FED, STEP, Prices
 from rocstar.rollout.scheduler import Ask
 from rocstar.types import EngineLoad
 
 ENDS = 32  # steps of ends are told apart to this part of the longest response
-FIRST_TARGET = 0.9  # of the cache, promised before anything is known of lengths and prices
+PROMISED = 0.9  # of the cache, to the expected peak
 SPREAD = 2.0  # room kept for bad luck: so many times the promise over the root of the number of residents
-TARGETS = (0.6, 4.0)  # least and most that is promised of a cache
-GAIN = 0.15  # relative change of the promise, over the difference of the two losses as shares of the time
-STRIDE = 0.2  # most by which it changes at once, relative: what was promised before shows only later
-EVICTED = 4.0  # weight of what evictions cost: it rises steeply with the promise, what empty places cost falls slowly
-WORTH = 0.1  # share of the time: nothing more is promised where less could be won
-GROWN = 0.6  # of the expected peak: where the residents hold less, they are young and the cache is still filling
+STEP_FEEDS = 128.0  # tokens that can be fed in the time that a step takes whatever is in it: 156 for 14B on two MI300X
+FEED_READS = 1000.0  # cached tokens that can be read in the time of feeding one (14B on two MI300X)
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
+KEPT = 0.9  # of what was seen of its evictions, at each settling
 
 
 @dataclass(slots=True, eq=False)
@@ -63,21 +59,20 @@ class Resident:
 class Book:
     """One engine's residents and forecast."""
 
-    def __init__(self, name: str, load: EngineLoad, prices: Prices) -> None:
-        self.name, self.capacity, self.target = name, load.capacity_tokens, FIRST_TARGET
+    def __init__(self, name: str, load: EngineLoad) -> None:
+        self.name, self.capacity = name, load.capacity_tokens
         self.residents: dict[str, Resident] = {}
         self.groups: dict[str, int] = {}
         """Residents by group: the prompt is held once."""
         self.step, self.reads, self.ends, self._limits = 0.0, 0.0, 0.0, 0
-        self.produced, self._evictions, self._adjusted = load.produced_tokens, load.evictions, load.evictions
-        self._overflows, self._filling = False, True
-        self._too_little = self._too_much = self._weighed = 0.0
-        """Since the promise was last adjusted: seconds lost to empty places while somebody waited, lost to evictions,
-        and in all, at an average engine's pace."""
+        self.produced, self._evictions, self._settled = load.produced_tokens, load.evictions, load.evictions
+        self._overflows = False
         self.fed = 0
         """Tokens that it was given to feed since the last look."""
-        self._prices, self._last, self._seen_at = prices, load, -1.0
-        self._seconds = self._expected = 1e-3
+        self._last, self._seen_at = load, -1.0
+        self._seconds = self._work = 1e-9
+        self._evicted = self._overcommitted = 1.0
+        """Lately; one more of each than there were."""
         self._rate = 0.0
         """Steps a second, lately."""
         self._width = 1.0
@@ -87,9 +82,8 @@ class Book:
 
     # Facts
 
-    def look(self, load: EngineLoad, now: float, wanted: bool) -> None:
-        """Take in what the engine says; steps follow from the tokens it has produced since. `wanted`: somebody waits
-        for admission."""
+    def look(self, load: EngineLoad, now: float) -> None:
+        """Take in what the engine says; steps follow from the tokens it has produced since."""
         last, seconds = self._last, now - self._seen_at
         if seconds <= 0:
             return
@@ -98,50 +92,30 @@ class Book:
         self.step += steps
         self._rate = steps / seconds
         if produced and last.running and load.running and self.capacity:
-            self._weigh(load, produced, seconds, wanted)
+            self._weigh(load, produced, seconds)
         self.capacity, self.produced, self._last, self._seen_at = load.capacity_tokens, load.produced_tokens, load, now
+        self._evicted += max(0, load.evictions - self._evictions)
         self._evictions = load.evictions
 
-    def _weigh(self, load: EngineLoad, produced: int, seconds: float, wanted: bool) -> None:
-        """Learn what steps cost, and what was lost by promising too little of the cache or too much."""
-        last, price = self._last, self._prices.each
+    def _weigh(self, load: EngineLoad, produced: int, seconds: float) -> None:
+        """Learn how fast it is: the seconds that its work took, counted in tokens fed."""
+        last = self._last
         used, running = (last.used_tokens + load.used_tokens) / 2, (last.running + load.running) / 2
         steps, again = produced / running, load.recomputed_tokens - last.recomputed_tokens
-        expected = self._prices.see((steps, produced, steps * used, self.fed + again), seconds, self.slowness())
+        work = steps * (STEP_FEEDS + used / FEED_READS) + self.fed + again
         self.fed = 0
         self._seconds = FORGET * self._seconds + seconds
-        self._expected = FORGET * self._expected + expected
-        self._weighed += expected
-        empty = price[STEP] * steps * max(0.0, 1.0 - used / self.capacity)
-        # not by `again`: vLLM does not tell what it feeds after a preemption
-        self._too_much += price[FED] * (load.evictions - last.evictions) * used / running
-        if load.waiting and self.overflows_at(load):
-            self._too_much += empty  # what was evicted waits for room
-        elif wanted and not self._filling:
-            self._too_little += empty
+        self._work = FORGET * self._work + work
 
-    def adjust(self) -> bool:
-        """Promise more of the cache where empty places have cost more than evictions since the last time, else less;
-        whether it has evicted."""
-        self._filling = self._is_filling()
-        self._overflows, self._adjusted = self._evictions > self._adjusted, self._evictions
-        if self._weighed > 0.0:
-            gain = (self._too_little - EVICTED * self._too_much) / self._weighed
-            change = 0.0 if 0.0 < gain < WORTH else max(-STRIDE, min(STRIDE, GAIN * gain))
-            target = self.target * (1.0 + change)
-            self.target = max(TARGETS[0], min(TARGETS[1], target))
-        self._too_little = self._too_much = self._weighed = 0.0
+    def settle(self) -> bool:
+        """Whether it has evicted since the last time."""
+        self._evicted, self._overcommitted = (1 + KEPT * (seen - 1) for seen in (self._evicted, self._overcommitted))
+        self._overflows, self._settled = self._evictions > self._settled, self._evictions
         return self._overflows
-
-    def _is_filling(self) -> bool:
-        """Whether its residents are young, as at the beginning of a step: the cache is then empty for another reason
-        than too small a promise."""
-        now = sum(bases + number * self.step for number, bases in self._slots.values())
-        return now + self._prompts <= GROWN * (self._peak() + self._prompts)
 
     def overflows_at(self, load: EngineLoad) -> bool:
         """Whether it has evicted lately."""
-        return self._overflows or load.evictions > self._adjusted
+        return self._overflows or load.evictions > self._settled
 
     # Residents
 
@@ -199,33 +173,65 @@ class Book:
     # Forecast
 
     def slowness(self) -> float:
-        """Seconds taken, over what an average engine takes for the same."""
-        return self._seconds / self._expected
+        """Seconds for the work of feeding a token."""
+        return self._seconds / self._work
 
     def finish(self) -> float:
         return self.reads * self.slowness()
 
     def finish_with(self, reads: float) -> float:
-        """When all expected work is done, `reads` more included; in reads of an average engine."""
+        """When all expected work is done, `reads` more included; comparable among engines."""
         return (self.reads + reads) * self.slowness()
 
-    def fits(self, resident: Resident) -> bool:
+    def takes(self, resident: Resident) -> bool:
         """Whether the expected peak of the cache with `resident` stays within what is promised of it; or all can come
-        to their limits."""
+        to their limits; or over-committing pays, which is counted."""
         prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)
         if prompts + self._limits + resident.most <= self.capacity:
             return True
         luck = 1.0 + SPREAD / math.sqrt(len(self.residents) + 1)
-        promised = self.capacity * self.target / luck - prompts
+        promised = self.capacity * PROMISED / luck - prompts
         if self.ends + resident.end <= promised:
             return True
         base = resident.response - self.step
         last = int((resident.end - base) / self._width)
-        slot = self._slots.setdefault(last, [0.0, 0.0])
+        slot = self._slots.get(last, [0.0, 0.0])
         self._slots[last] = [slot[0] + 1.0, slot[1] + base]
-        peak = self._peak()
+        fits = self._peak() <= promised
+        pays = not fits and self.may_overcommit(1) and self._pays(resident, self._steps_until(self.capacity - prompts))
         self._slots[last] = slot
-        return peak <= promised
+        if not slot[0]:
+            del self._slots[last]
+        self._overcommitted += pays
+        return fits or pays
+
+    def may_overcommit(self, more: int = 0) -> bool:
+        """Whether one token's part of what a step costs anyway is worth more than feeding a token again, as often as
+        over-commitments have led to it; with `more` residents."""
+        return self._cost_again() * (len(self.residents) + more) < STEP_FEEDS
+
+    def _cost_again(self) -> float:
+        """Evictions for each over-commitment. At least one: they come later."""
+        return max(1.0, self._evicted / self._overcommitted)
+
+    def _pays(self, resident: Resident, steps: float) -> bool:
+        """Whether a token in each of so many steps, or until its end, is worth feeding all of `resident` again then."""
+        steps = min(steps, resident.end - resident.response)
+        again = resident.response + steps + (0 if resident.group in self.groups else resident.prompt)
+        return steps * STEP_FEEDS > self._cost_again() * again * (len(self.residents) + 1)
+
+    def _steps_until(self, held: float) -> float:
+        """Expected, until the residents' own tokens come to so many."""
+        number = sum(here for here, _ in self._slots.values())
+        total = sum(bases for _, bases in self._slots.values())
+        for slot in sorted(self._slots):
+            full, (here, bases) = (held - total) / number, self._slots[slot]
+            if full <= (slot + 1) * self._width:
+                return max(0.0, full - self.step)
+            number, total = number - here, total - bases
+            if number < 0.5:
+                break
+        return math.inf
 
     def _peak(self) -> float:
         """Most own tokens that are expected to be held at any later step: just before the residents of a slot end."""

@@ -10,14 +10,15 @@
   evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
 - An engine takes nobody whom it would finish later than all engines together finish everything: a faster one will have
   room before.
-- Later turns stay where their cache is. Who returns to an engine that overflows is admitted anew, before newcomers: the
-  scheduler's only way to take back what it has promised too much. The engine's own rule refills the cache to the brim
-  and overflows again.
+- More than fits is admitted where that pays. All that a schedule can save is the part of a step that it costs
+  whatever is in it, and what is fed again. Of that part, one of n residents saves an n-th with each token until the
+  cache is expected to be full; then somebody is evicted, and that many tokens are fed again (`Book.takes`).
+- Later turns stay where their cache is. Where over-committing does not pay, who returns to an engine that overflows is
+  admitted anew, before newcomers: the scheduler's only way to take back what it has promised too much. The engine's own
+  rule refills the cache to the brim and overflows again.
 - Otherwise a trajectory may move at the start of a turn only when nobody waits for admission and its engine is behind
   the others or has evicted, if what is still to come outweighs what has to be fed again. These moves together feed at
   most 1% of what is sampled.
-- How much of a cache is promised follows from what steps and feeding cost (`prices.py`): more where empty places have
-  cost more than evictions, less where evictions have.
 
 What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
 does not grow with their number.
@@ -30,14 +31,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import islice
 
-from rocstar.rollout.book import Book, Resident
+from rocstar.rollout.book import FEED_READS, Book, Resident
 from rocstar.rollout.expected import Expectation, LifeTable
-from rocstar.rollout.prices import Prices
 from rocstar.rollout.scheduler import Ask, Assignment
 from rocstar.types import EngineLoad
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
-FEED_READS = 1000.0  # feeding a token again costs about as much as reading so many cached ones (14B on two MI300X)
 MOVED_SHARE = 0.01  # of the tokens sampled and expected: what moves may feed again
 BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
 NEAR = 4  # engines looked at for a newcomer
@@ -57,7 +56,6 @@ class KvScheduler:
         self._returning: dict[str, Resident] = {}
         """Later turns, by session id."""
         self._books: dict[str, Book] = {}
-        self._prices = Prices()
         self._changed: set[str] = set()
         """Engines where a newcomer might fit that did not before."""
         self._behind: set[str] = set()
@@ -135,7 +133,7 @@ class KvScheduler:
         """Books for engines that are new or back; one that is away without being lost keeps its own."""
         for name, load in engines.items():
             if name not in self._books:
-                self._books[name] = Book(name, load, self._prices)
+                self._books[name] = Book(name, load)
                 self._changed.add(name)
 
     def _here(self, engines: Mapping[str, EngineLoad]) -> list[Resident]:
@@ -146,9 +144,10 @@ class KvScheduler:
         return here
 
     def _keeps(self, resident: Resident, engines: Mapping[str, EngineLoad]) -> bool:
-        """Whether its engine goes on with it; who returns to one that overflows waits to be admitted anew."""
+        """Whether its engine goes on with it; who returns to one that overflows waits to be admitted anew,
+        where over-committing does not pay."""
         book = self._books[resident.engine or ""]
-        if len(book.residents) == 1 or not book.overflows_at(engines[book.name]):
+        if len(book.residents) == 1 or not book.overflows_at(engines[book.name]) or book.may_overcommit():
             return True
         book.remove(resident)
         self._changed.add(book.name)
@@ -187,7 +186,7 @@ class KvScheduler:
         self._meet(engines)
         books = [self._books[name] for name in self._changed if name in engines]
         for book in books:
-            book.look(engines[book.name], now, bool(self._waiting))
+            book.look(engines[book.name], now)
         if not books:
             return []
         order = sorted((book.finish(), book.name) for book in books)
@@ -220,7 +219,7 @@ class KvScheduler:
         for the engine to say so."""
         if resident.asked.tokens >= book.capacity:
             return all(resident.asked.tokens >= other.capacity for other in self._books.values())
-        return not book.residents or book.fits(resident)
+        return not book.residents or book.takes(resident)
 
     # Estimates
 
@@ -258,12 +257,11 @@ class KvScheduler:
     def _learn(self, engines: Mapping[str, EngineLoad], now: float) -> None:
         """Take in how far everybody has come, and forecast anew."""
         self._events = 0
-        self._prices.learn()
         self._meet(engines)
         books = [self._books[name] for name in sorted(engines)]
         live: list[tuple[Resident, float]] = []
         for book in books:
-            book.look(engines[book.name], now, bool(self._waiting))
+            book.look(engines[book.name], now)
             live += [(resident, book.response_at(resident)) for resident in book.residents.values()]
             book.clear()
         self._expectation.learn([(resident.kin, response) for resident, response in live])
@@ -273,7 +271,7 @@ class KvScheduler:
         self._each = self._mean_reads()
         self._changed.update(engines)  # what did not fit may fit by what is expected now
         average = sum(book.finish() for book in books) / max(1, len(books))
-        evicted = {book.name for book in books if book.adjust()}
+        evicted = {book.name for book in books if book.settle()}
         self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted
 
     def _mean_reads(self) -> float:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.rollout.engine_model import EngineModel
+from rocstar.rollout.engine_model import EngineModel, torch_engine
 from rocstar.rollout.expected import LifeTable
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.policies import POLICIES, scheduler
 from rocstar.rollout.scheduler import Ask, Assignment, Scheduler
 from rocstar.rollout.simulate import Moment, simulate, simulate_steps
-from rocstar.rollout.workload import PlannedAttempt, TurnLengths, synthetic_workload
+from rocstar.rollout.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
 from rocstar.types import EngineLoad
 
 LIMIT = 60
@@ -126,13 +126,32 @@ def test_the_authors_rule_never_evicts() -> None:
     assert simulate(work, {"engine0": model(3000)}, scheduler("worst-case", [work])).evictions == 0
 
 
-def test_ours_beats_the_authors_rule_and_hardly_recomputes_where_the_cache_is_small() -> None:
-    work = [synthetic_workload("even", problems=16, attempts=16, limit=2000, seed=seed) for seed in range(3)]
-    fleet = {f"engine{number}": model(30_000) for number in range(2)}
+def test_ours_beats_the_authors_rule_and_hardly_recomputes_where_feeding_again_costs_more_than_an_empty_place() -> None:
+    """140 residents share what a step costs anyway, so each saves less than a token fed again costs."""
+    work = [synthetic_workload("even", problems=32, attempts=16, limit=2000, seed=seed) for seed in range(3)]
+    fleet = {f"engine{number}": model(140_000) for number in range(2)}
     ours = simulate_steps(work, fleet, scheduler("rocstar", work))[-1]
     theirs = simulate_steps(work, fleet, scheduler("worst-case", work))[-1]
     assert ours.makespan < theirs.makespan
     assert ours.recomputed_share < 0.05
+
+
+@pytest.mark.parametrize("lengths", ["easy-or-hard", "alike"])
+def test_ours_is_no_slower_than_counting_requests_where_an_engine_holds_a_dozen(lengths: str) -> None:
+    """Feeding again is cheap beside steps with empty places. 1.4 to 1.5 times as long before over-committing paid."""
+    rules = replace(torch_engine(capacity_tokens=2048, most_running=64), patience_seconds=1.0)
+    costs = {"step_seconds": 2.4e-3, "seconds_per_sequence": 40e-6, "seconds_per_prefill_token": 25e-6}
+    fleet = {f"engine{number}": replace(rules, **costs) for number in range(2)}
+    drawn = [
+        synthetic_workload(lengths, problems=4, attempts=16, limit=8192, seed=seed, tool_seconds=0.1)
+        for seed in range(24)
+    ]
+    work = [shrunk(attempts, 16) for attempts in drawn]
+    ours, theirs = (
+        sum(report.makespan for report in simulate_steps(work, fleet, scheduler(policy, work)))
+        for policy in ("rocstar", "least-requests")
+    )
+    assert ours < 1.03 * theirs
 
 
 def test_a_slow_engine_gets_less_once_it_is_known() -> None:
@@ -269,16 +288,28 @@ def loaded(produced: int, *, used: int = 0, evictions: int = 0, capacity: int = 
 
 
 def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room_before_all_newcomers() -> None:
+    """With so many residents that over-committing does not pay."""
     ours = KvScheduler()
-    for number in range(4):
+    for number in range(140):
         ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
     first = dict(ours.assign({"engine0": loaded(0)}, 0.0))
-    assert set(first.values()) == {"engine0"}
+    assert len(first) == 140
     ours.answered("0/0", 20, 1.0)
     ours.ask(ask("new", group="new"), 1.0)
     ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 1.0)
     engines = {"engine0": loaded(80, evictions=2), "engine1": loaded(0)}
     assert ours.assign(engines, 1.0)[0] == Assignment("0/1", "engine1")
+
+
+def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pays() -> None:
+    ours = KvScheduler()
+    for number in range(4):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours.assign({"engine0": loaded(0)}, 0.0)
+    ours.answered("0/0", 20, 1.0)
+    ours.ask(ask("0", group="0", turn=1, tokens=130, limit=370), 1.0)
+    engines = {"engine0": loaded(80, evictions=2)}
+    assert ours.assign(engines, 1.0) == [Assignment("0/1", "engine0")]
 
 
 def test_an_overflowing_engine_keeps_the_last_that_it_has() -> None:
