@@ -1,8 +1,10 @@
 """inspect_ai: `sandbox="rocstar"` runs a task's tools behind our walls. inspect_ai finds this file by its entry point.
 
-    Task(..., sandbox="rocstar")                                  daemons of this process
-    Task(..., sandbox=("rocstar", "http://127.0.0.1:8700"))       a service; its token is in ROCSTAR_SANDBOX_TOKEN
-    Task(..., sandbox=SandboxEnvironmentSpec("rocstar", Settings(wall_seconds=60)))
+    Task(..., sandbox="rocstar")                                          daemons of this process
+    Task(..., sandbox=SandboxEnvironmentSpec("rocstar", Settings(url="http://127.0.0.1:8700", wall_seconds=60)))
+
+A service's token is in ROCSTAR_SANDBOX_TOKEN. inspect_ai takes a text in place of Settings for the name of a file, so
+there is none.
 
 A sample has one session: its files last from call to call, its commands run one at a time, and what a command leaves
 running is killed when it ends. Not supported: another user than the sandbox's own, network, `connection()`, and what
@@ -101,9 +103,7 @@ def settings_of(config: SandboxEnvironmentConfigType | None) -> Settings:
     """Raises ConfigError."""
     if config is None or isinstance(config, Settings):
         return config or Settings()
-    if isinstance(config, str) and config.startswith(("http://", "unix:")):
-        return Settings(url=config)
-    raise ConfigError(f"sandbox rocstar takes the address of a service (http://host:port) or Settings, got {config!r}")
+    raise ConfigError(f"sandbox rocstar takes rocstar.adapters.inspect_ai.Settings, got {config!r}")
 
 
 @sandboxenv(name="rocstar")

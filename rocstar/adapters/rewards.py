@@ -1,7 +1,7 @@
 """Our verdicts as reward functions of other trainers: TRL's batch signature, verl's per sample and per batch.
 
     from rocstar.adapters.rewards import TrlReward          # GRPOTrainer(reward_funcs=TrlReward(answer="solution"))
-    custom_reward_function.path=.../rocstar.adapters.rewards.py custom_reward_function.name=compute_score     # verl
+    custom_reward_function.path=.../rocstar/adapters/rewards.py custom_reward_function.name=compute_score     # verl
 
 Neither library is imported. UNDECIDED is no reward in TRL (None: the sample is left out) and 0 with a mark in verl,
 which has no such thing. An outage raises VerifierUnavailable: better a trainer that stops than one that learns from it.

@@ -118,11 +118,10 @@ def test_the_sandbox_is_found_by_its_entry_point() -> None:
     assert point.load().RocstarSandbox is RocstarSandbox
 
 
-def test_what_a_person_gives_is_an_address_or_settings() -> None:
+def test_what_a_person_gives_is_settings_or_nothing() -> None:
     assert settings_of(None) == Settings()
-    assert settings_of("http://box:8700").url == "http://box:8700"
-    for wrong in ("compose.yaml", Settings):
-        with pytest.raises(ConfigError, match="takes the address of a service"):
+    for wrong in ("compose.yaml", "http://box:8700", Settings):
+        with pytest.raises(ConfigError, match="takes rocstar"):
             settings_of(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wall_second"):
         RocstarSandbox.config_deserialize({"wall_second": 3})
