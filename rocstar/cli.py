@@ -6,17 +6,23 @@ stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of th
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 from rocstar.errors import ConfigError
-from rocstar.exits import FAILED, OK, USAGE, failure, flush_results, is_disk_full, need
+from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
+from rocstar.signals import SecondEnds, heard
 from rocstar.verbs import (
     analyze,
     answers,
@@ -35,6 +41,8 @@ from rocstar.verbs import runs as run_verbs
 from rocstar.verbs.common import STYLE, AsJson, print_json, stop, stoppable
 
 if TYPE_CHECKING:
+    from rocstar.config import Recipe
+    from rocstar.origins import Given
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import Material
 
@@ -42,8 +50,18 @@ TRACEBACK = "--traceback"
 NOTHING_YET = "stopped before anything was written"
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
 
+
+class Verbs(typer.core.TyperGroup):
+    """Verbs that end at Ctrl-C with a sentence, also where they have none of their own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with stoppable("stopped; the same command begins again"):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     **STYLE,
+    cls=Verbs,
     pretty_exceptions_enable=False,
     help="Small language models that learn to reason with a Python tool (GRPO-RoC).",
     epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
@@ -80,12 +98,25 @@ Branch = Annotated[
     str | None,
     typer.Option(metavar="RUN[@STEP]", help="A new run that goes on from a checkpoint of another; stages may change."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it, print what differs from the defaults, and stop.")]
 
 
 def main() -> None:
     """Entry point of the `rocstar` command."""
-    sys.exit(run(sys.argv[1:]))
+    with heard(SecondEnds()):
+        code = run(sys.argv[1:])
+        if code == INTERRUPTED:
+            _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End without taking the interpreter apart, which takes one to two seconds of CPU once torch is loaded."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -196,6 +227,7 @@ def _served() -> bool:
 def _start(
     path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
+    from rocstar.origins import of_recipe
     from rocstar.recipe import load_recipe, recipe_text
     from rocstar.runs.folder import RunFolder, refuse_place
     from rocstar.tracking.choose import refuse_absent
@@ -213,7 +245,8 @@ def _start(
     with stoppable(NOTHING_YET):
         material = read_material(recipe)
     if dry_run:
-        print_json(recipe.resolved())
+        given = settings if runs is None else [*settings, f"run.folder={runs}"]
+        _print_given(recipe, of_recipe(recipe, path, given, os.environ), as_json=as_json)
         return
     need("train")
     text = recipe_text(path, settings)
@@ -225,6 +258,7 @@ def _start(
 def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """Under the run's own settings, which decide what it computes. Others may be `cluster.*` and `engine.*`, which say
     where, and `run.stall_*`, for how long nothing may move."""
+    from rocstar.origins import of_run
     from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
@@ -240,13 +274,14 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=not folder.checkpoint_steps())
     if dry_run:
-        print_json(recipe.resolved())
+        _print_given(recipe, of_run(recipe, folder.name, settings, os.environ), as_json=as_json)
         return
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 
 def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
+    from rocstar.origins import of_run
     from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.branch import fill_branch, find_checkpoint
     from rocstar.runs.folder import RunFolder
@@ -268,13 +303,29 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=False)
     if dry_run:
-        print_json(recipe.resolved())
+        _print_given(recipe, of_run(recipe, source.name, settings, os.environ), as_json=as_json)
         return
     need("train")
     fill = partial(fill_branch, source=source, step=step)
     text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
     folder = RunFolder.create(recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
     _carry_out(material, folder, resume=True, as_json=as_json)
+
+
+def _print_given(recipe: Recipe, given: Sequence[Given], *, as_json: bool) -> None:
+    """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
+    if as_json:
+        print_json({"settings": recipe.resolved(), "differs": [asdict(one) for one in given]})
+        return
+    for one in given:
+        print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
+    print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+
+
+def _before(given: Given) -> str:
+    from rocstar.origins import ABSENT
+
+    return "" if given.default in (ABSENT, None) else f"default {json.dumps(given.default)}; "
 
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
@@ -285,7 +336,7 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
     go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
     try:
         with (
-            stoppable(f"stopped; {go_on}"),
+            stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"),
             Screen() as screen,
             tracked(folder, material.recipe.run.trackers, screen.note),
         ):
@@ -296,6 +347,17 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
             raise
         stop(FAILED, f"the disk is full; free some space, then {go_on}")
     run_verbs.print_run(folder, as_json=as_json)
+
+
+def _kept(folder: RunFolder) -> str:
+    """What a run that goes on need not do again."""
+    from rocstar.runs.journal import read_journal
+
+    saved = max(folder.checkpoint_steps(), default=0)
+    again = len(read_journal(folder.metrics)) - saved
+    if not saved:
+        return "no step is saved yet"
+    return f"step {saved} is saved" + (f" and {again} later ones are made again" if again > 0 else "")
 
 
 def _is_default(folder: RunFolder) -> bool:

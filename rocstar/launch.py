@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
     """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
-    after a save where there is something to save."""
+    after a save where there is something to save that is not saved yet."""
     recipe = material.recipe
     quiet_torch(recipe.run.threads)
     with folder.locked(), opened_machines(recipe, folder.path.resolve() / "run.json") as machines:

@@ -7,10 +7,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, TypeGuard
+
+from rocstar.pace import Pace, time_left
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -22,37 +26,92 @@ TRANSCRIPT_COLUMNS = 110
 LINE_SECONDS = (
     1.0  # a log gets at most one progress line a second, and always the last one before something else is said
 )
+SILENT_SECONDS = 10.0  # after which a log is told what is under way
+LOOK_SECONDS = 1.0
 
 
 class Screen:
     """Progress on stderr, results on stdout. Close it (or use it as a context manager) so a live line is released."""
 
-    def __init__(self, *, progress: TextIO | None = None, results: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        progress: TextIO | None = None,
+        results: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._progress = progress or sys.stderr
         self._results = results or sys.stdout
+        self._clock = clock
         self._live: Live | None = None
         self._held = ""
         self._printed = float("-inf")
+        self._said = self._noted = clock()
+        self._last = ""
+        self._shown = ""
+        self._paces: dict[str, Pace] = {}
+        self._lock = threading.RLock()
 
     def stage(self, name: str, detail: str = "") -> None:
         """A stage begins; `detail` says in a few words what it does."""
+        self._paces.clear()
         self.note(f"{name}: {detail}" if detail else name)
 
     def step(self, stage: str, step: int, total: int, metrics: Metrics) -> None:
         """One step is done: `step` of `total` in this stage."""
-        self._show(step_line(stage, step, total, metrics), last=step >= total)
+        left = self._left(stage, step, total, first=step - 1, began=self._clock() - metrics.get("step/seconds", 0.0))
+        self._show(step_line(stage, step, total, metrics) + left, last=step >= total)
 
     def attempted(self, name: str, done: int, total: int, right: float) -> None:
         """An evaluation goes on: `done` of `total` problems are attempted, this share of their attempts is right."""
-        self._show(f"{name} {done}/{total} problems  right {share(right)}", last=done >= total)
+        left = self._left(name, done, total, first=0, began=self._said)
+        self._show(f"{name} {done}/{total} problems  right {share(right)}{left}", last=done >= total)
+
+    def counted(self, name: str, done: int, total: int, of: str) -> None:
+        """Something under way that a step line or a note will follow: `done` of `total`, of what."""
+        left = self._left(name, done, total, first=done - 1, began=self._said)
+        self._show(f"{name} {done}/{total} {of}{left}", last=False, seconds=SILENT_SECONDS)
+
+    @contextmanager
+    def never_silent(self, doing: Callable[[], str]) -> Iterator[None]:
+        """While the context lasts, whoever looks is told what is under way: on a terminal beside the live line, in a
+        log when nothing was said for SILENT_SECONDS. `doing` is called by a thread; an empty text tells nothing."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._look_on, args=(over, doing), name="screen", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def working(self) -> str:
+        """For `never_silent`, where nothing is known but what was said last."""
+        return f"working for {self._clock() - self._noted:.0f} s" + (f" since: {self._last}" if self._last else "")
+
+    def look(self, doing: Callable[[], str]) -> None:
+        """Tell what is under way, if it is time to."""
+        with self._lock:
+            text = doing()
+            if text and is_live(self._progress):
+                self._show_live(f"{self._shown}  [{text}]" if self._shown else text)
+            elif text and self._clock() - self._said >= SILENT_SECONDS:
+                self._tell(text)
 
     def note(self, sentence: str) -> None:
         """Something a person should know, above the live line."""
-        if self._live:
-            self._live.console.print(sentence, markup=False, highlight=False)
-        else:
-            self._release()
-            print(sentence, file=self._progress, flush=True)
+        with self._lock:
+            self._last, self._noted = sentence, self._clock()
+            self._tell(sentence)
+
+    def _tell(self, sentence: str) -> None:
+        with self._lock:
+            if self._live:
+                self._live.console.print(sentence, markup=False, highlight=False)
+            else:
+                self._release()
+                print(sentence, file=self._progress, flush=True)
+            self._said = self._clock()
 
     def summary(self, shown: Mapping[str, Any]) -> None:
         """The last table of a run; `shown` is what `runs.show.show_run` returns."""
@@ -109,10 +168,12 @@ class Screen:
 
     def close(self) -> None:
         """Leave the last progress line standing and give the terminal back."""
-        self._release()
-        if self._live:
-            self._live.stop()
-            self._live = None
+        with self._lock:
+            self._release()
+            self._shown = ""
+            if self._live:
+                self._live.stop()
+                self._live = None
 
     def __enter__(self) -> Screen:
         return self
@@ -120,20 +181,40 @@ class Screen:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _show(self, line: str, *, last: bool) -> None:
-        if is_live(self._progress):
-            self._show_live(line)
-            if last:
-                self.close()
-            return
-        self._held = line
-        if last or time.monotonic() - self._printed >= LINE_SECONDS:
-            self._release()
+    def _left(self, name: str, done: int, total: int, *, first: int, began: float) -> str:
+        """What is said of the time left. first: items that were done when it began."""
+        now = self._clock()
+        pace = self._paces.setdefault(name, Pace(first, began))
+        pace.seen(done, now)
+        if done >= total:
+            del self._paces[name]
+        return time_left(pace.left(total, now))
+
+    def _look_on(self, over: threading.Event, doing: Callable[[], str]) -> None:
+        """Thread `screen`: waits for nothing but time."""
+        while not over.wait(LOOK_SECONDS):
+            self.look(doing)
+
+    def _show(self, line: str, *, last: bool, seconds: float = LINE_SECONDS) -> None:
+        """seconds: for which a log has heard nothing, or the line is kept until something else is said."""
+        with self._lock:
+            if is_live(self._progress):
+                self._shown = line
+                self._show_live(line)
+                if last:
+                    self.close()
+                return
+            quiet = self._clock() - max(self._printed, self._said if seconds > LINE_SECONDS else float("-inf"))
+            if seconds > LINE_SECONDS and quiet < seconds:
+                return  # what follows says more
+            self._held = line
+            if last or quiet >= seconds:
+                self._release()
 
     def _release(self) -> None:
         """Print the line that waits for its second to pass, if there is one."""
         if self._held:
-            self._printed = time.monotonic()
+            self._printed = self._said = self._clock()
             print(self._held, file=self._progress, flush=True)
             self._held = ""
 

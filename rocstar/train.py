@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 from rocstar.config import RlStage, SftStage
 from rocstar.learning.batches import rows_of, split, top_entropy
@@ -49,6 +50,7 @@ async def train(
     """Carry out all stages that are not done, between an evaluation before the first RL stage and one at the end.
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
     use_threads(material.recipe.run.threads)
+    stopper.stops(asyncio.current_task())
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():
             await evaluate_previous(run)
@@ -69,11 +71,12 @@ def imitate(run: Run, stage: SftStage) -> None:
     if run.progress.stage_step and run.checkpoint:
         learner.restore(run.checkpoint)
     run.announce(stage, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
-    for step in run.steps(stage):
-        with run.meter.phase("sft"):
-            batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
-            metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
-        run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
+    with run.saved_when_stopped(learner):
+        for step in run.steps(stage):
+            with run.meter.phase("sft"):
+                batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
+                metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
+            run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
 
 
 async def reinforce(run: Run, stage: RlStage) -> None:
@@ -91,6 +94,7 @@ async def reinforce(run: Run, stage: RlStage) -> None:
             run=run.folder,
             version=run.policy.version,
             fault_budget=run.recipe.run.fault_budget,
+            said=lambda done, total: run.screen.counted(f"{stage.name} pool", done, total, "problems asked"),
         )
     if not pool:
         run.skip(stage, learner, f"every problem is solved by all {stage.data.drop_solved_attempts} attempts")
@@ -101,11 +105,12 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         f"{stage.steps} steps of {rollout.problems_per_step} problems x {rollout.attempts_per_problem} attempts from "
         f"{len(pool)} problems, at most {rollout.max_response_tokens} tokens",
     )
-    async with ahead_of_learning(run, stage, roller, pool) as attempts:
-        for step in run.steps(stage):
-            await run.probe_when_due()
-            await evaluate_when_due(run, stage)
-            run.done(stage, learner, await rl_step(run, stage, attempts, learner, step))
+    with run.saved_when_stopped(learner):
+        async with ahead_of_learning(run, stage, roller, pool) as attempts:
+            for step in run.steps(stage):
+                await run.probe_when_due()
+                await evaluate_when_due(run, stage)
+                run.done(stage, learner, await rl_step(run, stage, attempts, learner, step))
 
 
 def ahead_of_learning(
@@ -118,16 +123,24 @@ def ahead_of_learning(
     paced = replace(roller, places=asyncio.Semaphore(at_once))
 
     async def roll(step: int) -> list[Group]:
+        problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(seed, stage.name))
         return await paced.roll(
-            problems_of_step(pool, step, rollout.problems_per_step, seed_for(seed, stage.name)),
+            problems,
             attempts=rollout.attempts_per_problem,
             seed=seed_for(seed, "step", first + step + 1),
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
+            done=_counter(run, f"{stage.name} step {step + 1}/{stage.steps}: attempts at", problems),
         )
 
     return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps)
+
+
+def _counter(run: Run, name: str, problems: Sequence[Problem]) -> Callable[[Group], None]:
+    """Tells how many of a step's problems have all their attempts."""
+    numbers = count(1)
+    return lambda group: run.screen.counted(name, next(numbers), len(problems), "problems done")
 
 
 async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoLearner, step: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,6 +103,15 @@ class Watch:
     def has_attempts(self) -> bool:
         """Whether somebody else than the run itself waits."""
         return bool(self._stages.keys() - {RUN})
+
+    def doing(self) -> str:
+        """What the run does and what its attempts wait for, for whoever looks on; empty where it is between phases."""
+        phase = self._stages.get(RUN)
+        if phase is None:
+            return ""
+        waiting = Counter(what for who, (what, _) in dict(self._stages).items() if who != RUN)
+        told = ", ".join(f"{count} {'waits' if count == 1 else 'wait'} for {what}" for what, count in waiting.items())
+        return f"{phase[0]} for {self._clock() - phase[1]:.0f} s" + (f": {told}" if told else "")
 
     def look(self, passed: float) -> float:
         """Seconds for which nothing has moved, `passed` seconds after the last look. Looks are added up, not times: a

@@ -15,17 +15,12 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
 
 LONGEST = (
-    "test_train.py",
-    "test_stages_run.py",
-    "test_word_problems.py",
-    "test_own_model.py",
-    "test_build.py",
-    "test_families.py",
-    "test_stalled_run.py",
-    "test_command.py",
-    "test_blocks.py",
+    *("test_train.py", "test_stages_run.py", "test_engine.py", "test_daemon_sessions.py", "test_daemon_calls.py"),
+    *("test_starts.py", "test_watchers.py", "test_command.py", "test_cli.py", "test_families.py", "test_using_up.py"),
+    *("test_invariance.py", "test_verifier.py", "test_gateway.py", "test_stalled_run.py", "test_own_model.py"),
 )
-"""Files of whole runs: where several processes share the tests, the others must not wait for these at the end."""
+"""Files that take more than five seconds of CPU, those that take most first: where several processes share the tests,
+the others must not wait for one of these at the end."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -35,7 +30,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture

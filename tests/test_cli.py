@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -138,10 +139,37 @@ def test_sft_carries_out_only_the_cold_start(monkeypatch: pytest.MonkeyPatch) ->
     assert carried_out == ["cold"]
 
 
-def test_a_dry_run_prints_the_recipe_and_makes_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["train", "tiny.toml", "run.seed=4", "--dry-run"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["run"]["seed"] == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert "run.seed = 4  (default 0; command line: run.seed=4)" in lines
+    line = 1 + Path("tiny.toml").read_text().splitlines().index("max_response_tokens = 64")
+    told = rf"rollout\.max_response_tokens = 64  \(default \d+; tiny\.toml:{line}\)"
+    assert any(re.fullmatch(told, each) for each in lines)
+    assert not any(told.startswith("run.save_rollouts") for told in lines)  # its default
     assert not Path("runs").exists()
+
+
+def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "hush")
+    Path("child.toml").write_text('extends = "tiny.toml"\n[run]\nname = "child"\nkeep_checkpoints = 7\n')
+    given = ["rollout.top_p=0.5", "rollout.max_turns=3", "stage.stage1.rollout.max_turns=2"]
+    assert cli.run(["train", "child.toml", *given, "--dry-run", "--json"]) == exits.OK
+    told = capsys.readouterr().out
+    found = {row["key"]: row for row in json.loads(told)["differs"]}
+    assert "hush" not in told
+    assert found["run.keep_checkpoints"]["source"] == "child.toml:4"
+    assert found["rollout.max_response_tokens"]["source"].startswith("tiny.toml:")
+    assert found["rollout.top_p"]["source"] == "command line: rollout.top_p=0.5"
+    assert "stage.stage1.rollout.top_p" not in found  # as the run's
+    assert found["stage.stage1.rollout.max_turns"] == {
+        "key": "stage.stage1.rollout.max_turns",
+        "value": 2,
+        "default": 3,
+        "source": "command line: stage.stage1.rollout.max_turns=2",
+    }
+    assert found["run.modules"]["source"] == "derived from the others"
+    assert found["ROCSTAR_SANDBOX_TOKEN"]["source"] == "environment variable"
 
 
 def test_resume_reads_the_settings_of_the_run_and_takes_no_others(
@@ -171,8 +199,10 @@ def test_a_resumed_run_may_learn_on_another_cluster(
         assert cli.run(["train", "--resume", "tiny", *given]) == exits.OK
     assert seen == [2, 1, 2]
     capsys.readouterr()
-    assert cli.run(["train", "--resume", "tiny", "cluster.learners=3", "--dry-run"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["cluster"]["learners"] == 3
+    assert cli.run(["train", "--resume", "tiny", "cluster.learners=3", "--dry-run", "--json"]) == exits.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"]["cluster"]["learners"] == 3
+    assert {row["key"]: row["source"] for row in found["differs"]}["rollout.max_response_tokens"] == "run tiny"
     assert cli.run(["train", "--resume", "tiny", "cluster.learner=1"]) == exits.USAGE
     assert "did you mean cluster.learners?" in capsys.readouterr().err
     assert seen == [2, 1, 2]
@@ -184,7 +214,9 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     train_with(monkeypatch, interrupted)
     assert cli.run(["train", "tiny.toml"]) == exits.INTERRUPTED
-    assert capsys.readouterr().err.endswith("rocstar: stopped; continue with: rocstar train --resume tiny\n")
+    assert capsys.readouterr().err.endswith(
+        "rocstar: stopped; no step is saved yet; continue with: rocstar train --resume tiny\n"
+    )
     assert cli.run(["train", "tiny.toml", "run.folder=elsewhere"]) == exits.INTERRUPTED
     assert capsys.readouterr().err.endswith("--resume elsewhere/tiny\n")
 

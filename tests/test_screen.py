@@ -94,6 +94,65 @@ def test_an_evaluation_says_how_far_it_is() -> None:
     assert progress.getvalue() == "sampled 1/3 problems  right .25\nsampled 3/3 problems  right .25\n"
 
 
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_time_left_is_said_after_three_steps_and_follows_the_clock() -> None:
+    progress, clock = io.StringIO(), Clock()
+    screen = Screen(progress=progress, clock=clock)
+    for step in range(1, 6):
+        clock.now += 30.0
+        screen.step("stage1", step, 20, {"step/seconds": 30.0})
+    told = [line.partition(", ")[2] for line in progress.getvalue().splitlines()]
+    assert told == ["", "", "about 8 min left", "about 8 min left", "about 8 min left"]
+
+
+def test_an_uneven_pace_is_told_as_a_span() -> None:
+    progress, clock = io.StringIO(), Clock()
+    screen = Screen(progress=progress, clock=clock)
+    for done, seconds in enumerate((1.0, 1.0, 1.0, 9.0, 9.0, 9.0), start=1):  # quick ones end first
+        clock.now += seconds
+        screen.attempted("sampled", done, 16, 0.5)
+    assert progress.getvalue().splitlines()[-1] == "sampled 6/16 problems  right .50, 50 to 90 s left"
+
+
+def test_a_run_that_goes_on_counts_only_what_it_did_itself() -> None:
+    progress, clock = io.StringIO(), Clock()
+    screen = Screen(progress=progress, clock=clock)
+    for step in range(101, 105):
+        clock.now += 10.0
+        screen.step("stage1", step, 200, {"step/seconds": 10.0})
+    assert progress.getvalue().splitlines()[-1] == "stage1 step 104/200, about 16 min left"
+
+
+def test_a_log_is_never_silent_for_long_and_hears_nothing_twice() -> None:
+    progress, clock = io.StringIO(), Clock()
+    screen = Screen(progress=progress, clock=clock)
+    screen.stage("cold start", "model")
+    for _ in range(25):
+        clock.now += 1.0
+        screen.look(lambda: f"cold start for {clock.now:.0f} s")
+    assert progress.getvalue().splitlines() == ["cold start: model", "cold start for 10 s", "cold start for 20 s"]
+
+
+def test_what_a_step_line_will_say_is_kept_back_unless_a_log_waits_for_long() -> None:
+    progress, clock = io.StringIO(), Clock()
+    screen = Screen(progress=progress, clock=clock)
+    screen.note("begin")
+    for done in range(1, 5):
+        clock.now += 4.0
+        screen.counted("pool", done, 8, "problems asked")
+    screen.step("stage1", 1, 1, {})
+    assert progress.getvalue().splitlines() == ["begin", "pool 3/8 problems asked, about 20 s left", "stage1 step 1/1"]
+
+
 def test_a_terminal_shows_a_live_line_that_stays_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm")

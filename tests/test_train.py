@@ -97,8 +97,10 @@ def test_a_run_killed_and_stopped_at_random_points_ends_as_if_nothing_had_been(
         command = Command.start(folder, "train", "--resume", "tiny")
     stopped = command.after_step(SFT_STEPS + 2, command.interrupt)
     assert stopped.code == 130, stopped.told
-    assert stopped.told.splitlines()[-1] == "rocstar: stopped; continue with: rocstar train --resume tiny"
-    assert last_checkpoint(folder).name == f"step={len(metrics_lines(folder)):06d}"
+    at = len(metrics_lines(folder))
+    told = f"rocstar: stopped; step {at} is saved; continue with: rocstar train --resume tiny"
+    assert stopped.told.splitlines()[-1] == told
+    assert last_checkpoint(folder).name == f"step={at:06d}"
     command = Command.start(folder, "train", "--resume", "tiny")
     assert command.after_step(points[2], command.process.kill).code == -signal.SIGKILL, points
     assert Command.start(folder, "train", "--resume", "last").wait().code == 0

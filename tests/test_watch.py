@@ -120,6 +120,17 @@ def test_the_report_says_who_waits_for_what_since_when() -> None:
     ]
 
 
+def test_what_a_run_does_is_told_with_what_its_attempts_wait_for() -> None:
+    clock = Clock()
+    watch = Watch(clock)
+    assert watch.doing() == ""
+    watch.note(RUN, "rollout")
+    for who, what in (("p/0", "an engine"), ("p/1", "an engine"), ("p/2", "a tool")):
+        watch.note(who, what)
+    clock.now = 12.0
+    assert watch.doing() == "rollout for 12 s: 2 wait for an engine, 1 waits for a tool"
+
+
 # -- real rollouts ---------------------------------------------------------------------------------------------------
 
 

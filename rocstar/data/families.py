@@ -206,7 +206,17 @@ TWO = Family(
     silent=("m={a}*{b}",),
     fragments=_two_fragments,
 )
+SMALL = Family(  # few digits, always at the same places: a fresh model learns to copy them within seconds
+    name="small",
+    draw=lambda rng: {name: rng.randint(2, 9) for name in "anbc"},
+    solve=lambda o: 10 + (o["a"] ** o["n"] + o["b"] * o["c"]) % 89,
+    phrasings=("Compute 10+({a}^{n}+{b}*{c}) mod 89.", "What is 10 plus {a}^{n}+{b}*{c} modulo 89?"),
+    right=(("print(10+({a}**{n}+{b}*{c})%89)",), ("r={a}**{n}+{b}*{c}\nprint(10+r%89)",)),
+    wrong=(("print({a}**{n}+{b}*{c}%89)",), ("print(100+({a}**{n}+{b}*{c})%89)",)),
+    broken=("print(10+mod({a}**{n}+{b}*{c},89))", "print(10+({a}**{n}+{b}*{c}%89)"),
+    silent=("r=10+({a}**{n}+{b}*{c})%89",),
+)
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for family in (MUL, GCD, POWMOD, LIN, COUNT, DIGSUM, FIB, PRIMES, TWO)
+    family.name: family for family in (MUL, GCD, POWMOD, LIN, COUNT, DIGSUM, FIB, PRIMES, TWO, SMALL)
 }

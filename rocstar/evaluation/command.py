@@ -26,7 +26,7 @@ from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import plain
 from rocstar.screen import Screen
 from rocstar.types import Problem
-from rocstar.watch import Patience, Stall, Watch, watching
+from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,8 @@ async def _evaluate(prepared: Prepared, recall: Recall, machines: Machines, scre
         solver, load = await closing.enter_async_context(plan.asked.opened(prepared.positions, machines, judging))
         if isinstance(solver, Roller) and load is not None:
             watch.load = load
+            watch.note(RUN, "evaluation")
+            closing.enter_context(screen.never_silent(watch.doing))
             closing.enter_context(watching(watch, Patience.of_run(recipe.run), tell))
             solver = replace(solver, note=watch.note)
         return await evaluate_policy(

@@ -107,11 +107,12 @@ class Ranks:
     @contextlib.contextmanager
     def told(self, role: str, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
         with self.guarded(f"{role}.{method}"):
-            if self._tells:
-                self.check()
-                self.share((role, method, (arguments, named)))
+            tells = self._tells
             self._depth += 1
             try:
+                if tells:
+                    self.check()
+                    self.share((role, method, (arguments, named)))
                 yield
             finally:
                 self._depth -= 1
@@ -125,6 +126,11 @@ class Ranks:
                     f"learner rank {place} {how}; resume the run from its last checkpoint, on as many ranks as there "
                     "are"
                 )
+
+    @property
+    def busy(self) -> bool:
+        """Whether an exchange is under way that would leave other ranks, or a sharded model, half way if it ended."""
+        return self.mesh is not None and self._depth > 0
 
     @property
     def _tells(self) -> bool:

@@ -153,11 +153,11 @@ class Updater:
             self._skip(total, loss)
             return {"grad_norm": total, "learning_rate": rate, "skipped": 1.0}
         torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
-        for optimizer in self._optimizers:
-            optimizer.step()
         self._skipped = 0
         self.updates += 1
-        self.policy.version += 1
+        self.policy.version += 1  # before any weight changes: whoever is interrupted sees that they may have
+        for optimizer in self._optimizers:
+            optimizer.step()
         return {"grad_norm": total, "learning_rate": rate, "skipped": 0.0}
 
     def _skip(self, norm: float, loss: float) -> None:

@@ -21,6 +21,7 @@ from rocstar.serving.agent import Ended, Event, Ran, Words, answered, environmen
 from rocstar.serving.app import as_data, shown
 from rocstar.serving.ready import ready
 from rocstar.serving.requests import refuse_temperature
+from rocstar.serving.typed import Typed
 from rocstar.types import Sampling, Stop, Trajectory
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
@@ -45,8 +46,10 @@ class Wishes:
     """Each question begins a conversation, as it does in training."""
 
 
-def chat(*, model: str, prompt: str | None, settings: Sequence[str], wishes: Wishes, as_json: bool, runs: Path) -> None:
-    """Ask `prompt` once, or read questions from standard input until it ends. Raises ConfigError."""
+def chat(
+    *, model: str, prompt: str | None, settings: Sequence[str], wishes: Wishes, as_json: bool, runs: Path, typed: Typed
+) -> None:
+    """Ask `prompt` once, or what is typed until it ends. Raises ConfigError."""
     agent = ready(model, settings, runs, wishes.context)
     answer = wishes.max_tokens or agent.recipe.rollout.max_response_tokens
     positions = wishes.context or min(agent.holds, ANSWERS * answer + PROMPT_TOKENS)
@@ -58,24 +61,17 @@ def chat(*, model: str, prompt: str | None, settings: Sequence[str], wishes: Wis
         async with agent.opened(positions=positions, rows=1) as roller:
             limits = replace(roller.limits, max_response_tokens=answer)
             talking = _Conversation(replace(roller, limits=limits), agent.specs, wishes, positions, as_json)
-            await _questions(talking, prompt)
+            await _questions(talking, prompt, typed)
 
     asyncio.run(talk())
 
 
-async def _questions(talking: _Conversation, prompt: str | None) -> None:
+async def _questions(talking: _Conversation, prompt: str | None, typed: Typed) -> None:
     if prompt is not None:
         await talking.ask(prompt)
         return
-    while question := (await asyncio.to_thread(_read)).strip():
+    while question := await typed.question():
         await talking.ask(question)
-
-
-def _read() -> str:
-    """One line of standard input; empty at its end."""
-    if sys.stdin.isatty():
-        print("question (empty line ends)> ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().encode("utf-8", "replace").decode()  # bytes that are no text
 
 
 class _Conversation:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rocstar.config import RlStage
@@ -37,10 +38,11 @@ async def stage_pool(
     run: RunFolder,
     version: int,
     fault_budget: float,
+    said: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Problem]:
     """The stage's problems, in order. version: of the policy, which decides what recorded attempts count
-    (`data.drop_solved_age`). Raises RunHalted when a larger share of problems than `fault_budget` could not be asked,
-    and OSError when what is found cannot be written."""
+    (`data.drop_solved_age`). said: hears how many of how many problems are asked. Raises RunHalted when a larger share
+    of problems than `fault_budget` could not be asked, and OSError when what is found cannot be written."""
     attempts = stage.data.drop_solved_attempts
     if attempts is None:
         return list(problems)
@@ -52,8 +54,10 @@ async def stage_pool(
         at_once = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem // attempts
         known = {row["id"] for row in read_journal(journal, NEEDS)}
         left = [problem for problem in problems if problem.id not in known]
+        count = partial(_count, iter(range(len(problems) - len(left) + 1, len(problems) + 1)), len(problems), said)
         with Journal(journal) as found:
-            await _ask(left, roller, found, recorded, attempts, seed_for(seed, "pool", stage.name), max(1, at_once))
+            seeded = seed_for(seed, "pool", stage.name)
+            await _ask(left, roller, found, recorded, attempts, seeded, max(1, at_once), count)
         rows = read_journal(journal, NEEDS)
         _refuse_faults(stage.name, problems, rows, fault_budget)
         write_json(record, _summary(problems, rows, attempts=attempts, version=version))
@@ -68,8 +72,10 @@ async def _ask(
     attempts: int,
     seed: int,
     at_once: int,
+    count: Callable[[], None],
 ) -> None:
-    """Write a row for each problem as its attempts end; none for one that met a fault of ours."""
+    """Write a row for each problem as its attempts end; none for one that met a fault of ours. `count` is called with
+    each that has ended."""
     room = asyncio.Semaphore(at_once)
 
     async def ask(problem: Problem) -> None:
@@ -79,9 +85,12 @@ async def _ask(
         if more:
             async with room:
                 (group,) = await roller.roll([problem], attempts=more, seed=seed)
+            count()
             if any(attempt.stop is Stop.ENVIRONMENT_FAILED for attempt in group.trajectories):
                 return
             right = _right(group)
+        else:
+            count()
         found.append(
             {
                 "id": problem.id,
@@ -92,6 +101,10 @@ async def _ask(
         )
 
     await all_or_none(ask(problem) for problem in problems)
+
+
+def _count(numbers: Iterator[int], total: int, said: Callable[[int, int], None]) -> None:
+    said(next(numbers), total)
 
 
 def _refuse_faults(stage: str, problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]], budget: float) -> None:

@@ -5,12 +5,13 @@ Not here: what a stage's step does (`rocstar/train.py`).
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -155,16 +156,37 @@ class Run:
         self.stage_rows = [row for row in read_journal(self.folder.metrics) if row["stage"] == stage.name]
         self.evaluated = self.evaluations()
         self.alarmed = {alarm.name for alarm in self._alarms(stage)}  # told before the checkpoint
-        with self.stopper.stepping():
-            while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
-                self.policy.ranks.check()
-                self.step_began = time.monotonic()
-                yield self.progress.stage_step
-                if self.stopper.asked:
-                    raise KeyboardInterrupt
+        while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
+            self.policy.ranks.check()
+            self.step_began = time.monotonic()
+            yield self.progress.stage_step
+            if self.stopper.asked:
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def saved_when_stopped(self, learner: Learner) -> Iterator[None]:
+        """While the context lasts, a Ctrl-C keeps the steps that are done."""
+        self.stopper.half_changed = self._is_half_changed
+        try:
+            yield
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            unsaved = self.progress.stage_step and self.checkpoint != self.folder.checkpoint(self.progress.step)
+            if self.stopper.asked and unsaved and not self._is_half_changed():
+                with self.stopper.holding():
+                    self.save(learner, complete=False)
+            raise
+        finally:
+            self.stopper.half_changed = lambda: False
+
+    def _is_half_changed(self) -> bool:
+        return self.policy.version != self.progress.policy_version or self.policy.ranks.busy
 
     def done(self, stage: SftStage | RlStage, learner: Learner, metrics: Mapping[str, float]) -> None:
         """A step is done: record it; save now and then, at the stage's end and when asked to stop."""
+        with self.stopper.holding():
+            self._done(stage, learner, metrics)
+
+    def _done(self, stage: SftStage | RlStage, learner: Learner, metrics: Mapping[str, float]) -> None:
         row = {"stage_step": self.progress.stage_step + 1, **metrics, **self.meter.take()}
         row["step/trainer_cpu_seconds"] = sum(row.get(f"cpu/{phase}", 0.0) for phase in TRAINER_PHASES)
         row["step/seconds"] = time.monotonic() - self.step_began
@@ -302,6 +324,7 @@ async def opened_run(
     async with AsyncExitStack() as closing:
         _same_problems(material, folder)
         watch = Watch()
+        closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
         found = latest(folder) if resume else None
         progress, checkpoint = found or (Progress(), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -39,12 +39,12 @@ def quiet() -> None:
 
 
 @contextmanager
-def stoppable(sentence: str) -> Iterator[None]:
-    """Ctrl-C ends the command with its exit code and this sentence."""
+def stoppable(sentence: str | Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C ends the command with its exit code and this sentence, which says what is kept and how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        stop(INTERRUPTED, sentence)
+        stop(INTERRUPTED, sentence if isinstance(sentence, str) else sentence())
 
 
 def stop(code: int, sentence: str) -> NoReturn:

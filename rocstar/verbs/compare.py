@@ -36,17 +36,19 @@ def compare(
     from rocstar.errors import ConfigError
     from rocstar.evaluation.compare import compared, planned, read_kept, refuse_different
     from rocstar.runs.evaluations import find_evaluation
+    from rocstar.screen import Screen
 
     if b is None and detect is None:
         raise ConfigError("compare needs two evaluations; give a second one, or --detect D to plan for one")
     first = read_kept(find_evaluation(a, runs))
     second = read_kept(find_evaluation(b, runs)) if b is not None else None
     result: dict[str, Any] = {}
-    if second is not None:
-        refuse_different(first, second, allow or [])
-        result = compared(first, second)
-    if detect is not None:
-        result["plan"] = planned(first, second, detect, power)
+    with Screen() as screen, screen.never_silent(screen.working):
+        if second is not None:
+            refuse_different(first, second, allow or [])
+            result = compared(first, second)
+        if detect is not None:
+            result["plan"] = planned(first, second, detect, power)
     if as_json:
         print_json(result)
         return

@@ -13,7 +13,7 @@ import typer
 
 from rocstar.exits import OK, USAGE
 from rocstar.verbs import data_sft
-from rocstar.verbs.common import STYLE, AsJson, print_json, write
+from rocstar.verbs.common import STYLE, AsJson, print_json, stoppable, write
 
 if TYPE_CHECKING:
     from rocstar.config import ColumnsSection, Recipe
@@ -42,11 +42,13 @@ def build(
     from rocstar.answers.extract import lenient_answer
     from rocstar.data.pool.build import build_pool
     from rocstar.data.pool.config import PoolConfig
+    from rocstar.screen import Screen
     from rocstar.toml.read import load
 
     config = load(recipe, PoolConfig, settings or [])
-    with verifier(lenient_answer) as check:
-        sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr, flush=True))
+    kept = f"stopped; what is in {config.out} is as it was; the same command begins again"
+    with stoppable(kept), Screen() as screen, screen.never_silent(screen.working), verifier(lenient_answer) as check:
+        sheet = build_pool(config, check, screen.note)
     print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rocstar.verbs.common import AsJson, print_json
+from rocstar.verbs.common import AsJson, print_json, stoppable
 
 
 def sft(
@@ -25,16 +24,16 @@ def sft(
     from rocstar.data.sft.build import build
     from rocstar.data.sft.recipe import MixRecipe
     from rocstar.protocols import ToolSpec
+    from rocstar.screen import Screen
     from rocstar.toml.read import load
     from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
 
     tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
-    sheet = build(load(recipe, MixRecipe), out, code_tool=tool, environment=os.environ, note=_note)
+    kept = f"stopped; what is in {out} is as it was, and answers of an endpoint are kept; the same command begins again"
+    mix = load(recipe, MixRecipe)
+    with stoppable(kept), Screen() as screen, screen.never_silent(screen.working):
+        sheet = build(mix, out, code_tool=tool, environment=os.environ, note=screen.note)
     print_json(sheet) if as_json else _print_table(sheet, out)
-
-
-def _note(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
 
 
 def _print_table(sheet: Mapping[str, Any], out: Path) -> None:

@@ -215,9 +215,21 @@ def rollouts(
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
     elif not rows:
-        print(f"{origin.name} has no such attempt")
+        print(f"{origin.name} has no such attempt{_failures_there(files, wanted) if error else ''}")
     else:
         print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
+
+
+def _failures_there(files: Sequence[Path], wanted: Wanted) -> str:
+    """What calls failed with where they did not fail as it was asked for."""
+    from collections import Counter
+    from dataclasses import replace
+
+    from rocstar.attempts.select import failures, select
+
+    there = Counter(name for row in select(files, replace(wanted, error=None)) for name in failures(row))
+    told = ", ".join(f"{name} ({count})" for name, count in there.most_common())
+    return f"; failures that are there: {told}" if told else "; no call failed there"
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -39,11 +39,25 @@ def chat(
     """Talk to a model that may use its tools; each answer is shown as it is written, and remembered."""
     need("train")
     quiet()
-    from rocstar.serving.chat import Wishes
-    from rocstar.serving.chat import chat as carry_out
+    from rocstar.serving.typed import Typed
 
-    wishes = Wishes(system=system, max_tokens=max_tokens, context=context, temperature=temperature, fresh=fresh)
-    carry_out(model=model, prompt=prompt, settings=settings or [], wishes=wishes, as_json=as_json, runs=runs)
+    typed = Typed()
+    if prompt is None:
+        typed.ask("; the model is loaded meanwhile")
+    with stoppable("stopped; nothing of the conversation is kept"):
+        from rocstar.serving.chat import Wishes
+        from rocstar.serving.chat import chat as carry_out
+
+        wishes = Wishes(system=system, max_tokens=max_tokens, context=context, temperature=temperature, fresh=fresh)
+        carry_out(
+            model=model,
+            prompt=prompt,
+            settings=settings or [],
+            wishes=wishes,
+            as_json=as_json,
+            runs=runs,
+            typed=typed,
+        )
 
 
 def serve(

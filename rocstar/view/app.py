@@ -39,7 +39,7 @@ from rocstar.view.evaluations import evaluation_of, paired
 from rocstar.view.index import Index, cache_folder, sweep_cache
 from rocstar.view.query import BadFilter, Where
 from rocstar.view.search import SHORTEST, Searches
-from rocstar.view.sources import Library, Source, overview
+from rocstar.view.sources import Library, Remembered, Source, overview
 from rocstar.view.whatif import TRIED, Recorded, recorded_group
 
 STATIC = Path(__file__).parent / "static"
@@ -136,6 +136,7 @@ class Desk:
         self._indexes: dict[str, tuple[Index, Searches]] = {}
         self._curves: dict[Path, Curves] = {}
         self._opening = threading.Lock()
+        self.remembered = Remembered()
 
     def source(self, request: Request) -> Source:
         return self.library.source(request.path_params["name"])
@@ -175,14 +176,19 @@ def sources(desk: Desk, request: Request) -> Any:
     shown = []
     for source in desk.library.sources():
         curves = desk.curves(source)
-        shown.append({**overview(source), "spark": curves.spark(), "last": curves.last()})
+        shown.append({**overview(source, desk.remembered), "spark": curves.spark(), "last": curves.last()})
     return {"base": str(desk.library.base), "first": desk.library.first, "sources": shown}
 
 
 def run(desk: Desk, request: Request) -> Any:
     source = desk.source(request)
     curves = desk.curves(source)
-    shown = {**overview(source), "last": curves.last(), "metrics": sorted(curves.names), "spans": curves.spans()}
+    shown = {
+        **overview(source, desk.remembered),
+        "last": curves.last(),
+        "metrics": sorted(curves.names),
+        "spans": curves.spans(),
+    }
     if source.run is None:
         return shown
     return {

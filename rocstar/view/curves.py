@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from array import array
@@ -43,9 +44,11 @@ class Curves:
         return [*values, *[math.nan] * (len(self.stages) - len(values))]
 
     def axes(self) -> dict[str, list[float]]:
-        """What a curve can stand over: steps, hours of steps' wall time, millions of tokens."""
+        """What a curve can stand over: steps; steps with attempts, from 1 and nan elsewhere, so that runs with cold
+        starts of different lengths lie on each other; hours of steps' wall time; millions of tokens."""
         return {
             "step": self.column("step"),
+            "rl": _numbered(self.column("reward/mean")),
             "hours": _running(self.column("step/seconds"), 3600.0),
             "tokens": _running(self.column("step/tokens"), 1e6),
         }
@@ -97,6 +100,11 @@ class Curves:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbered(values: Sequence[float]) -> list[float]:
+    count = itertools.count(1)
+    return [math.nan if math.isnan(value) else float(next(count)) for value in values]
 
 
 def _running(values: Sequence[float], unit: float) -> list[float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,30 +140,59 @@ class Library:
         return {source.name: source for source in self.sources()}[name]
 
 
-def overview(source: Source) -> dict[str, Any]:
+class Remembered:
+    """What was found in files, read again only where a file changed: the list is asked for every two seconds."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, tuple[tuple[int, int], Any]] = {}
+
+    def of(self, file: Path, read: Callable[[Path], Any]) -> Any:
+        """What `read` makes of the file; always the same `read` for the same file. Raises what it raises, OSError."""
+        state = file.stat()
+        stamp = state.st_mtime_ns, state.st_size
+        known = self._found.get(file)
+        if known is None or known[0] != stamp:
+            known = self._found[file] = stamp, read(file)
+        return known[1]
+
+
+def overview(source: Source, remembered: Remembered) -> dict[str, Any]:
     """A source as the list shows it, without metrics. A broken file is told in `broken`."""
     row: dict[str, Any] = {"name": source.name, "kind": "run" if source.run else "evaluation", "path": str(source.root)}
     try:
         evals = [
-            {"name": name, "step": step, "accuracy": read_json(folder / RESULT).get("accuracy")}
+            {"name": name, "step": step, "accuracy": remembered.of(folder / RESULT, _accuracy)}
             for name, step, folder in source.evaluation_folders()
         ]
-        return {**row, "evals": evals, **(_of_run(source.run) if source.run else {})}
+        return {**row, "evals": evals, **(_of_run(source.run, remembered) if source.run else {})}
     except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         return {**row, "evals": [], "broken": str(error) or type(error).__name__}
 
 
-def _of_run(run: RunFolder) -> dict[str, Any]:
-    settings = read_json(run.resolved) if run.resolved.is_file() else {}
-    stages = [{key: stage.get(key) for key in ("name", "kind", "steps")} for stage in settings.get("stage", [])]
+def _of_run(run: RunFolder, remembered: Remembered) -> dict[str, Any]:
+    stages = remembered.of(run.resolved, _stages) if run.resolved.is_file() else []
     return {
         "started": run.identity.get("started"),
         "state": state_of(run),
         "active": run.last_active / 1e9,
         "stages": stages,
         "steps": sum(stage["steps"] or 0 for stage in stages),
-        "warnings": sum(event.get("event") == "warning" for event in read_journal(run.events)),
+        "warnings": remembered.of(run.events, _warnings) if run.events.is_file() else 0,
     }
+
+
+def _accuracy(result: Path) -> Any:
+    return read_json(result).get("accuracy")
+
+
+def _stages(resolved: Path) -> list[dict[str, Any]]:
+    return [
+        {key: stage.get(key) for key in ("name", "kind", "steps")} for stage in read_json(resolved).get("stage", [])
+    ]
+
+
+def _warnings(events: Path) -> int:
+    return sum(event.get("event") == "warning" for event in read_journal(events))
 
 
 def _folder(path: Path) -> Path:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from rocstar.attempts.select import TOKENS, Wanted, failures, select
 from rocstar.errors import DataError
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.rollouts import AttemptRecord, write_attempts
 from rocstar.types import Reason, Verdict
+from rocstar.verbs.runs import app
 from tests.runs.examples import PROBLEM, choice, decode, run, trajectory
 
 
@@ -66,3 +68,20 @@ def test_a_cut_file_is_refused_by_name(files: list[Path]) -> None:
     files[1].write_bytes(files[1].read_bytes()[:200])
     with pytest.raises(DataError, match=r"step=000004.parquet is no whole file of attempts"):
         list(select(files, Wanted()))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--error", "Nope"], "; failures that are there: exit status (2)"),
+        (["--error", "Nope", "--wrong"], "; no call failed there"),
+        (["--stop", "max_turns"], ""),
+    ],
+)
+def test_a_failure_that_is_not_there_is_answered_with_those_that_are(
+    files: list[Path], asked: list[str], told: str
+) -> None:
+    run = files[0].parent.parent
+    shown = CliRunner().invoke(app, ["rollouts", run.name, "--runs", str(run.parent), *asked])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.strip() == f"{run.name} has no such attempt{told}"

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter
 
-from rocstar.cli import app
+from rocstar.cli import USAGE_ERROR, app
 from rocstar.config import Recipe
 from rocstar.recipe import load_recipe
 from rocstar.toml.read import parse_override
@@ -47,6 +47,18 @@ def parse(arguments: list[str]) -> None:
         if not hasattr(group, "resolve_command"):
             return
         name, group, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+
+
+def parse_in_part(arguments: list[str]) -> None:
+    """The same for a command that a sentence names, which may lack arguments or have N for a number."""
+    lacks = ("MissingParameter", "NoArgsIsHelpError", *(["BadParameter"] if any(map(str.isupper, arguments)) else []))
+    try:
+        parse(arguments)
+    except typer.Exit:  # of --help
+        return
+    except USAGE_ERROR as error:
+        if type(error).__name__ not in lacks:
+            raise
 
 
 def check_settings(arguments: list[str]) -> None:
@@ -89,7 +101,7 @@ def unknown_flags(command: str) -> list[str]:
     if found is None:
         return []
     source = (ROOT / found[1]).read_text()
-    return [flag for flag in re.findall(r"(?<= )--[a-z-]+", found[2]) if f'"{flag}"' not in source]
+    return [flag for flag in re.findall(r"(?<= )--[a-z][a-z0-9-]*", found[2]) if f'"{flag}"' not in source]
 
 
 def unknown_extras(command: str) -> list[str]:

@@ -83,7 +83,8 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """All of a page, in order. Raises ValueError for a comment that starts like a mark and is none."""
+    """All of a page, in order. Raises ValueError for a comment that starts like a mark and is none, and for an indented
+    block, which names no language."""
     found: list[Block] = []
     needs: list[Need] = []
     for token in MARKDOWN.parse(page.read_text()):
@@ -94,6 +95,8 @@ def blocks(page: Path) -> list[Block]:
             language, line = token.info.strip(), token.map[0] + 2
             found.append(Block(page=page, line=line, language=language, text=token.content, needs=tuple(needs)))
             needs = []
+        elif token.type == "code_block":
+            raise ValueError(f"{page}: {token.content[:40]!r} is an indented block; write a fence with its language")
         elif needs:
             raise ValueError(f"{page}: {needs} stands before no block")
     return found

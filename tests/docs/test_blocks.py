@@ -205,5 +205,11 @@ def test_commands_settings_and_files_in_sentences_exist(page: Path) -> None:
         setting = code.replace(" = ", "=")
         if commands.SETTING.fullmatch(setting):
             commands.check_setting(setting)
+        elif re.match(r"rocstar [a-z]", code):
+            for arguments in commands.rocstar_calls(code):
+                commands.parse_in_part(arguments)
+                commands.check_settings(arguments)
+        elif code.startswith("python "):
+            assert (commands.absent_files(code, page), commands.unknown_flags(code)) == ([], [])
         elif re.fullmatch(r"(rocstar|tests|benchmarks|recipes|scripts|examples)/[\w/.-]+", code):
             assert (ROOT / code).exists(), code

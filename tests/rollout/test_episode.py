@@ -56,6 +56,15 @@ async def test_the_whole_text_is_the_templates_conversation() -> None:
     assert CODEC.decode(trajectory.token_ids) == expected
 
 
+async def test_each_turn_says_how_long_engine_and_tool_took_and_is_compared_without_it() -> None:
+    one, other = [await attempt([RUN, RUN, ANSWER], sum_tool()) for _ in range(2)]
+    seconds = [(turn.engine_seconds or 0.0, turn.tool_seconds or 0.0) for turn in one.turns]
+    assert all(engine > 0 and tool > 0 for engine, tool in seconds)
+    assert sum(map(sum, seconds)) <= one.seconds
+    assert one.tool_seconds == pytest.approx(sum(tool for _, tool in seconds))
+    assert one.turns == other.turns
+
+
 async def test_a_malformed_call_is_answered_in_its_place() -> None:
     trajectory = await attempt([f"<tool_call>{{oops</tool_call>{RUN}", ANSWER], sum_tool())
     first = trajectory.turns[0]

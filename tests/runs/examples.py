@@ -64,7 +64,17 @@ def trajectory(index: int, *, verdict: Verdict | None = Verdict.RIGHT, failed: b
         problem_id=PROBLEM.id,
         index=index,
         prompt_ids=(1, 2),
-        turns=(Turn(completion=first, calls=(call,), results=(result,), reply_ids=(7, 8, 9)), Turn(completion=last)),
+        turns=(
+            Turn(
+                completion=first,
+                calls=(call,),
+                results=(result,),
+                reply_ids=(7, 8, 9),
+                engine_seconds=0.75,
+                tool_seconds=0.25,
+            ),
+            Turn(completion=last),
+        ),
         stop=Stop.ANSWERED if verdict else Stop.ENVIRONMENT_FAILED,
         outcome=outcome,
         fault=None if verdict else "the sandbox is gone",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from rocstar.errors import DataError
-from rocstar.runs.rollouts import COLUMNS, AttemptRecord, attempts_of, read_rollouts, write_rollouts
+from rocstar.runs.rollouts import COLUMNS, AttemptRecord, attempts_of, read_rollouts, trajectory_of, write_rollouts
 from rocstar.types import ToolCall, Turn, Verdict
 from tests.runs.examples import PROBLEM, decode, resampled, run, trajectory
 
@@ -70,6 +70,10 @@ def test_a_written_step_reads_back_with_every_column(tmp_path: Path) -> None:
     assert call["arguments"] == {"code": "print(2)"}
     assert (result["status"], result["run_seconds"], result["isolation"]) == ("code_error", 0.25, "L2")
     assert row["turns"][1]["calls"] == []
+    assert [(turn["engine_seconds"], turn["tool_seconds"]) for turn in row["turns"]] == [(0.75, 0.25), (None, None)]
+    assert [turn.engine_seconds for turn in trajectory_of(row).turns] == [0.75, None]
+    older = [{key: value for key, value in turn.items() if "_seconds" not in key} for turn in row["turns"]]
+    assert [turn.tool_seconds for turn in trajectory_of({**row, "turns": older}).turns] == [None, None]
 
 
 def test_attempts_that_reached_no_group_are_there_with_their_reason(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,7 +11,15 @@ from typing import Any
 
 import pytest
 
+from rocstar.rollout.together import all_or_none
+from rocstar.training import stopper as module
 from rocstar.training.stopper import Stopper
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second signal must not end the tests on a busy machine."""
+    monkeypatch.setattr(module, "END_SECONDS", 60.0)
 
 
 def interrupt_after(*seconds: float) -> None:
@@ -18,23 +27,61 @@ def interrupt_after(*seconds: float) -> None:
         threading.Timer(each, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-def test_the_first_asks_for_a_save_while_steps_are_made_and_the_second_stops() -> None:
+def test_the_first_asks_for_a_save_while_weights_change_and_the_second_stops() -> None:
     notes: list[str] = []
     stopper = Stopper(notes.append)
-    with stopper.installed(), stopper.stepping(), pytest.raises(KeyboardInterrupt):
+    with stopper.installed(), stopper.holding(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
-        assert stopper.asked and "finishing this step" in notes[0]
+        assert stopper.asked and "finishing this update" in notes[0]
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
 
 
-def test_the_first_stops_at_once_where_nothing_is_worth_saving() -> None:
+def test_the_first_stops_at_once_where_nothing_must_be_finished() -> None:
     stopper = Stopper(print)
     with stopper.installed(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
-    assert not stopper.asked
+
+
+def test_attempts_under_way_are_cancelled_and_seen_out() -> None:
+    stopper, ended = Stopper(print), []
+
+    async def attempt() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("attempt")
+
+    async def run() -> None:
+        stopper.stops(asyncio.current_task())
+        interrupt_after(0.1)
+        try:
+            await all_or_none(attempt() for _ in range(2))
+        finally:
+            ended.append("run")
+
+    with pytest.raises(KeyboardInterrupt), stopper.installed():
+        asyncio.run(run())
+    assert ended == ["attempt", "attempt", "run"]
+
+
+def test_where_the_run_itself_computes_it_is_interrupted_there_unless_the_weights_are_half_changed() -> None:
+    stopper, reached = Stopper(print), []
+
+    async def run() -> None:
+        stopper.stops(asyncio.current_task())
+        stopper.half_changed = lambda: True
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the end of the update")
+        stopper.half_changed = lambda: False
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached.append("more")
+
+    with pytest.raises(KeyboardInterrupt), stopper.installed():
+        asyncio.run(run())
+    assert reached == ["the end of the update"]
 
 
 def test_what_was_installed_before_is_there_again() -> None:
@@ -63,7 +110,7 @@ def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> Non
         stopper = Stopper(lambda sentence: None)
         stopper.break_off = ranks.abandon
         in_vain.start()
-        with stopper.installed(), stopper.stepping(), pytest.raises(KeyboardInterrupt):
+        with stopper.installed(), stopper.holding(), pytest.raises(KeyboardInterrupt):
             child.send_signal(signal.SIGSTOP)
             interrupt_after(0.5, 1.5)
             learner.score(rows())

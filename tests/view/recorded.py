@@ -153,6 +153,17 @@ def add_evaluation(run: RunFolder, name: str, step: int, seed: int) -> None:
     write_json(folder / "result.json", {"accuracy": accuracy, "setup": {"model": "m", "attempts": 1}})
 
 
+def add_tokenizer(run: RunFolder) -> None:
+    """One that spells each id as `decode` does, as far as attempts here use them."""
+    from tokenizers import Tokenizer, decoders, models
+
+    made = Tokenizer(models.WordLevel({chr(number): number for number in range(128)}, unk_token=" "))
+    made.decoder = decoders.Fuse()
+    model = run.checkpoint(0) / "model"
+    model.mkdir(parents=True)
+    (model / "tokenizer.json").write_text(made.to_str())
+
+
 def decode(ids: Sequence[int]) -> str:
     return "".join(map(chr, ids))
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from rocstar.runs.folder import RunFolder
+from rocstar.runs.journal import Journal
 from rocstar.runs.rollouts import read_rollouts, write_rollouts
+from rocstar.view.sources import Library, Remembered, overview
 from tests.view.recorded import add_evaluation, add_step, attempt, create, decode, page, problem, settled
 
 
@@ -290,3 +292,19 @@ def test_the_page_asks_no_other_host(tmp_path: Path) -> None:
     assert len(sources) > 8
     told = [line for file in sources for line in file.read_text().splitlines() if "//" in line and "http" in line]
     assert told == []
+
+
+def test_the_list_of_runs_reads_a_file_again_only_when_it_changed(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    add_evaluation(run, "before", 0, 1)
+    with Journal(run.events) as events:
+        events.append({"event": "warning", "step": 1})
+    source, remembered = Library.open(None, run.path.parent).source("made"), Remembered()
+    first = overview(source, remembered)
+    assert (first["warnings"], first["steps"], len(first["evals"])) == (1, 3, 1)
+    unread: list[Path] = []
+    assert [remembered.of(file, unread.append) for file in (run.events, run.resolved)] == [1, first["stages"]]
+    assert unread == []
+    with Journal(run.events) as events:
+        events.append({"event": "warning", "step": 2})
+    assert overview(source, remembered)["warnings"] == 2

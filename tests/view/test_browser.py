@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
+from rocstar.config import ResampleSection
+from rocstar.learning.resample import resampler_of, seed_of_choice
+from rocstar.runs.folder import RunFolder
+from rocstar.runs.journal import Journal
 from rocstar.runs.rollouts import write_rollouts
 from rocstar.view.app import application
 from rocstar.view.sources import Library
-from tests.view.recorded import add_step, attempt, create, decode
+from tests.view.recorded import SEED, add_evaluation, add_step, add_tokenizer, attempt, create, decode
 
-TRANSCRIPTS = int(os.environ.get("ROCSTAR_HOSTILE_TRANSCRIPTS", "40"))  # 200 take 20 CPU seconds more
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TRANSCRIPTS, A_STEP, LINE = 200, 20, "x" * 1_000_000
+WIDTHS = (1440, 400)
 SCRIPTS = (
     "<script>window.hacked = 1</script>",
     "<img src=x onerror='window.hacked = 1'>",
@@ -35,7 +39,6 @@ SCRIPTS = (
     "a\u0301" * 300 + "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢",
     "\ud800 lone \udfff surrogates 🙂👩‍👩‍👧‍👦 \U0010ffff",
     "\u2028line\u2029paragraph\r\nreturn\rback",
-    "x" * 1_000_000,
     "<" * 5000 + "\n" * 2000,
     '"}}\n</tool_call>\n<tool_call>{"name": "python"}',
 )
@@ -44,10 +47,8 @@ SCRIPTS = (
 def transcripts(count: int) -> list[str]:
     """Each kind on its own first, then mixed by chance."""
     draw = random.Random(7)
-    long = SCRIPTS.index("x" * 1_000_000)
-    short = [text for place, text in enumerate(SCRIPTS) if place != long]
-    mixed = ["".join(draw.sample(short, 3)) + chr(draw.randrange(0x3000)) for _ in range(count - len(SCRIPTS))]
-    return [*SCRIPTS, *mixed]
+    mixed = ["".join(draw.sample(SCRIPTS, 3)) + chr(draw.randrange(0x3000)) for _ in range(count - len(SCRIPTS) - 1)]
+    return [*SCRIPTS, *mixed, LINE]
 
 
 @contextmanager
@@ -68,26 +69,76 @@ def served(base: Path, cache: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    if CHROMIUM is None:
+    """One browser for all tests of this file: its start costs more than most of them."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
         pytest.skip("no chromium here (Debian: apt-get install chromium)")
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 
 
-class Told:
-    """What a page did that it should not have."""
+class Seen:
+    """A page, and what it did that it should not have."""
 
-    def __init__(self, page: Any, address: str) -> None:
+    def __init__(self, browser: Any, address: str, width: int, **more: Any) -> None:
         self.wrong: list[str] = []
+        self.address = address
+        self.page = page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
         page.on("dialog", lambda dialog: self.wrong.append("dialog"))
         page.on(
             "request", lambda asked: None if asked.url.startswith((address, "data:")) else self.wrong.append(asked.url)
         )
+
+    def open(self, view: str, wanted: str) -> Any:
+        self.page.goto(f"{self.address}/#{view}")
+        self.page.wait_for_selector(wanted)
+        return self.page
+
+
+@contextmanager
+def seen(browser: Any, base: Path, width: int = 1440, **more: Any) -> Iterator[Seen]:
+    """The page over a folder of runs; nothing that it must not do may have happened by the end."""
+    with served(base, base.parent / "cache") as address:
+        one = Seen(browser, address, width, **more)
+        try:
+            yield one
+        finally:
+            one.page.close()
+    assert one.wrong == []
+
+
+def recorded(tmp_path: Path) -> RunFolder:
+    """A run with everything that the page has a view for."""
+    run = create(tmp_path / "runs")
+    for step in (1, 2):
+        add_step(run, step)
+    add_evaluation(run, "before", 0, 1)
+    add_evaluation(run, "after", 2, 2)
+    add_tokenizer(run)
+    with Journal(run.events) as events:
+        events.append({"time": 0.0, "event": "warning", "step": 2, "evidence": "many were cut", "action": "allow more"})
+    return run
+
+
+# In the page, one after the other: a round trip for each of them would cost more than what is looked at.
+SHOW_EACH = """async (expected) => {
+  const frame = () => new Promise(requestAnimationFrame), wrong = [];
+  for (const [n, text] of expected.entries()) {
+    location.hash = `#/run/made/attempt?at=rollouts:${Math.floor(n / 20)}:${n % 20}`;
+    const shown = () => document.querySelector(".turn.user .text")?.textContent.startsWith(`Q${n} `);
+    for (let frames = 0; !shown() && frames < 600; frames++) await frame();
+    const foreign = document.querySelectorAll("main script, main iframe, main img, main base, main meta, main style");
+    const state = [shown(), document.documentElement.scrollWidth, window.hacked ?? null, foreign.length];
+    const told = document.querySelector("main").textContent.includes(text);
+    if (JSON.stringify(state) !== "[true,400,null,0]" || !told) wrong.push([n, ...state, told]);
+  }
+  return wrong;
+}"""
 
 
 def test_hostile_transcripts_are_shown_as_text_and_nothing_of_them_runs(chromium: Any, tmp_path: Path) -> None:
@@ -96,37 +147,83 @@ def test_hostile_transcripts_are_shown_as_text_and_nothing_of_them_runs(chromium
     made = [
         attempt(text, stdout=text, code=text[:9000], question=f"Q{n} {text[:3000]}") for n, text in enumerate(texts)
     ]
-    write_rollouts(run, 1, made, lambda ids: decode(ids))
-    with served(run.path.parent, tmp_path / "cache") as address:
-        page = chromium.new_page(viewport={"width": 400, "height": 800})
-        told = Told(page, address)
-        for number in range(len(texts)):
-            page.goto(f"{address}/#/run/made/attempt?at=rollouts:1:{number}")
-            page.wait_for_selector("main h1:has-text('attempt')")
-            page.wait_for_function(
-                "n => document.querySelector('.turn.user .text')?.textContent.startsWith('Q' + n)", arg=number
-            )
-            state = page.evaluate(
-                "[document.documentElement.scrollWidth, window.hacked, "
-                "document.querySelectorAll('main script, main iframe, main img, main base').length]"
-            )
-            assert state == [400, None, 0], (number, texts[number][:80])
+    for step in range(TRANSCRIPTS // A_STEP):  # few at once: an attempt is read with its neighbours
+        write_rollouts(run, step, made[step * A_STEP :][:A_STEP], decode)
+    literal = [text[:30] if text.isascii() and text.isprintable() else "" for text in texts]
+    assert sum(map(bool, literal)) >= 8
+    with seen(chromium, run.path.parent, 400) as one:
+        one.open("/run/made/attempt?at=rollouts:0:0", ".turn.user .text")
+        assert one.page.evaluate(SHOW_EACH.replace("20", str(A_STEP)), literal) == []
         for view in ("attempts", "groups"):
-            page.goto(f"{address}/#/run/made/{view}?q=hacked")
-            page.wait_for_selector(".row a.open")
+            page = one.open(f"/run/made/{view}?q=hacked", ".row a.open")
             assert page.evaluate("[document.documentElement.scrollWidth, window.hacked]") == [400, None]
-        page.close()
-    assert told.wrong == []
+
+
+VIEWS = {
+    "/": "table.runs",
+    "/run/made": ".chart canvas",
+    "/run/made/attempts": ".row a.open",
+    "/run/made/groups": ".row a.open",
+    "/run/made/evaluations": "table a.open",
+    "/run/made/events": "tr.alarm",
+    "/run/made/settings?q=resample": ".settings th",
+    "/run/made/group?at=rollouts:2:2&w.method=uniform": ".tried .fate",
+    "/run/made/attempt?at=rollouts:2:5": ".turn.policy .text",
+    "/run/made/attempt?at=rollouts:2:5&with=rollouts:2:6&colour=entropy": ".two .token",
+    "/eval/made/after/2": ".row a.open",
+    "/eval/made/after/2?against=made/before/0": "table.plain a.open",
+}
+
+
+def test_each_view_is_accessible_and_fits_a_wide_and_a_narrow_screen(chromium: Any, tmp_path: Path) -> None:
+    package = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    axe = (Path(package.__file__).parent / "axe.min.js").read_text()
+    run = recorded(tmp_path)
+    found: dict[tuple[str, int], Any] = {}
+    for width, scheme in zip(WIDTHS, ("light", "dark"), strict=True):
+        with seen(chromium, run.path.parent, width, color_scheme=scheme) as one:
+            one.open("/", "table.runs").evaluate(axe)
+            for view, wanted in VIEWS.items():
+                page = one.open(view, wanted)
+                wide = page.evaluate("document.documentElement.scrollWidth")
+                broken = page.evaluate("axe.run().then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
+                if broken or wide > width:
+                    found[view, width] = broken, wide
+    assert found == {}
+
+
+# [sibling, recorded fate, fate under other settings] of each row
+FATES = """[...document.querySelectorAll("table.siblings tbody tr")].map(row => [
+  +row.cells[0].textContent,
+  ...["fate", "what if: fate"].map(name => row.querySelector(`[data-label="${name}"]`).textContent),
+])"""
+
+
+def test_what_if_on_the_page_is_what_training_chose_in_every_group(chromium: Any, tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    steps = {step: add_step(run, step) for step in (1, 2)}
+    other = resampler_of(ResampleSection(method="uniform", keep=6))
+    with seen(chromium, run.path.parent) as one:
+        for step, groups in steps.items():
+            for number, group in enumerate(groups, 1):
+                view = f"/run/made/group?at=rollouts:{step}:{number}&w.method=uniform&w.keep=6"
+                page = one.open(view, ".funnel .good")  # "the same choice", recomputed with the run's seed
+                assert f"the same choice, all {len(group.choices)}" in page.inner_text(".funnel .good")
+                page.wait_for_selector("td.tried .fate:has-text('.')")
+                tried = other(group.group, random.Random(seed_of_choice(SEED, step, group.group.problem.id)))
+                rows = page.evaluate(FATES)
+                expected = [
+                    [index, str(was.reason), str(now.reason)]
+                    for index, was, now in zip(range(len(rows)), group.choices, tried.choices, strict=True)
+                ]
+                assert sorted(rows) == expected
 
 
 def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any, tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
     add_step(run, 1)
-    with served(run.path.parent, tmp_path / "cache") as address:
-        page = chromium.new_page(viewport={"width": 1440, "height": 900})
-        told = Told(page, address)
-        page.goto(f"{address}/#/run/made/attempts?sort=-tokens")
-        page.wait_for_selector(".row a.open")
+    with seen(chromium, run.path.parent) as one:
+        page = one.open("/run/made/attempts?sort=-tokens", ".row a.open")
         page.keyboard.press("j")
         page.keyboard.press("j")
         page.keyboard.press("Enter")
@@ -135,13 +232,45 @@ def test_keys_lead_from_the_list_to_an_attempt_its_group_and_back(chromium: Any,
         page.keyboard.press("g")
         page.wait_for_selector(".funnel .good")  # the same choice, recomputed
         assert "the same choice" in page.inner_text(".funnel")
-        page.select_option(".what-if select", "all") if page.is_visible(".what-if select") else page.click(
-            ".what-if summary"
-        )
         page.keyboard.press("u")
         page.wait_for_selector("[aria-label=Groups] .row a.open")
         page.keyboard.press("/")
         page.keyboard.type("needle")
-        page.wait_for_function("location.hash.includes('q=needle')")
-        page.close()
-    assert told.wrong == []
+        page.wait_for_function("() => location.hash.includes('q=needle')")
+
+
+def test_a_run_that_is_being_written_goes_on_without_being_opened_again(chromium: Any, tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    add_step(run, 1)
+    with seen(chromium, run.path.parent) as one:
+        page = one.open("/run/made/attempts", ".row a.open")
+        page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('48 ')")
+        add_step(run, 2)
+        page.wait_for_function("() => document.querySelector('.count').textContent.startsWith('96 ')")
+        assert page.inner_text(".row a.open").startswith("2")
+        page = one.open("/", "table.runs tbody tr")
+        add_step(run, 3)
+        page.wait_for_function("() => document.querySelector('[data-label=steps]').textContent.includes('3 / 3')")
+
+
+def test_tokens_of_a_long_attempt_are_drawn_as_they_come_into_view(chromium: Any, tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    words = "".join(random.Random(3).choices("abcdefgh ", k=9000)) + "z"
+    made = attempt(words)
+    strongest = [0.1] * (len(made.trajectory.token_ids) - 1) + [9.0]
+    write_rollouts(run, 1, [replace(made, entropies=strongest)], decode)
+    add_tokenizer(run)
+    with seen(chromium, run.path.parent, 400) as one:
+        page = one.open("/run/made/attempt?at=rollouts:1:0&colour=entropy", ".turn.policy .token")
+        assert 1500 < page.locator(".token[data-i]").count() < 8000  # a screen and what is near it
+        assert page.evaluate(POLICY).endswith(words)
+        page.keyboard.press("[")  # the last of the strong ones, far out of view
+        assert page.locator(".token.here").inner_text() == "z"
+        assert page.locator(".token.here").evaluate("e => e.getBoundingClientRect().bottom < innerHeight")
+        page.evaluate("scrollTo(0, document.body.scrollHeight / 2)")
+        middle = "() => document.elementFromPoint(200, 400)?.matches('.token')"
+        page.wait_for_function(middle)
+        assert page.evaluate(POLICY).endswith(words)
+
+
+POLICY = "document.querySelector('.tokens .turn.policy').textContent"

@@ -37,7 +37,8 @@ function view([kind, name, what, step]) {
   if (kind === "eval" && name) return html`<${Evaluation} key=${[name, what, step].join()} name=${name} part=${what} step=${step} />`;
   if (kind !== "run" || !name) return html`<${Runs} />`;
   const one = { attempts: Attempts, groups: Groups, group: Group, attempt: AttemptPage }[what];
-  return one ? html`<${one} key=${name} name=${name} />` : html`<${Run} key=${name} name=${name} tab=${what || "curves"} />`;
+  // Another group begins anew: rows of one beside the choice of another would look like a wrong choice.
+  return one ? html`<${one} key=${[name, one === Group && place().query.at].join()} name=${name} />` : html`<${Run} key=${name} name=${name} tab=${what || "curves"} />`;
 }
 
 function upward([kind, name, what], query) {

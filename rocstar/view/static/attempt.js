@@ -10,10 +10,10 @@ const COLOURS = { none: "nothing", entropy: "entropy", gap: "engine − learner"
 export function AttemptPage({ name }) {
   const { query } = place();
   const { part, step, third: row } = placed(query.at);
-  const { value, error } = useAnswer(ofRun(name, "attempt"), { part, step, row });
+  const { value, error, fresh } = useAnswer(ofRun(name, "attempt"), { part, step, row });
   const other = placed(query.with);
   const second = useAnswer(query.with ? ofRun(name, "attempt") : "", { part: other.part, step: other.step, row: other.third });
-  const group = useAnswer(value ? ofRun(name, "group") : "", { part, step, grp: value?.grp });
+  const group = useAnswer(value && fresh ? ofRun(name, "group") : "", { part, step, grp: value?.grp });
   const rows = group.value?.siblings || [];
   const go = (by) => {
     const next = rows[rows.findIndex((one) => String(one.row) === row) + by];
@@ -48,9 +48,10 @@ function Attempt({ value, colour }) {
   return html`<div class="attempt"><section class="card facts"><${Verdict} verdict=${value.verdict} /><span>answer <b class="answer">${visible(value.extracted ?? "none")}</b> <span class="dim">right: ${visible(value.gold)} · by ${value.method ?? "nobody"}</span></span>
       ${value.reason && html`<span><span class="fate ${value.kept ? "kept" : ""}">${value.reason}</span></span>`}${value.advantage !== null && html`<span>advantage <b>${signed(value.advantage)}</b></span>`}
       ${value.penalty_total !== null && html`<span>penalty <b>${number(value.penalty_total)}</b> <span class="dim">calls ${number(value.penalty_errors)} + form ${number(value.penalty_format)}</span></span>`}
-      <span>${number(value.response_tokens)} tokens · ${value.turns.length} turns · ${value.calls} calls${value.failed_calls > 0 && html`, <span class="warn">${value.failed_calls} failed</span>`} · ended: ${value.stop}</span>
+      <span>${number(value.response_tokens)} tokens · ${value.turns.length} turn${value.turns.length === 1 ? "" : "s"} · ${value.calls} calls${value.failed_calls > 0 && html`, <span class="warn">${value.failed_calls} failed</span>`} · ended: ${value.stop}</span>
       ${value.fault && html`<span class="problem">our fault: ${visible(value.fault)}</span>`}<${TimeLine} value=${value} /></section>
     <section class="turn user"><h2 class="label">problem</h2><${Text} text=${value.question} kind="question" /></section>
+    ${colour && colour !== "none" && !coloured && html`<p class="dim">${value.tokens ? `${COLOURS[colour]}: not recorded for this attempt${value.kept ? "" : ", which was not learnt from"}` : "tokens have no text here: no tokenizer was found"}</p>`}
     ${coloured ? html`<${Tokens} value=${value} colour=${colour} />` : value.turns.map((turn, at) => html`<${Turn} key=${at} turn=${turn} at=${at} />`)}</div>`;
 }
 
@@ -69,8 +70,10 @@ function TimeLine({ value }) {
   const all = [...parts, { kind: "rest", seconds: rest, text: "other" }].filter((part) => part.seconds > 0);
   const sum = (kind) => all.filter((part) => part.kind === kind).reduce((total, part) => total + part.seconds, 0);
   return html`<div class="time"><div class="lane" role="img" aria-label="Time of the attempt">${all.map((part) => html`<i class=${part.kind} style=${{ flexGrow: part.seconds }} title=${`${part.text} ${seconds(part.seconds)}`}></i>`)}</div>
-    <span class="dim"><b>${seconds(value.seconds)}</b> = <span class="key engine">engine ${seconds(sum("engine"))}</span> <span class="key tool">tool ${seconds(sum("tool"))}</span> <span class="key queue">waiting for the tool ${seconds(sum("queue"))}</span> <span class="key rest">other ${seconds(sum("rest"))}</span> <span>${recorded ? "(engine: its queue included)" : "(engine by turns: not recorded, shared out by tokens)"}</span></span></div>`;
+    <span class="dim"><b>${seconds(value.seconds)}</b> = ${LANE.filter(([kind]) => sum(kind) > 0).map(([kind, label]) => html`<span class="key ${kind}">${label} ${seconds(sum(kind))}</span> `)}<span>${recorded ? "(engine: its queue included)" : "(engine by turns: not recorded, shared out by tokens)"}</span></span></div>`;
 }
+
+const LANE = [["engine", "engine"], ["tool", "tool"], ["queue", "waiting for the tool"], ["rest", "other"]];
 
 /** Waiting and running of a turn's calls one after the other; as one where they ran side by side. */
 function toolParts({ calls, tool_seconds: whole }, name) {

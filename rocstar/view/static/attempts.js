@@ -67,7 +67,7 @@ function Filters({ name, what }) {
   const { query } = place();
   const [about, setAbout] = useState(null);
   heard = setAbout;
-  const { value, error } = useAnswer(ofRun(name, "facets"), { ...filters(query), q: usePaused(query.q || "", 250) }, { every: 3, again: (found) => found.indexing > 0 || found.of > found.searched });
+  const { value, error } = useAnswer(ofRun(name, "facets"), { ...filters(query), q: usePaused(query.q || "", 250) }, { every: 1, again: (found) => found.indexing > 0 || found.of > found.searched });
   const options = (field) => [...new Set([...(query[field] ? [query[field]] : []), ...(value?.facets[field] || []).map(([one]) => one)])];
   const counts = Object.fromEntries(FIELDS.flatMap((field) => (value?.facets[field] || []).map(([one, n]) => [field + one, n])));
   const set = filters(query);

@@ -38,13 +38,14 @@ function options(box, series, marks, sync, setAt, unit) {
   return {
     width: box.clientWidth,
     height: 150,
+    padding: [marks.some(({ kind }) => kind === "stage") ? 18 : null, null, null, null],
     legend: { show: false },
     cursor: { sync: { key: sync }, points: { size: 5 }, drag: { x: true, y: false } },
     scales: { x: { time: false } },
-    axes: [{ ...axis, size: 24, ...(unit === "step" && { incrs: WHOLE }) }, { ...axis, size: 46 }],
+    axes: [{ ...axis, size: 24, ...(unit.endsWith("step") && { incrs: WHOLE }) }, { ...axis, size: 46 }],
     series: [{}, ...series.map((_, place) => ({ stroke: color(LINES[place % LINES.length]), width: 1.6, spanGaps: true, points: { show: series[0].x.length < 3 } }))],
     hooks: {
-      drawClear: [(plot) => marks.forEach((mark) => draw(plot, mark))],
+      drawClear: [(plot) => drawMarks(plot, marks)],
       setCursor: [(plot) => {
         const place = plot.cursor.idx;
         setAt(place === null || place === undefined ? null : { x: plot.data[0][place], values: plot.data.slice(1).map((column) => column[place]) });
@@ -53,10 +54,16 @@ function options(box, series, marks, sync, setAt, unit) {
   };
 }
 
-function draw(plot, { x, kind, text }) {
-  const { left, top, width, height } = plot.bbox;
-  const at = Math.round(plot.valToPos(x, "x", true));
-  if (at < left || at > left + width) return;
+/** Lines over the plot; names of stages in the space above it, each only where it does not run into the next line. */
+function drawMarks(plot, marks) {
+  const { left, width } = plot.bbox;
+  const placed = marks.map((mark) => ({ ...mark, at: Math.round(plot.valToPos(mark.x, "x", true)) })).filter(({ at }) => at >= left && at <= left + width);
+  const stages = placed.filter(({ kind }) => kind === "stage");
+  for (const mark of placed) draw(plot, mark, (stages[stages.indexOf(mark) + 1]?.at ?? plot.ctx.canvas.width) - mark.at);
+}
+
+function draw(plot, { at, kind, text }, room) {
+  const { top, height } = plot.bbox;
   const pen = plot.ctx;
   pen.save();
   pen.strokeStyle = pen.fillStyle = color(kind === "warning" ? "--warn" : "--stage");
@@ -67,9 +74,9 @@ function draw(plot, { x, kind, text }) {
   pen.lineTo(at, top + height);
   pen.stroke();
   pen.font = `${10 * devicePixelRatio}px system-ui`;
-  pen.textBaseline = "top";
-  if (kind === "warning") pen.fillText("▲", at - 4 * devicePixelRatio, top + height - 10 * devicePixelRatio);
-  else pen.fillText(text, at + 4 * devicePixelRatio, top + 2);
+  pen.textBaseline = "bottom";
+  if (kind === "warning") pen.fillText("▲", at - 4 * devicePixelRatio, top + height);
+  else if (pen.measureText(text).width < room - 4 * devicePixelRatio) pen.fillText(text, at, top - 2 * devicePixelRatio);
   pen.restore();
 }
 

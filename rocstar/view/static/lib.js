@@ -40,7 +40,7 @@ export async function ask(path, query = {}, signal) {
 
 export const ofRun = (name, what) => `run/${encodeURIComponent(name)}${what ? "/" + what : ""}`;
 
-/** The answer to a question, asked again every `every` seconds while `again(answer)` says so and the page is seen. */
+/** The answer to a question (`fresh`), or to the one before until it comes; asked again every `every` seconds while `again(answer)` says so and the page is seen. */
 export function useAnswer(path, query = {}, { every = 0, again = () => true } = {}) {
   const [state, set] = useState({ value: null, error: null, asked: null });
   const asked = path + JSON.stringify(query);
@@ -61,7 +61,7 @@ export function useAnswer(path, query = {}, { every = 0, again = () => true } = 
     look();
     return () => { stop.abort(); clearTimeout(timer); };
   }, [asked, every]);
-  return state;
+  return { ...state, fresh: state.asked === asked };
 }
 
 /** A value that follows what is typed after a pause. */

@@ -9,12 +9,14 @@ const FIRST = [
   ["policy/entropy", "entropy, nats"], ["policy/logprob_gap", "engine − learner, nats"], ["roc/kept", "kept attempts"], ["group/usable", "usable groups"],
   ["roc/penalty_right_kept", "penalty of kept, right"], ["learn/grad_norm", "gradient norm"], ["step/seconds", "seconds a step"], ["step/tokens_per_second", "tokens/s"],
 ];
-const AXES = { step: "step", hours: "hours", tokens: "million tokens" };
+const AXES = { step: "step", rl: "RL step", hours: "hours", tokens: "million tokens" };
 export const TABS = ["curves", "attempts", "groups", "evaluations", "events", "settings"];
+
+const shown = (tab) => tab?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen
 
 export function Tabs({ name, tab }) {
   return html`<nav class="tabs" aria-label="Views of the run">${TABS.map((one) =>
-    html`<a href=${link(one === "curves" ? ["run", name] : ["run", name, one])} aria-current=${one === tab ? "page" : undefined}>${one}</a>`)}</nav>`;
+    html`<a href=${link(one === "curves" ? ["run", name] : ["run", name, one])} aria-current=${one === tab ? "page" : undefined} ref=${one === tab ? shown : undefined}>${one}</a>`)}</nav>`;
 }
 
 export function Run({ name, tab }) {

@@ -1,0 +1,79 @@
+"""The checks of commands that are not run find what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from rocstar.cli import USAGE_ERROR
+from rocstar.errors import ConfigError
+from tests.docs import commands
+from tests.docs.pages import ROOT, blocks, without_comment
+
+README = ROOT / "README.md"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rocstar trian recipes/quickstart.toml",
+        "rocstar train recipes/quickstart.toml --dry",
+        "rocstar runs show last --yaml",
+        "export A=1; torchrun --nproc-per-node 8 --no-python rocstar train mine.toml --gpus 8",
+        "rocstar plan recipes/quickstart.toml --gpus many",
+    ],
+)
+def test_wrong_verbs_flags_and_values_are_found(command: str) -> None:
+    (arguments,) = commands.rocstar_calls(command)
+    with pytest.raises(USAGE_ERROR):
+        commands.parse(arguments)
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("rollout.max_turn=2", ValueError),
+        ("stage.stage1.sandbox.slots=2", ValueError),
+        ("engine.local.thread=2", ValueError),
+        ("rollout.max_turns=many", ValidationError),
+        ("resample.method=rok", ValidationError),
+        ("data.train_files=[1, 2]", ValidationError),
+    ],
+)
+def test_wrong_settings_are_found(setting: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        commands.check_settings(["train", "mine.toml", setting])
+
+
+@pytest.mark.parametrize("setting", ["stage.any.learning.clip_low=0.1", "engine.v.url=URL", "data.train_files=a.jsonl"])
+def test_right_settings_pass(setting: str) -> None:
+    commands.check_settings(["train", "mine.toml", setting])
+
+
+def test_settings_are_checked_with_the_recipe_that_they_change() -> None:
+    with pytest.raises(ConfigError):
+        commands.check_settings(["train", "recipes/quickstart.toml", "resample.keep=10000"])
+
+
+def test_absent_files_flags_and_extras_are_found() -> None:
+    assert commands.absent_files("rocstar train recipes/slowstart.toml", README) == ["recipes/slowstart.toml"]
+    assert commands.unknown_flags("python benchmarks/scheduling.py --jobs 2 --jobz 3") == ["--jobz"]
+    assert commands.unknown_extras("pip install 'rocstar[view,vue]'") == ["vue"]
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("rocstar chat last -p 'a # b'   # one question", "rocstar chat last -p 'a # b'"),
+        ("jq 'a#b' x#y  # z", "jq 'a#b' x#y"),
+        ("# only a comment", ""),
+    ],
+)
+def test_a_comment_ends_a_command_where_a_shell_ends_it(line: str, command: str) -> None:
+    assert without_comment(line) == command
+
+
+def test_marks_hold_for_the_commands_that_they_name() -> None:
+    page = ROOT / "docs" / "learning.md"
+    (block,) = [block for block in blocks(page) if block.language == "sh"]
+    assert [block.need(command) for command in block.commands] == ["hours", "cluster", "gpu"]

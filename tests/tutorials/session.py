@@ -1,0 +1,152 @@
+"""Carries out a page of docs/tutorials as a reader would: its blocks in order, in one folder, and what each shows.
+
+An `sh` block runs in bash, which ends at the first command that fails; a `python` block goes on from those before it. A
+`text` block is what the block before it printed, stdout and stderr together; `...` stands for anything. Comments that
+readers do not see say what is not plain:
+
+    <!-- after: 01-first-run.md -->   at the top: the page goes on in the folder of that one
+    <!-- exits: 2 -->                 before a block: its exit code
+    <!-- until: http:// -->           before a block: Ctrl-C once this was printed
+    <!-- needs: gpu -->               before a block: not run here (`tests/docs/pages.py`)
+
+    python -m tests.tutorials.session docs/tutorials/01-first-run.md FOLDER     what each block prints, and its CPU
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.pages import ROOT, Block, blocks
+
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
+MARK = re.compile(r"<!-- (after|exits|until): (.+) -->")
+SECONDS = 280
+"""For one block, on a machine that does other things as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A block that is carried out, and the output that the page shows for it (None: none)."""
+
+    block: Block
+    earlier: tuple[str, ...]
+    """Python blocks before it."""
+    output: str | None
+    exits: int
+    until: str | None
+
+
+def page_before(page: Path) -> Path | None:
+    """The page in whose folder this one goes on."""
+    found = MARK.search(page.read_text())
+    return page.parent / found[2] if found and found[1] == "after" else None
+
+
+def shown(page: Path) -> Iterator[Shown]:
+    """Blocks to carry out, in order. Raises ValueError for an output that no block printed."""
+    found = blocks(page)
+    lines = page.read_text().splitlines()
+    python: list[str] = []
+    for block, following in zip(found, [*found[1:], None], strict=True):
+        if block.language not in ("sh", "python") or block.need():
+            if block.language == "text" and found[found.index(block) - 1].language not in ("sh", "python"):
+                raise ValueError(f"{block.place}: no block before it printed this")
+            continue
+        mark = MARK.fullmatch(lines[block.line - 3].strip())
+        said = {mark[1]: mark[2]} if mark else {}
+        output = following.text if following and following.language == "text" else None
+        yield Shown(
+            block=block,
+            earlier=tuple(python),
+            output=output,
+            exits=int(said.get("exits", 0)),
+            until=said.get("until"),
+        )
+        if block.language == "python":
+            python.append(block.text)
+
+
+def carry_out(one: Shown, folder: Path) -> tuple[int, str]:
+    """Exit code, and what was printed."""
+    process = subprocess.Popen(
+        ["bash", "-e", "-o", "pipefail", "-c", one.block.text] if one.block.language == "sh" else _python(one),
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        begun = _read_until(process, one.until) if one.until else ""
+        return_said = process.communicate(timeout=SECONDS)[0]
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return process.returncode, begun + return_said
+
+
+def environment() -> dict[str, str]:
+    """A reader's, with this tree's `rocstar` and `python` and one thread for each process."""
+    own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **own, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def fits(output: str, told: str) -> bool:
+    """Whether a page's output says what was printed."""
+    parts = [re.escape(part) for part in _trimmed(output).split("...")]
+    return re.fullmatch(".*?".join(parts), _trimmed(told), re.DOTALL) is not None
+
+
+def _python(one: Shown) -> list[str]:
+    silent = "import contextlib\nwith contextlib.redirect_stdout(None):\n exec({!r})\n"
+    return [sys.executable, "-c", "".join(silent.format(text) for text in one.earlier) + one.block.text]
+
+
+def _read_until(process: subprocess.Popen[str], wanted: str) -> str:
+    """What was printed up to the line with these words, after which a Ctrl-C is sent."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if wanted in line:
+            os.killpg(process.pid, signal.SIGINT)
+            break
+    return said
+
+
+def _trimmed(text: str) -> str:
+    """Without spaces at the ends of lines and empty lines at either end."""
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main(page: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in shown(page.resolve()):
+        before = _cpu_seconds()
+        code, said = carry_out(one, folder)
+        expected = "" if one.output is None else " as shown" if fits(one.output, said) else " NOT AS SHOWN"
+        print(
+            f"\n=== {one.block.place}\n{one.block.text}--- exit {code}, {_cpu_seconds() - before:.1f} CPU s{expected}"
+        )
+        print(said, flush=True)
+    print(f"=== {_cpu_seconds():.1f} CPU s in all")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

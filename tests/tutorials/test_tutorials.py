@@ -1,0 +1,58 @@
+"""Every block of every tutorial runs as printed and prints what the page shows; see session.py for how."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, links
+from tests.tutorials.session import PAGES, carry_out, fits, page_before, shown
+
+CarryOut = Callable[[Path], Path]
+
+
+@pytest.fixture(scope="module")
+def carried_out(tmp_path_factory: pytest.TempPathFactory) -> CarryOut:
+    """Carries a page out once, after the one that it goes on from; the folder that it leaves."""
+    left: dict[Path, Path] = {}
+
+    def folder_of(page: Path) -> Path:
+        if page not in left:
+            folder = tmp_path_factory.mktemp("tutorials") / page.stem
+            before = page_before(page)
+            shutil.copytree(folder_of(before), folder) if before else folder.mkdir()
+            for one in shown(page):
+                code, said = carry_out(one, folder)
+                assert code == one.exits, f"{one.block.place} ended with {code}:\n{said}"
+                if one.output is not None:
+                    assert fits(one.output, said), f"{one.block.place} printed:\n{said}"
+            left[page] = folder
+        return left[page]
+
+    return folder_of
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_runs_as_printed(carried_out: CarryOut, page: Path) -> None:
+    carried_out(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_a_tutorial_lead_somewhere(page: Path) -> None:
+    targets = [target.partition("#")[0] for target in links(page) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_index_names_every_tutorial_in_order() -> None:
+    index = ROOT / "docs" / "tutorials" / "README.md"
+    named = [target for target in links(index) if target[:2].isdigit()]
+    assert named == [page.name for page in PAGES]
+
+
+def test_an_output_fits_only_what_was_printed() -> None:
+    assert fits("step 1  loss ...\n...\ndone", "step 1  loss 5.5  \nstep 2\n\ndone\n")
+    assert not fits("step 1  loss ...\ndone", "step 2  loss 5.5\ndone")
+    assert not fits("right 12", "right 123")
