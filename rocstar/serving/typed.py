@@ -37,8 +37,12 @@ class Typed:
 
     def _wait(self, asked: Future[str]) -> None:
         """Not by `sys.stdin`: a thread that waits in that holds a lock which keeps the process from ending."""
-        while b"\n" not in self._rest and (more := os.read(sys.stdin.fileno(), READ_BYTES)):
-            self._rest += more
+        asked.set_running_or_notify_cancel()
+        try:
+            while b"\n" not in self._rest and (more := os.read(sys.stdin.fileno(), READ_BYTES)):
+                self._rest += more
+        except (OSError, ValueError) as error:  # it was closed
+            asked.set_exception(error)
+            return
         line, _, self._rest = self._rest.partition(b"\n")
-        if asked.set_running_or_notify_cancel():
-            asked.set_result(line.decode("utf-8", "replace"))
+        asked.set_result(line.decode("utf-8", "replace"))

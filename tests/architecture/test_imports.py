@@ -33,7 +33,7 @@ SANDBOX_PACKAGES = {
 DEEPEST_SANDBOX_CHAIN = 7
 FOREIGN = ("trl", "verl", "inspect_ai")
 INSIDE_VLLM = "rocstar.engines.inside_vllm"
-CLI_TOP = ("typer", "rocstar", "rocstar.errors", "rocstar.exits", "rocstar.signals")
+CLI_TOP = ("typer", "typer.core", "rocstar", "rocstar.errors", "rocstar.exits", "rocstar.signals")
 VERBS = "rocstar.verbs"
 
 
