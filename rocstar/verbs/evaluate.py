@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rocstar.exits import need
-from rocstar.verbs.common import AsJson, print_json, quiet, stoppable
+from rocstar.verbs.common import AsJson, print_json, quiet, stoppable, tell_next
 
 ENDPOINT_KEY, JUDGE_KEY = "OPENAI_API_KEY", "ROCSTAR_JUDGE_API_KEY"
 """Environment variables that hold API keys; none is needed where an endpoint asks for none."""
@@ -117,6 +117,8 @@ def evaluate(
             results.append(result)
             if not as_json:
                 screen.figures(result)
+    for result in results:
+        tell_next(f"rocstar view {result['saved']}", f"rocstar runs rollouts {result['saved']} --wrong")
     if as_json:
         print_json(results[0] if len(results) == 1 else {"results": results})
 
