@@ -327,7 +327,13 @@ def test_an_evaluation_is_a_table_or_one_object(
     def measure(given: SimpleNamespace, screen: Any) -> list[dict[str, Any]]:
         asked.clear()
         asked.update(vars(given))
-        return [{"avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}, "mean_response_tokens": 23.25, "saved": "evals/t"}]
+        return [
+            {
+                "avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30},
+                "mean_response_tokens": 23.25,
+                "saved": "evals/t",
+            }
+        ]
 
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
     install(monkeypatch, "rocstar.evaluation.plan", evaluations=measure, Given=SimpleNamespace)

@@ -1,5 +1,5 @@
-"""How a run stands: `running`, `finished`, `stopped` or `failed`, and why it failed. The words of `runs list`, `runs show`
-and the page.
+"""How a run stands: `running`, `finished`, `stopped` or `failed`, and why it failed. The words of
+`runs list`, `runs show` and the page.
 
 Not here: how many steps are done (show.py)."""
 
