@@ -337,6 +337,8 @@ def test_an_evaluation_is_a_table_or_one_object(
 
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
     install(monkeypatch, "rocstar.evaluation.plan", evaluations=measure, Given=SimpleNamespace)
+    Path("last").mkdir()
+    Path("last/config.json").touch()
     asking = ["--question", "Body", "--question", "Question", "--template", "papr", "rollout.top_p=0.5"]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", *asking]) == exits.OK
     table, told = capsys.readouterr()
@@ -347,6 +349,13 @@ def test_an_evaluation_is_a_table_or_one_object(
     assert asked["options"] == {"rollout.template=papr": "--template papr"} and asked["settings"] == [asking[-1]]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
+
+
+@pytest.mark.parametrize("verb", ["eval nosuch --data t.jsonl", "chat nosuch", "serve nosuch"])
+def test_a_model_that_is_not_there_is_refused_before_torch_is_loaded(verb: str) -> None:
+    code = "import sys; from rocstar import cli; cli.run(sys.argv[1:]); print('torch' in sys.modules)"
+    done = child(*verb.split(), python=code)
+    assert done.stderr.startswith("rocstar: there is no run nosuch") and done.stdout.strip() == "False"
 
 
 def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,8 +133,8 @@ def _check_faults(groups: Sequence[Group], budget: float) -> None:
     if len(faults) > budget * len(attempts):
         raise RunHalted(
             f"{len(faults)} of the {len(attempts)} attempts of this evaluation ended by failures outside the "
-            f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; mend what failed and evaluate again; the "
-            f"first says: {faults[0]}"
+            f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; "
+            f"mend what failed and evaluate again; the first says: {faults[0]}"
         )
 
 

@@ -112,7 +112,8 @@ def _refuse_faults(stage: str, problems: Sequence[Problem], rows: Sequence[Mappi
     if unasked > budget * len(problems):
         raise RunHalted(
             f"stage {stage}: the attempts at {unasked} of {len(problems)} problems ended by failures "
-            f"outside the model, run.fault_budget allows {budget:.0%}; what was found is kept, and a resumed run asks for the rest"
+            f"outside the model, "
+            f"run.fault_budget allows {budget:.0%}; what was found is kept, and a resumed run asks for the rest"
         )
 
 

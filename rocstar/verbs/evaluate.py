@@ -79,6 +79,7 @@ def evaluate(
 
     Example: rocstar eval last --benchmark aime24,math500 --data-folder data"""
     need("train")
+    _refuse_absent(model if endpoint is None else None, benchmark, runs)
     quiet()
     from rocstar.evaluation.plan import Given, evaluations
     from rocstar.screen import Screen
@@ -121,6 +122,17 @@ def evaluate(
         tell_next(f"rocstar view {result['saved']}", f"rocstar runs rollouts {result['saved']} --wrong")
     if as_json:
         print_json(results[0] if len(results) == 1 else {"results": results})
+
+
+def _refuse_absent(model: str | None, benchmark: str | None, runs: Path) -> None:
+    """What is not there, before anything that takes seconds is loaded. Raises ConfigError."""
+    from rocstar.evaluation.benchmark import find_benchmarks
+    from rocstar.runs.branch import find_model
+
+    if model is not None:
+        find_model(model, runs)
+    if benchmark is not None:
+        find_benchmarks(benchmark)
 
 
 def key_in(variable: str) -> str | None:
