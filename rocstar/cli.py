@@ -38,7 +38,7 @@ from rocstar.verbs import (
     view,
 )
 from rocstar.verbs import runs as run_verbs
-from rocstar.verbs.common import STYLE, AsJson, print_json, stop, stoppable
+from rocstar.verbs.common import STYLE, AsJson, print_json, stop, stoppable, tell_next
 
 if TYPE_CHECKING:
     from rocstar.config import Recipe
@@ -239,6 +239,8 @@ def _start(
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
     if not recipe.stage:
         raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
+    if not dry_run:
+        need("train")
     # Whatever is wrong is found before there is a folder.
     refuse_absent(recipe.run.trackers)
     refuse_place(recipe.run.folder, recipe.run.name)
@@ -248,7 +250,6 @@ def _start(
         given = settings if runs is None else [*settings, f"run.folder={runs}"]
         _print_given(recipe, of_recipe(recipe, path, given, os.environ), as_json=as_json)
         return
-    need("train")
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
     material = replace(material, recipe=material.recipe.settled())  # as a resumed run reads it
@@ -269,6 +270,8 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
                 f"--resume goes on with the run's own settings and takes no {given!r}; leave that out (only "
                 "cluster.KEY=VALUE, engine.NAME.KEY=VALUE and run.stall_KEY=VALUE may change)"
             )
+    if not dry_run:
+        need("train")
     folder = RunFolder.find(name, runs)
     recipe = changed(resolved_from_json(folder.resolved), settings, {})
     with stoppable(NOTHING_YET):
@@ -287,6 +290,8 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
 
+    if not dry_run:
+        need("train")
     source, step = find_checkpoint(name, runs)
     ended = source.stages_ended(step)
     for given in settings:
@@ -305,7 +310,6 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     if dry_run:
         _print_given(recipe, of_run(recipe, source.name, settings, os.environ), as_json=as_json)
         return
-    need("train")
     fill = partial(fill_branch, source=source, step=step)
     text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
     folder = RunFolder.create(recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
@@ -347,6 +351,8 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
             raise
         stop(FAILED, f"the disk is full; free some space, then {go_on}")
     run_verbs.print_run(folder, as_json=as_json)
+    where = folder.name if _is_default(folder) else str(folder.path)
+    tell_next(f"rocstar view {where}", f"rocstar runs rollouts {where} --wrong", f"rocstar chat {where}")
 
 
 def _kept(folder: RunFolder) -> str:

@@ -79,10 +79,12 @@ def need(extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """The command that brings an extra, or with "" the base, to this very interpreter; from a checkout, the one that
-    pins the tested set."""
+    """The command that brings an extra, or with "" the base, to this very interpreter; from a checkout, one that pins
+    the tested set: scripts/install where it made the environment."""
     chosen = f"[{extra}]" if extra else ""
     checkout = Path(rocstar.__file__).parent.parent
+    if extra and Path(sys.prefix).resolve() == checkout / ".venv":
+        return f"cd {checkout} && scripts/install {extra}"
     if (checkout / "constraints" / "cpu.txt").is_file():
         return f"cd {checkout} && {sys.executable} -m pip install -c constraints/cpu.txt -e '.{chosen}'"
     return f"{sys.executable} -m pip install 'rocstar{chosen}'"

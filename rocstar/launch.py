@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from rocstar.exits import failure
 from rocstar.machines import opened_machines
+from rocstar.runs.state import note_failure
 from rocstar.threads import quiet_torch
 
 if TYPE_CHECKING:
@@ -18,16 +22,28 @@ if TYPE_CHECKING:
 
 def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
     """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
-    after a save where there is something to save that is not saved yet."""
+    after a save where there is something to save that is not saved yet. Another error is kept in the run's events."""
     recipe = material.recipe
     quiet_torch(recipe.run.threads)
-    with folder.locked(), opened_machines(recipe, folder.path.resolve() / "run.json") as machines:
+    identity = folder.path.resolve() / "run.json"
+    with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity) as machines:
         from rocstar.train import train
         from rocstar.training.stopper import Stopper
 
         stopper = Stopper(screen.note)
         with stopper.installed():
             asyncio.run(train(material, folder, screen, machines, resume=resume, stopper=stopper))
+
+
+@contextmanager
+def _failure_noted(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        told = failure(error)
+        with suppress(OSError):  # a full disk may be what ended it
+            note_failure(folder, told[1] if told else f"a fault of rocstar itself: {type(error).__name__}: {error}")
+        raise
 
 
 def serve_rank() -> None:

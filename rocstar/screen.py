@@ -135,6 +135,8 @@ class Screen:
                 self._print(
                     f"{stage['name']} ended after {stage['done']} of at most {stage['steps']} steps: {stage['ended']}"
                 )
+        if shown.get("state", "finished") != "finished":
+            self._print(f"{shown['name']} {_stands(shown)}")
         for warning in shown.get("warnings", ()):
             self._print(f"warning at step {warning['step']}: {warning['evidence']}; {warning['action']}")
         if seconds := summary.get("cpu_seconds"):
@@ -159,13 +161,16 @@ class Screen:
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """A list of runs, each as `show_run` returns it."""
-        table = _table("run", "started", "steps", "accuracy before", "after")
+        table = _table("run", "started", "state", "steps", "accuracy before", "after")
         for row in rows:
             done, steps = (sum(stage[key] for stage in row["stages"]) for key in ("done", "steps"))
-            state = f"{done}/{steps}" if row["finished"] else f"{done}/{steps} unfinished"
+            of = f"{done}" if row["finished"] else f"{done}/{steps}"  # a stage may end early by its rule
             accuracies = [_value(row["summary"].get(f"accuracy_{when}"), percent) for when in ("before", "after")]
-            table.add_row(row["name"], (row["started"] or "")[:16].replace("T", " "), state, *accuracies)
+            table.add_row(row["name"], (row["started"] or "")[:16].replace("T", " "), row["state"], of, *accuracies)
         self._print(table)
+        for row in rows:
+            if row["reason"]:
+                self._print(f"{row['name']} {_stands(row)}")
 
     def close(self) -> None:
         """Leave the last progress line standing and give the terminal back."""
@@ -350,6 +355,14 @@ def _table(first: str, *others: str) -> Table:
     for name in others:
         table.add_column(name, justify="right")
     return table
+
+
+def _stands(run: Mapping[str, Any]) -> str:
+    """How a run that is not finished stands, after its name."""
+    steps = run["step"]
+    if run["state"] == "running":
+        return f"is running, {steps} steps are done"
+    return f"{run['state']} after {steps} steps" + (f": {run['reason']}" if run["reason"] else "")
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

@@ -233,7 +233,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), exits.FAILED, "/x: Permission denied"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), exits.NOT_READY, "torch is not installed"),
-        (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "pip install -c constraints/cpu.txt"),
+        (ModuleNotFoundError("", name="transformers.models"), exits.NOT_READY, "install what is missing with"),
         (ModuleNotFoundError("", name="their_rewards"), exits.NOT_READY, "put its folder on PYTHONPATH"),
     ],
 )
@@ -327,19 +327,35 @@ def test_an_evaluation_is_a_table_or_one_object(
     def measure(given: SimpleNamespace, screen: Any) -> list[dict[str, Any]]:
         asked.clear()
         asked.update(vars(given))
-        return [{"avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}, "mean_response_tokens": 23.25}]
+        return [
+            {
+                "avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30},
+                "mean_response_tokens": 23.25,
+                "saved": "evals/t",
+            }
+        ]
 
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
     install(monkeypatch, "rocstar.evaluation.plan", evaluations=measure, Given=SimpleNamespace)
+    Path("last").mkdir()
+    Path("last/config.json").touch()
     asking = ["--question", "Body", "--question", "Question", "--template", "papr", "rollout.top_p=0.5"]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", *asking]) == exits.OK
-    table = capsys.readouterr().out
+    table, told = capsys.readouterr()
+    assert "rocstar view evals/t" in told.splitlines()[-1]
     assert "50.0%" in table and "40.0 to 60.0" in table and "mean response tokens" in table
     assert (asked["model"], asked["data"], asked["attempts"]) == ("last", "t.jsonl", 4)
     assert asked["question"] == ["Body", "Question"]
     assert asked["options"] == {"rollout.template=papr": "--template papr"} and asked["settings"] == [asking[-1]]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
+
+
+@pytest.mark.parametrize("verb", ["eval nosuch --data t.jsonl", "chat nosuch", "serve nosuch"])
+def test_a_model_that_is_not_there_is_refused_before_torch_is_loaded(verb: str) -> None:
+    code = "import sys; from rocstar import cli; cli.run(sys.argv[1:]); print('torch' in sys.modules)"
+    done = child(*verb.split(), python=code)
+    assert done.stderr.startswith("rocstar: there is no run nosuch") and done.stdout.strip() == "False"
 
 
 def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

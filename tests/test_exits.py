@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from rocstar.exits import EXTRA_OF, FAILED, NOT_READY, failure
+import rocstar
+from rocstar.exits import EXTRA_OF, FAILED, NOT_READY, failure, install_command
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
@@ -28,7 +30,9 @@ EXTRAS = {"": modules_of(PROJECT["dependencies"])} | {
 OUR_OWN = ("dev", "docs", "browser")  # what only work on rocstar itself needs
 
 
-@pytest.mark.parametrize("module", sorted({m for name, brings in EXTRAS.items() if name not in OUR_OWN for m in brings}))
+@pytest.mark.parametrize(
+    "module", sorted({m for name, brings in EXTRAS.items() if name not in OUR_OWN for m in brings})
+)
 def test_every_dependency_names_an_extra_that_brings_it(module: str) -> None:
     bringing = {extra for extra, modules in EXTRAS.items() if module in modules}
     assert EXTRA_OF[module] in bringing
@@ -49,10 +53,21 @@ def test_no_module_is_promised_that_no_extra_brings() -> None:
         ("datasets", ".[data]"),
     ],
 )
-def test_the_extra_that_is_missing_is_the_one_suggested(module: str, chosen: str) -> None:
+def test_the_extra_that_is_missing_is_the_one_suggested(
+    monkeypatch: pytest.MonkeyPatch, module: str, chosen: str
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/theirs")
     told = failure(ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert told is not None and told[0] == NOT_READY
     assert told[1].startswith(f"{module} is not installed; ") and chosen in told[1]
+
+
+def test_where_scripts_install_made_the_environment_it_is_the_one_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = Path(rocstar.__file__).parent.parent
+    monkeypatch.setattr(sys, "prefix", str(checkout / ".venv"))
+    assert install_command("train") == f"cd {checkout} && scripts/install train"
+    monkeypatch.setattr(sys, "prefix", "/opt/theirs")
+    assert "pip install" in install_command("train")
 
 
 def test_what_rocstar_never_brings_is_not_promised() -> None:

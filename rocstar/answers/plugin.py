@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -169,7 +170,7 @@ class RewardVerifier:
         except TimeoutError:
             return VerifierUnavailable(f"{self._reward.name} gave no reward within {self._seconds:g} s.")
         except _Raised as error:
-            return VerifierUnavailable(f"{self._reward.name} raised {error}.")
+            return VerifierUnavailable(f"your reward function {self._reward.name} raised {error}.")
         return Grade(self._verdict(given), "function", None)
 
     def _run(self, done: Future[Any], problem: Problem, text: str) -> None:
@@ -180,7 +181,8 @@ class RewardVerifier:
         try:
             done.set_result(self._reward(problem, text))
         except BaseException as error:  # their code: SystemExit must not pass for an answer either
-            done.set_exception(_Raised(f"{type(error).__name__}: {str(error)[:200]}"))
+            place = _place_in(self._reward.function, error)
+            done.set_exception(_Raised(f"{type(error).__name__}: {str(error)[:200]} ({place})"))
         finally:
             self._one_at_a_time.release()
 
@@ -193,6 +195,14 @@ class RewardVerifier:
             raise ConfigError(
                 f"{self._reward.name} gave {str(given)[:80]!r} as a reward; let it return 1 for right and 0 for wrong."
             ) from error
+
+
+def _place_in(function: Function, error: BaseException) -> str:
+    """The last line of the function's own file that the error passed."""
+    code = getattr(inspect.unwrap(function), "__code__", None) or type(function).__call__.__code__
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == code.co_filename), frames[-1])
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 class _Raised(Exception):

@@ -183,7 +183,9 @@ def _tell_kept(made: Evaluation, prepared: Prepared, screen: Screen) -> None:
         screen.note(f"the same evaluation was made before, in {prepared.finished[0]}; this one is kept beside it")
     if missing := made.result["environment_failed"]:
         attempts = made.result["attempts"]
-        screen.note(f"{missing} of {attempts} attempts ended by faults of ours and are in none of the figures")
+        screen.note(
+            f"{missing} of {attempts} attempts ended by failures outside the model and are in none of the figures"
+        )
     screen.note(f"saved in {prepared.folder}")
 
 

@@ -132,9 +132,9 @@ def _check_faults(groups: Sequence[Group], budget: float) -> None:
     faults = [attempt.fault for attempt in attempts if attempt.stop is Stop.ENVIRONMENT_FAILED]
     if len(faults) > budget * len(attempts):
         raise RunHalted(
-            f"{len(faults)} of the {len(attempts)} attempts of this evaluation ended by faults of ours, which is more "
-            f"than run.fault_budget {budget:.0%} allows, so it has no result; mend what failed and evaluate again; the "
-            f"first says: {faults[0]}"
+            f"{len(faults)} of the {len(attempts)} attempts of this evaluation ended by failures outside the "
+            f"model, which is more than run.fault_budget {budget:.0%} allows, so it has no result; "
+            f"mend what failed and evaluate again; the first says: {faults[0]}"
         )
 
 

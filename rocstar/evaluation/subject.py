@@ -33,7 +33,7 @@ from rocstar.places import VllmEngines
 from rocstar.recipe import changed, resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
-from rocstar.runs.branch import find_checkpoint
+from rocstar.runs.branch import find_model
 from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
@@ -66,11 +66,9 @@ class Subject:
 
 def find_subject(name: str, runs: Path) -> Subject:
     """Raises ConfigError when nothing of that name is there."""
-    if (Path(name) / "config.json").is_file():
-        return Subject(model=Path(name), recipe=Recipe(), run=None, step=0)
-    run, step = find_checkpoint(name, runs)
-    recipe = as_evaluated(resolved_from_json(run.resolved))
-    return Subject(model=run.checkpoint(step) / "model", recipe=recipe, run=run, step=step)
+    model, run, step = find_model(name, runs)
+    recipe = as_evaluated(resolved_from_json(run.resolved)) if run else Recipe()
+    return Subject(model=model, recipe=recipe, run=run, step=step)
 
 
 def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:

@@ -23,9 +23,11 @@ AXES: dict[str, Callable[[Rows], list[float]]] = {
 """What may stand on the x axis: steps, or seconds or tokens (written, or learnt from in the cold start) so far."""
 
 
-def plot(runs: Sequence[RunFolder], metrics: Sequence[str], axis: str, path: Path) -> None:
-    """Raises ConfigError for a metric that none of them has, a file that is no picture, or an unknown axis; OSError."""
+def plot(runs: Sequence[RunFolder], named: Sequence[str] | None, axis: str, path: Path) -> None:
+    """named: the metrics to draw; without, those of METRICS that any of the runs has. Raises ConfigError for a metric
+    that none of them has, a file that is no picture, or an unknown axis; OSError."""
     read = {run.name: list(read_journal(run.metrics)) for run in runs}
+    metrics = named or _present(read)
     _refuse(read, metrics, axis, path)
     import matplotlib
 
@@ -60,8 +62,20 @@ def _line(panel: Any, name: str, rows: Rows, metric: str, axis: str) -> None:
             panel.axvline(x, color=drawn[0].get_color(), linewidth=0.5, linestyle=":")
 
 
+def _present(read: Mapping[str, Rows]) -> list[str]:
+    """Defaults that can be drawn: a run in which nothing was right has no error share among right attempts."""
+    there = _known(read)
+    if not there:
+        raise ConfigError(f"{', '.join(read)} has no metrics yet that could be drawn; wait for a first step")
+    return [metric for metric in METRICS if metric in there] or there[:COLUMNS]
+
+
+def _known(read: Mapping[str, Rows]) -> list[str]:
+    return sorted({key for rows in read.values() for row in rows for key in row if isinstance(row[key], float)})
+
+
 def _refuse(read: Mapping[str, Rows], metrics: Sequence[str], axis: str, path: Path) -> None:
-    known = sorted({key for rows in read.values() for row in rows for key in row if isinstance(row[key], float)})
+    known = _known(read)
     missing = [metric for metric in metrics if metric not in known]
     if missing:
         raise ConfigError(f"no run has a metric {missing[0]}; they have {', '.join(known) or 'none yet'}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from rocstar.runs.folder import SCHEMA_VERSION, RunFolder, read_json
 from rocstar.runs.journal import read_journal
+from rocstar.runs.state import failure_of, state_of
 
 CPU = "cpu/"
 # Key of the summary, before `_before` and `_after` -> key of an evaluation's result.json.
@@ -49,6 +50,8 @@ def show_run(folder: RunFolder) -> Row:
         "hardware": identity.get("hardware"),
         "branched_from": identity.get("branched_from"),
         "finished": folder.summary.exists(),
+        "state": (state := state_of(folder)),
+        "reason": failure_of(folder) if state == "failed" else None,
         "step": rows[-1]["step"] if rows else 0,
         "stages": _stages(folder, rows),
         "warnings": _warnings(folder),

@@ -49,8 +49,8 @@ class Level:
     tools_only: bool = False
     """Means nothing where attempts have no tool."""
 
-    def alarm(self, rows: Sequence[Row], tools: bool) -> Alarm | None:
-        mean = window_mean(rows, self.metric, WINDOW)
+    def alarm(self, rows: Sequence[Row], tools: bool, window: int = WINDOW) -> Alarm | None:
+        mean = window_mean(rows, self.metric, window)
         if mean is None or (self.tools_only and not tools):
             return None
         reached = (self.least is not None and mean >= self.least) or (self.most is not None and mean <= self.most)
@@ -133,10 +133,13 @@ LEVELS = (
 )
 
 
-def alarms(rows: Sequence[Row], evaluations: Sequence[Evaluated] = (), *, tools: bool = True) -> list[Alarm]:
-    """Those that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any."""
+def alarms(
+    rows: Sequence[Row], evaluations: Sequence[Evaluated] = (), *, tools: bool = True, steps: int = WINDOW
+) -> list[Alarm]:
+    """Those that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
+    steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
     found = [
-        *(level.alarm(rows, tools) for level in LEVELS),
+        *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
         *(judge(rows) for judge in TRENDS),
         _evaluation_lags(rows, evaluations),
     ]

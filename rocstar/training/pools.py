@@ -111,7 +111,8 @@ def _refuse_faults(stage: str, problems: Sequence[Problem], rows: Sequence[Mappi
     unasked = len(problems) - len({row["id"] for row in rows})
     if unasked > budget * len(problems):
         raise RunHalted(
-            f"stage {stage}: the attempts at {unasked} of {len(problems)} problems ended by faults of ours, "
+            f"stage {stage}: the attempts at {unasked} of {len(problems)} problems ended by failures "
+            f"outside the model, "
             f"run.fault_budget allows {budget:.0%}; what was found is kept, and a resumed run asks for the rest"
         )
 

@@ -220,7 +220,8 @@ class Run:
     def _alarms(self, stage: SftStage | RlStage) -> list[Alarm]:
         if not isinstance(stage, RlStage):
             return []
-        return alarms(self.stage_rows, self.evaluated, tools=stage.rollout.max_turns > 1)
+        tools = stage.rollout.max_turns > 1
+        return alarms(self.stage_rows, self.evaluated, tools=tools, steps=stage.steps)
 
     def evaluates_after(self, done: int) -> bool:
         """Whether an evaluation comes after so many steps of an RL stage. The run is saved first: an evaluation that
@@ -275,7 +276,8 @@ class Run:
             self.tracker.event("faults", step=step, share=share, first=first)
         if share > self.recipe.run.fault_budget:
             raise RunHalted(
-                f"step {step}: {share:.0%} of the attempts ended by faults of ours, run.fault_budget allows "
+                f"step {step}: {share:.0%} of the attempts ended by failures outside the model, "
+                f"run.fault_budget allows "
                 f"{self.recipe.run.fault_budget:.0%}; the first says: {first}"
             )
 

@@ -31,6 +31,11 @@ def write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
+def tell_next(*commands: str) -> None:
+    """The last line of a command: what its result can be looked at with. On stderr, as it is no result."""
+    print(f"look at it with: {', '.join(commands)}", file=sys.stderr)
+
+
 def quiet() -> None:
     """Before anything loads torch; how many threads it computes with is the recipe's to say, later."""
     from rocstar.threads import quiet_torch

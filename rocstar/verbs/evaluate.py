@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocstar.exits import need
-from rocstar.verbs.common import AsJson, print_json, quiet, stoppable
+from rocstar.verbs.common import AsJson, print_json, quiet, stoppable, tell_next
 
 if TYPE_CHECKING:
     from rocstar.evaluation.plan import Given
@@ -97,6 +97,7 @@ def evaluate(
 
     Example: rocstar eval last --benchmark aime24,math500 --data-folder data"""
     need("train")
+    _refuse_absent(model if endpoint is None else None, benchmark, runs)
     quiet()
     from rocstar.evaluation.plan import Given
 
@@ -135,8 +136,21 @@ def _measure(given: Given, *, as_json: bool) -> None:
             results.append(result)
             if not as_json:
                 screen.figures(result)
+    for result in results:
+        tell_next(f"rocstar view {result['saved']}", f"rocstar runs rollouts {result['saved']} --wrong")
     if as_json:
         print_json(results[0] if len(results) == 1 else {"results": results})
+
+
+def _refuse_absent(model: str | None, benchmark: str | None, runs: Path) -> None:
+    """What is not there, before anything that takes seconds is loaded. Raises ConfigError."""
+    from rocstar.evaluation.benchmark import find_benchmarks
+    from rocstar.runs.branch import find_model
+
+    if model is not None:
+        find_model(model, runs)
+    if benchmark is not None:
+        find_benchmarks(benchmark)
 
 
 def key_in(variable: str) -> str | None:

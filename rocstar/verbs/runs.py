@@ -175,10 +175,9 @@ def plot(
     Example: rocstar runs plot last --metric reward/mean --metric len/tokens --out curves.svg"""
     need("plot")
     from rocstar.runs.folder import RunFolder
-    from rocstar.runs.plot import METRICS
     from rocstar.runs.plot import plot as draw
 
-    draw([RunFolder.find(name, runs) for name in names], metric or METRICS, axis, out)
+    draw([RunFolder.find(name, runs) for name in names], metric, axis, out)
     print(out)
 
 

@@ -37,7 +37,10 @@ def chat(
     runs: Runs = Path("runs"),
 ) -> None:
     """Talk to a model that may use its tools; each answer is shown as it is written, and remembered."""
+    from rocstar.runs.branch import find_model
+
     need("train")
+    find_model(model, runs)
     quiet()
     from rocstar.serving.typed import Typed
 
@@ -74,6 +77,9 @@ def serve(
     Example: rocstar serve last --port 8701"""
     need("train")
     need("sandbox")
+    from rocstar.runs.branch import find_model
+
+    find_model(model, runs)  # before anything that takes seconds is loaded
     quiet()
     from rocstar.serving.serve import serve as carry_out
 

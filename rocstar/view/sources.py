@@ -6,7 +6,6 @@ Not here: what an attempt says (index.py, attempt.py) and metrics over steps (cu
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.runs.evaluations import RESULT, find_evaluation, owner_of
 from rocstar.runs.folder import RunFolder, list_runs, read_json, step_of
 from rocstar.runs.journal import read_journal
-from rocstar.runs.lock import is_written
+from rocstar.runs.state import failure_of, state_of
 
-QUIET_SECONDS = 900.0  # a run elsewhere that wrote nothing for so long is shown as stopped
 PARTS = ("samples", "greedy")
 """Files of attempts in the folder of an evaluation."""
 
@@ -72,16 +70,6 @@ class Source:
             [self.run.checkpoint(step) / "model" for step in reversed(self.run.checkpoint_steps())] if self.run else []
         )
         return next((folder for folder in [*kept, *named] if (folder / "tokenizer.json").is_file()), None)
-
-
-def state_of(run: RunFolder) -> str:
-    """`finished`, `running` or `stopped`. A run on another machine is running while it writes."""
-    if run.summary.exists():
-        return "finished"
-    writing = is_written(run.path)
-    if writing is None:
-        writing = time.time() - run.last_active / 1e9 < QUIET_SECONDS
-    return "running" if writing else "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +158,12 @@ def overview(source: Source, remembered: Remembered) -> dict[str, Any]:
 
 
 def _of_run(run: RunFolder, remembered: Remembered) -> dict[str, Any]:
+    state = state_of(run)
     stages = remembered.of(run.resolved, _stages) if run.resolved.is_file() else []
     return {
         "started": run.identity.get("started"),
-        "state": state_of(run),
+        "state": state,
+        "reason": failure_of(run) if state == "failed" else None,
         "active": run.last_active / 1e9,
         "stages": stages,
         "steps": sum(stage["steps"] or 0 for stage in stages),

@@ -43,7 +43,16 @@ async def test_a_truncated_attempt_is_wrong_without_asking() -> None:
     assert isinstance(found, Outcome) and (found.verdict, found.method) == (WRONG, "truncated")
 
 
-@pytest.mark.parametrize(("text", "told"), [("raise", "raised SystemExit: no mood"), ("sleep", "within 0.2 s")])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "raise",
+            f"your reward function {HERE}moody raised SystemExit: no mood (reward_functions.py, line 29)",
+        ),
+        ("sleep", "within 0.2 s"),
+    ],
+)
 async def test_a_function_that_fails_is_an_outage_and_no_reward(text: str, told: str) -> None:
     found = await asked("moody", text)
     assert isinstance(found, VerifierUnavailable) and told in str(found)

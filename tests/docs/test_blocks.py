@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import io
 import json
 import re
 import shlex
@@ -15,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import pytest
 
@@ -135,6 +136,14 @@ def test_verbs_flags_files_and_keys_of_every_command_exist(block: Block) -> None
         assert commands.unknown_extras(command) == []
 
 
+def typed(text: str) -> IO[str]:
+    """A real file in the place of a keyboard."""
+    file = TemporaryFile("w+")
+    file.write(text)
+    file.seek(0)
+    return file
+
+
 @pytest.mark.parametrize("command", [command for command in RUN if not command.startswith("rocstar sandbox serve")])
 def test_a_command_works_as_printed(
     served: Desk, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -144,8 +153,9 @@ def test_a_command_works_as_printed(
         served.serve(line)
     elif line.startswith("rocstar ") and not set(line) & set("|&;<>$"):
         monkeypatch.chdir(served.folder)
-        monkeypatch.setattr("sys.stdin", io.StringIO("Add 2 and 3\n\n"))
-        assert cli.run(shlex.split(line)[1:]) == exits.OK, capsys.readouterr().err
+        with typed("Add 2 and 3\n\n") as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert cli.run(shlex.split(line)[1:]) == exits.OK, capsys.readouterr().err
     else:
         done = in_shell(line, served.folder)
         assert done.returncode == 0, done.stderr

@@ -52,6 +52,15 @@ def test_a_metric_that_no_run_has_is_refused_with_those_there_are(tmp_path: Path
     assert "<svg" in (tmp_path / "new" / "a.svg").read_text()
 
 
+def test_a_run_without_some_of_the_usual_metrics_is_drawn_from_the_others(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    plot([made(tmp_path, "a", steps=3)], None, "step", tmp_path / "a.svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "reward/mean" in drawn and "error_share" not in drawn
+    with pytest.raises(ConfigError, match="b has no metrics yet that could be drawn"):
+        plot([made(tmp_path, "b")], None, "step", tmp_path / "b.svg")
+
+
 def test_only_old_checkpoints_and_half_written_files_go(tmp_path: Path) -> None:
     folder = made(tmp_path, "a", steps=2)
     for step in (1, 2, 3):

@@ -9,6 +9,7 @@ from typing import Any
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.show import cpu_seconds, paired_transcripts, show_run, summary_of
+from rocstar.runs.state import note_failure, state_of
 from rocstar.runs.tracker import RunTracker
 from tests.runs.examples import run
 
@@ -103,3 +104,19 @@ def test_transcripts_are_of_one_problem_that_was_wrong_and_became_right() -> Non
     after = {"transcripts": [attempt("c", "right"), attempt("a", "right"), attempt("b", "wrong")]}
     assert paired_transcripts(before, after) == {"before": attempt("c", "wrong"), "after": attempt("c", "right")}
     assert paired_transcripts({"transcripts": ["x"]}, {}) == {"before": "x", "after": None}
+
+
+def test_a_run_that_an_error_ended_says_so_until_it_goes_on(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    trained(folder, 3)
+    assert (state_of(folder), show_run(folder)["reason"]) == ("stopped", None)
+    note_failure(folder, "the sandbox is gone")
+    shown = show_run(folder)
+    assert (shown["state"], shown["reason"]) == ("failed", "the sandbox is gone")
+    with RunTracker(folder) as tracker:
+        tracker.event("resumed", step=3)
+    assert (state_of(folder), show_run(folder)["reason"]) == ("stopped", None)
+    with folder.locked():
+        assert state_of(folder) == "running"
+    write_json(folder.summary, {})
+    assert state_of(folder) == "finished"

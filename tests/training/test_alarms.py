@@ -68,3 +68,9 @@ def test_a_reward_that_rises_while_the_evaluation_does_not_is_told() -> None:
     assert names(rising, 0.40, 0.45, 0.40) == []
     assert names(rising, 0.40, 0.40) == [], "two evaluations say little"
     assert names(stage(), 0.40, 0.39, 0.40) == [], "the reward did not rise either"
+
+
+def test_a_stage_shorter_than_the_window_is_told_that_it_learnt_nothing() -> None:
+    rows = [{**HEALTHY, "learn/updates": 0.0}] * 3
+    assert [alarm.name for alarm in alarms(rows, steps=3)] == ["nothing learnt"]
+    assert not alarms(rows[:2], steps=3) and not alarms(rows, steps=WINDOW)

@@ -130,7 +130,7 @@ async def test_a_killed_choice_asks_only_for_the_rest(tmp_path: Path) -> None:
 
 async def test_faults_of_ours_are_no_proof_of_anything_and_are_asked_again(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    with pytest.raises(RunHalted, match=r"3 of 10 problems ended by faults of ours"):
+    with pytest.raises(RunHalted, match=r"3 of 10 problems ended by failures outside the model"):
         await pool_of(folder, Scripted("0", "1", "2"), budget=0.2)
     again = Scripted()
     assert await pool_of(folder, again) == ["1", "3", "5", "7", "9"]
