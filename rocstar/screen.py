@@ -54,8 +54,9 @@ class Screen:
         self._lock = threading.RLock()
 
     def stage(self, name: str, detail: str = "") -> None:
-        """A stage begins; `detail` says in a few words what it does."""
+        """A stage begins; `detail` says in a few words what it does. Its first step is shown at once."""
         self._paces.clear()
+        self._printed = float("-inf")
         self.note(f"{name}: {detail}" if detail else name)
 
     def step(self, stage: str, step: int, total: int, metrics: Metrics) -> None:

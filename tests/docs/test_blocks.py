@@ -138,7 +138,7 @@ def test_verbs_flags_files_and_keys_of_every_command_exist(block: Block) -> None
 
 def typed(text: str) -> IO[str]:
     """A real file in the place of a keyboard."""
-    file = TemporaryFile("w+")
+    file = TemporaryFile("w+")  # noqa: SIM115 closed with the test that reads it
     file.write(text)
     file.seek(0)
     return file

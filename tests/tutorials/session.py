@@ -29,7 +29,7 @@ from tests.docs.pages import ROOT, Block, blocks
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 MARK = re.compile(r"<!-- (after|exits|until|numbers): (.+) -->")
-NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:,\d{3})*(?:e-?\d+)?")
+NUMBER = re.compile(r"(?:(?<!\w)[+-])?\d*\.?\d+(?:,\d{3})*(?:e-?\d+)?")
 SECONDS = 280
 """For one block, on a machine that does other things as well."""
 

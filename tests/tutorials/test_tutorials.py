@@ -63,3 +63,4 @@ def test_numbers_may_vary_where_a_page_says_so_and_words_may_not() -> None:
     page, told = "reward .172  cut 2%\n  ────  ", "reward 1.000  cut 12%\n ──────"
     assert fits(page, told, numbers_vary=True) and not fits(page, told)
     assert not fits("kept 8 of 12", "kept 8 off 12", numbers_vary=True)
+    assert fits("in set-...", "in set-5d8cb", numbers_vary=True)
