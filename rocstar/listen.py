@@ -1,4 +1,4 @@
-"""An address of this machine that a server of ours listens on, as a person gave it, and how the server is told to end."""
+"""An address of this machine that a server of ours listens on, and how the server is told to end."""
 
 from __future__ import annotations
 
