@@ -169,6 +169,7 @@ class KvScheduler:
         home, tokens = self._books[resident.engine or ""], resident.asked.tokens
         if self._waiting or self._moved_tokens + tokens > self._movable:
             return
+        self._meet(engines)
         best = min((self._books[name] for name in engines), key=Book.finish)
         self._expect(resident)
         work = resident.reads + FEED_READS * tokens
