@@ -39,7 +39,7 @@ ENOUGH = 1e-3  # relative gain of a round below which there is nothing more to f
 NO_TIME = 1e-12  # seconds in the place of zero, which has no logarithm
 EXACT = 1e-7  # relative error that no clock shows
 HALVINGS = 4
-WAVES = 8  # fillings of the cache, one after another, in the designed workload that only feeds
+WAVES = 3  # fillings of the cache, one after another, in the designed workload that only feeds
 
 Floats = npt.NDArray[np.float64]
 
