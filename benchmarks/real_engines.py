@@ -9,10 +9,13 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
+from rocstar.rollout.baselines import RoundRobin
+from rocstar.rollout.fit import Trial
 from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.rollout.workload import PlannedAttempt
 
@@ -39,6 +42,10 @@ class Measured(NamedTuple):
 class Engines(Protocol):
     async def roll(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, count: int) -> Measured:
         """All attempts at once on the first `count` engines."""
+        ...
+
+    async def calibrate(self, workloads: Sequence[Sequence[PlannedAttempt]]) -> list[Trial]:
+        """What one engine takes for each of the workloads, as many as were done by now."""
         ...
 
     async def close(self) -> None: ...
@@ -100,6 +107,10 @@ class InProcesses:
             stolen=waited / most,
         )
 
+    async def calibrate(self, workloads: Sequence[Sequence[PlannedAttempt]]) -> list[Trial]:
+        """One after another, now."""
+        return [Trial(attempts=each, ends=(await self.roll(each, RoundRobin(), 1)).ends) for each in workloads]
+
     def _waited(self, engines: Mapping[str, Any]) -> float:
         """Seconds that their threads could have run and did not."""
         return sum(_run_delay(thread) for engine in engines.values() for thread in _threads(engine.pid))
@@ -129,10 +140,13 @@ def _run_delay(thread: int) -> float:
 class ByCpuSeconds:
     """Decoders of the torch engine in this process, each with a clock that its own CPU seconds move; tools take their
     time on the same clocks. CPU seconds of the same work differ by a third with what runs beside, so they are counted
-    in steps of a reference decoder, which takes one now and then. Left out: processes, event loops, threads."""
+    in steps of a reference decoder, which takes one now and then. Workloads for the fit are done step by step between
+    the steps of the others, on a decoder of their own: a decoder that steps alone finds its weights in the nearest
+    cache and takes a tenth less. Left out: processes, event loops, threads."""
 
     def __init__(self, rows: int, pages: int) -> None:
         self._rows, self._pages, self._reference = rows, pages, _Reference(rows, pages)
+        self._calibration: _Calibration | None = None
 
     @classmethod
     async def start(cls, count: int, rows: int, kv_tokens: int) -> ByCpuSeconds:
@@ -146,7 +160,10 @@ class ByCpuSeconds:
             for place in range(count)
         }
         run = _CpuRun(attempts, scheduler, members)
-        run.run()
+        while not run.over:
+            run.advance()
+            if self._calibration is not None:
+                self._calibration.beside()
         makespan = max(run.ends.values())
         return Measured(
             ends=[run.ends[number] for number in range(len(attempts))],
@@ -156,6 +173,13 @@ class ByCpuSeconds:
             driver=0.0,
             stolen=0.0,
         )
+
+    async def calibrate(self, workloads: Sequence[Sequence[PlannedAttempt]]) -> list[Trial]:
+        """Begun at the first call; those that have ended since the last."""
+        if self._calibration is None:
+            decoder = _decoder(self._rows, self._pages)
+            self._calibration = _Calibration(workloads, lambda: _Member(decoder, self._pages, self._reference))
+        return self._calibration.taken()
 
     async def close(self) -> None:
         pass
@@ -276,17 +300,21 @@ class _CpuRun:
         self._asks = [(0.0, number) for number in range(len(attempts))]
         self.ends: dict[int, float] = {}
 
-    def run(self) -> None:
-        while len(self.ends) < len(self._attempts):
-            times = [(when, name) for name, member in self._members.items() if (when := member.next()) is not None]
-            now, name = min(times, default=(float("inf"), ""))
-            if self._asks and self._asks[0][0] <= now:
-                self._ask_all(self._asks[0][0])
-            else:
-                member = self._members[name]
-                for work, completion in member.advance():
-                    self._answered(work.owner, completion, member.clock)
-                self._assign(member.clock)
+    @property
+    def over(self) -> bool:
+        return len(self.ends) == len(self._attempts)
+
+    def advance(self) -> None:
+        """What happens next: a step of one engine, or tools that answer."""
+        times = [(when, name) for name, member in self._members.items() if (when := member.next()) is not None]
+        now, name = min(times, default=(float("inf"), ""))
+        if self._asks and self._asks[0][0] <= now:
+            self._ask_all(self._asks[0][0])
+            return
+        member = self._members[name]
+        for work, completion in member.advance():
+            self._answered(work.owner, completion, member.clock)
+        self._assign(member.clock)
 
     def _ask_all(self, now: float) -> None:
         while self._asks and self._asks[0][0] <= now:
@@ -327,3 +355,35 @@ class _CpuRun:
         self._members[self._home[number]].decoder.close_session(f"0/{number}")
         self._scheduler.close(f"0/{number}", now)
         self.ends[number] = now
+
+
+class _Calibration:
+    """One decoder that does the workloads for the fit in turns, a step now and then."""
+
+    EVERY = 4  # steps of others for one of its own
+
+    def __init__(self, workloads: Sequence[Sequence[PlannedAttempt]], member: Callable[[], _Member]) -> None:
+        self._workloads, self._member = cycle(workloads), member
+        self._others = 0
+        self._trials: list[Trial] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._attempts = next(self._workloads)
+        self._run = _CpuRun(self._attempts, RoundRobin(), {"engine0": self._member()})
+
+    def beside(self) -> None:
+        """To be called after each step of the others."""
+        self._others += 1
+        if self._others % self.EVERY:
+            return
+        self._run.advance()
+        if self._run.over:
+            ends = [self._run.ends[number] for number in range(len(self._attempts))]
+            self._trials.append(Trial(attempts=self._attempts, ends=ends))
+            self._begin()
+
+    def taken(self) -> list[Trial]:
+        """Trials that have ended since the last call."""
+        found, self._trials = self._trials, []
+        return found

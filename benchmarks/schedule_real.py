@@ -4,17 +4,20 @@
     python benchmarks/schedule_real.py --clock cpu --repeat 1        # on a machine that has other work
     python benchmarks/schedule_real.py --lengths easy-or-hard --kv-tokens 2048
 
-Torch engines with small KV caches; the model has the shape of recipes/quickstart.toml and random weights. One engine
-alone does a few designed workloads, before and after, and the costs of the simulated engine are fitted to them.
-Between, under each policy, two engines do a workload that was not used for the fit: turns as long,
-and tools that take as long, as drawn from a distribution of lengths at a sixteenth of the paper's.
+Torch engines with small KV caches; the model has the shape of recipes/quickstart.toml and random weights. Another
+engine does a few designed workloads, and the costs of the simulated engine are fitted to them. Under each policy, two
+engines do a workload that was not used for the fit: turns as long, and tools that take as long, as drawn from a
+distribution of lengths at a sixteenth of the paper's.
 
     --clock wall   engines in processes of their own, each on a core of its own, behind a fleet; seconds by the clock.
+                   One of them does the designed workloads alone, before and after.
                    Where there are no more cores than engines this process takes CPU from them: its CPU seconds a
                    request, measured on the way, are added to what a request costs. `stolen` is the share of the time
                    that engines waited for a core; where it is not small, the figures are worth nothing.
     --clock cpu    their decoders in this process, each with a clock that its own CPU seconds move, counted in steps of
-                   a reference decoder, so that a machine that is slower for a while does not count
+                   a reference decoder, so that a machine that is slower for a while does not count. One more decoder
+                   does the designed workloads, a step after every few of the engines: in the same minutes, and from a
+                   cache of the processor that others have used, as theirs
 
 Idle share is one minus the CPU seconds of an engine over the makespan. Prints the costs and what the fit leaves, a
 table with the simulator's figures beside the measured ones, and last one JSON line. Ends with 1 where the simulated
@@ -70,29 +73,31 @@ def parsed() -> argparse.Namespace:
 
 
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of: designed workloads, the policies, designed workloads. By the clock they are done after each policy,
-    and it is compared with costs that were fitted just before and just after it, so that a change of the machine's
-    speed moves both. Counted in reference steps the speed is out, and all trials so far give the costs."""
+    """Rounds of the policies. By the clock the designed workloads are done before and after each, and it is compared
+    with costs that were fitted to these, so that a change of the machine's speed moves both. Counted in reference steps
+    the speed is out, and all trials so far give the costs."""
     import torch
     from real_engines import ByCpuSeconds, InProcesses
 
+    from rocstar.rollout.fit import designed
     from rocstar.rollout.policies import POLICIES
 
     torch.set_num_threads(1)
     make = InProcesses.start if options.clock == "wall" else ByCpuSeconds.start
     engines, work = await make(ENGINES, options.rows, options.kv_tokens), workload(options)
     print(f"{len(work)} attempts, {sum(attempt.response_tokens for attempt in work):,} tokens after the prompts")
+    others = designed(torch_sizes(options), longest=CAP // SHRINK)
     rounds, names, wall = [], options.policies or POLICIES, options.clock == "wall"
     trials: list[list[Any]] = []
     try:
         for _ in range(options.repeat):
             rounds.append({})
             done = {}
-            trials.append(await designed_trials(engines, options))
+            trials.append(await engines.calibrate(others))
             for name in names:
                 done[name] = await rolled(engines, name, work)
                 if wall or name == names[-1]:
-                    trials.append(await designed_trials(engines, options))
+                    trials.append(await engines.calibrate(others))
                     model = fitted([trial for some in (trials[-2:] if wall else trials) for trial in some], options)
                     compare = {policy: compared(policy, found, work, model) for policy, found in done.items()}
                     print(HEADER, *map(line, compare.values()), sep="\n", flush=True)
@@ -104,17 +109,6 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     if len(rounds) > 1:
         print(f"medians of {len(rounds)} rounds\n{HEADER}", *map(line, rows), sep="\n")
     return {"clock": options.clock, "attempts": len(work), "rows": rows}
-
-
-async def designed_trials(engines: Any, options: argparse.Namespace) -> list[Any]:
-    """What one engine alone takes for workloads that tell its costs apart."""
-    from rocstar.rollout.baselines import RoundRobin
-    from rocstar.rollout.fit import Trial, designed
-
-    workloads = designed(torch_sizes(options), longest=CAP // SHRINK)
-    return [
-        Trial(attempts=attempts, ends=(await engines.roll(attempts, RoundRobin(), 1)).ends) for attempts in workloads
-    ]
 
 
 def fitted(trials: Sequence[Any], options: argparse.Namespace) -> Any:

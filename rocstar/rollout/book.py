@@ -9,6 +9,7 @@ future is two sums by the step of the end.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,18 +127,29 @@ class Book:
         if not siblings:
             self._prompts += resident.prompt
         self.groups[resident.group] = siblings + 1
-        self.reads += resident.reads
-        self.ends += resident.end
         self._limits += resident.most
-        resident.base = response - self.step
-        if not self._slots:
+        self._enter(resident, response)
+
+    def forecast(self, responses: Iterable[tuple[Resident, float]]) -> None:
+        """Enter again, from now on, all residents and how long they are by now."""
+        self._slots, self.reads, self.ends = {}, 0.0, 0.0
+        for resident, response in responses:
+            self._enter(resident, response)
+
+    def _enter(self, resident: Resident, response: float) -> None:
+        slots = self._slots
+        if not slots:
             self._width = max(1.0, (resident.asked.limit + resident.response) / ENDS)
-        resident.slot = int((resident.end - resident.base) / self._width)
-        if (slot := self._slots.get(resident.slot)) is None:
-            self._slots[resident.slot] = [1.0, resident.base]
+        base = resident.base = response - self.step
+        place = resident.slot = int((resident.end - base) / self._width)
+        slot = slots.get(place)
+        if slot is None:
+            slots[place] = [1.0, base]
         else:
             slot[0] += 1.0
-            slot[1] += resident.base
+            slot[1] += base
+        self.reads += resident.reads
+        self.ends += resident.end
 
     def remove(self, resident: Resident) -> None:
         del self.residents[resident.session_id]
@@ -154,21 +166,20 @@ class Book:
         if slot[0] < 0.5:
             del self._slots[resident.slot]
 
-    def clear(self) -> None:
-        self.residents, self._slots = {}, {}  # new ones: callers iterate over the old
-        self.groups.clear()
-        self.reads, self.ends, self._limits, self._prompts = 0.0, 0.0, 0, 0
-
     def step_at(self, now: float) -> float:
         """Its count of steps, a little after the last look."""
         return self.step + self._rate * max(0.0, now - self._seen_at)
 
-    def response_at(self, resident: Resident) -> float:
-        """How long it is by now: what is known, and a token for each step since its turn began."""
-        if resident.since < 0:
-            return resident.response
-        sampled, most = self.step - resident.since, resident.asked.limit
-        return resident.response + (sampled if 0.0 < sampled < most else most if sampled > 0.0 else 0.0)
+    def responses(self) -> list[tuple[Resident, float]]:
+        """Its residents and how long each is by now: what is known, and a token for each step since its turn began."""
+        found = []
+        for resident in self.residents.values():
+            response: float = resident.response
+            if resident.since >= 0.0 and (sampled := self.step - resident.since) > 0.0:
+                most = resident.asked.limit
+                response += sampled if sampled < most else most
+            found.append((resident, response))
+        return found
 
     # Forecast
 

@@ -4,7 +4,7 @@ A simulation turns costs into the ends of attempts. Least squares turn it round:
 long as costs do not change who runs beside whom, which holds exactly where all attempts are asked for at once and have
 no tools, and nearly elsewhere; so a few Gauss-Newton steps find the costs. Costs below zero make no sense and are kept
 out. Errors are those of the logarithms: a short trial counts as much as a long one, twice as slow as much as twice as
-fast.
+fast. Each trial weighs the same, however many attempts it has, since these end together.
 
 Not here: how the ends were measured (played.py, or a run's record).
 """
@@ -37,8 +37,9 @@ ROUNDS = 12  # of Gauss-Newton; without tools the first is exact
 PROBE = 0.02  # of a cost's size: the change that shows a slope; the order of events jumps, so it must not be tiny
 ENOUGH = 1e-3  # relative gain of a round below which there is nothing more to find
 NO_TIME = 1e-12  # seconds in the place of zero, which has no logarithm
-EXACT = 1e-7  # mean relative error that no clock shows
+EXACT = 1e-7  # relative error that no clock shows
 HALVINGS = 4
+WAVES = 3  # fillings of the cache, one after another, in the designed workload that only feeds
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,11 +74,12 @@ def fit(model: EngineModel, trials: Sequence[Trial]) -> Fit:
         raise DataError("costs are fitted to attempts that took some time; there is a trial without")
     measured = np.concatenate([np.asarray(trial.ends, dtype=float) for trial in trials])
     scales = _scales(model, trials)
+    weights = np.concatenate([np.full(len(trial.ends), len(trial.ends) ** -0.5) for trial in trials])
 
     def missed(shares: Floats) -> Floats:
         guess = with_costs(model, shares * scales)
         ends: Floats = np.concatenate([_ends(guess, trial) for trial in trials])
-        errors: Floats = np.log(np.maximum(ends, NO_TIME) / measured)
+        errors: Floats = weights * np.log(np.maximum(ends, NO_TIME) / measured)
         return errors
 
     found = with_costs(model, _least(missed, np.full(len(COSTS), 1 / len(COSTS))) * scales)
@@ -94,19 +96,23 @@ def with_costs(model: EngineModel, costs: Sequence[float] | Floats) -> EngineMod
 
 def designed(model: EngineModel, *, longest: int) -> list[list[PlannedAttempt]]:
     """Workloads for one engine that tell its costs apart: alone, in small and large batches, with short and long
-    contexts, with much to feed, and with many short turns. `longest`: most tokens of one attempt. None fills more than
-    half of the cache, so nothing waits or gives way."""
-    room = model.capacity_tokens // 2
+    contexts up to a full cache, with much to feed, and with many short turns. `longest`: most tokens of one attempt.
+    Most take a hundred steps or more, since a few steps say less than what else the machine does meanwhile. Nobody
+    gives way; with much to feed most wait for room first."""
     short, long = max(2, longest // 16), max(4, longest // 2)
-    full = max(1, min(model.most_running, room // (2 * short + model.page_tokens)))
-    deep = max(1, min(model.most_running, room // (long + short + model.page_tokens)))
+    some, rest = max(1, longest // 4), max(1, longest - long - short)
+
+    def fitting(tokens: int) -> int:
+        """Attempts of so many tokens that the cache holds at once, each with a page more."""
+        return max(1, min(model.most_running, model.capacity_tokens // model.in_pages(tokens + model.page_tokens)))
+
+    full, deep, few = fitting(short + some), fitting(long + rest), max(1, fitting(short + some) // 4)
     return [
-        _alike(1, short, (long,)),
-        *(_alike(count, short, (short,)) for count in sorted({1, max(1, full // 4), full})),
-        *(_alike(count, long, (short,)) for count in sorted({1, deep})),
-        _alike(deep, long, (1,)),
-        _alike(max(1, full // 4), short, (1,) * max(1, short // 2)),
-        _alike(max(1, full // 4), short, tuple(range(1, 1 + max(1, short // 4)))),
+        *(_alike(count, short, (some,)) for count in sorted({1, few, full})),
+        *(_alike(count, long, (rest,)) for count in sorted({1, deep})),
+        _alike(WAVES * fitting(long + 1), long, (1,)),
+        _alike(few, short, (1,) * some),
+        _alike(few, short, tuple(range(1, 1 + max(1, short // 2)))),
     ]
 
 
@@ -147,7 +153,7 @@ def _least(missed: Callable[[Floats], Floats], start: Floats) -> Floats:
     """Where the sum of squares of `missed` is least, nothing below zero; Gauss-Newton with halved steps."""
     here, error = start, missed(start)
     for _ in range(ROUNDS):
-        if error @ error < len(error) * EXACT**2:
+        if error @ error < EXACT**2:
             break
         slopes = np.stack([(missed(here + step) - error) / PROBE for step in PROBE * np.eye(len(here))], axis=1)
         goal = nonnegative(slopes, slopes @ here - error)
@@ -170,8 +176,10 @@ def nonnegative(matrix: Floats, target: Floats) -> Floats:
     for count in range(matrix.shape[1] + 1):
         for columns in map(list, combinations(range(matrix.shape[1]), count)):
             values = np.linalg.lstsq(triangle[:, columns], goal, rcond=None)[0] if columns else np.zeros(0)
+            if (values < 0).any() or not np.isfinite(values).all():  # of a column next to nothing it takes infinitely many
+                continue
             distance = float(np.sum((triangle[:, columns] @ values - goal) ** 2))
-            if (values >= 0).all() and distance < least:
+            if distance < least:
                 least, best = distance, np.zeros(matrix.shape[1])
                 best[columns] = values
     return best

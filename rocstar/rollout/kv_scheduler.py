@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from rocstar.rollout.book import FEED_READS, Book, Resident
@@ -169,6 +169,7 @@ class KvScheduler:
         home, tokens = self._books[resident.engine or ""], resident.asked.tokens
         if self._waiting or self._moved_tokens + tokens > self._movable:
             return
+        self._meet(engines)
         best = min((self._books[name] for name in engines), key=Book.finish)
         self._expect(resident)
         work = resident.reads + FEED_READS * tokens
@@ -259,14 +260,13 @@ class KvScheduler:
         self._events = 0
         self._meet(engines)
         books = [self._books[name] for name in sorted(engines)]
-        live: list[tuple[Resident, float]] = []
         for book in books:
             book.look(engines[book.name], now)
-            live += [(resident, book.response_at(resident)) for resident in book.residents.values()]
-            book.clear()
-        self._expectation.learn([(resident.kin, response) for resident, response in live])
-        for resident, response in live:
-            self._forecast(resident, response)
+        live = [book.responses() for book in books]
+        self._expectation.learn([(resident.kin, response) for found in live for resident, response in found])
+        for book, found in zip(books, live, strict=True):
+            self._expect_anew(found)
+            book.forecast(found)
         self._movable = MOVED_SHARE * sum(book.produced + book.ends for book in books)
         self._each = self._mean_reads()
         self._changed.update(engines)  # what did not fit may fit by what is expected now
@@ -288,10 +288,11 @@ class KvScheduler:
         work = sum(book.reads for book in books) + self._each * len(self._waiting)
         return 1.000001 * work / sum(1.0 / book.slowness() for book in books)
 
-    def _forecast(self, resident: Resident, response: float) -> None:
-        """Enter it into its book again; an end that it has passed is drawn anew."""
-        resident.reads = self._expectation.reads(resident.kin, response, resident.prompt)
-        if response >= resident.end:
-            resident.share = self._share()
-            resident.end = self._expectation.length(resident.kin, response, resident.share)
-        self._books[resident.engine or ""].add(resident, response)
+    def _expect_anew(self, found: Iterable[tuple[Resident, float]]) -> None:
+        """The work and the ends of these by now; an end that is passed is drawn anew."""
+        expectation = self._expectation
+        for resident, response in found:
+            resident.reads = expectation.reads(resident.kin, response, resident.prompt)
+            if response >= resident.end:
+                resident.share = self._share()
+                resident.end = expectation.length(resident.kin, response, resident.share)

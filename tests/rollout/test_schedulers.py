@@ -312,6 +312,23 @@ def test_who_returns_to_an_engine_that_overflows_stays_where_over_committing_pay
     assert ours.assign(engines, 1.0) == [Assignment("0/1", "engine0")]
 
 
+def test_a_turn_may_move_to_an_engine_that_came_when_nobody_waited() -> None:
+    ours = KvScheduler()
+    for number in range(4):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    ours.assign({"engine0": loaded(0)}, 0.0)
+    for turn, clock in enumerate((1.0, 2.0)):
+        for number in range(4):
+            ours.answered(f"{number}/{turn}", 2000, clock)
+            tokens = 100 + 2000 * (turn + 1)
+            ours.ask(ask(f"{number}", group=f"{number}", turn=turn + 1, tokens=tokens, limit=90_000), clock)
+        ours.assign({"engine0": loaded(1_000_000 * (turn + 1), evictions=turn)}, clock)
+    ours.answered("0/2", 10, 3.0)
+    ours.ask(ask("0", group="0", turn=3, tokens=4110, limit=90_000), 3.0)
+    engines = {"engine0": loaded(2_500_000, evictions=1), "engine1": loaded(0)}
+    assert [request for request, _ in ours.assign(engines, 3.0)] == ["0/3"]
+
+
 def test_an_overflowing_engine_keeps_the_last_that_it_has() -> None:
     ours = KvScheduler()
     ours.ask(ask("0"), 0.0)
