@@ -22,7 +22,7 @@ import typer.core
 
 from rocstar.errors import ConfigError
 from rocstar.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
-from rocstar.signals import SecondEnds, heard
+from rocstar.signals import answered
 from rocstar.verbs import (
     analyze,
     answers,
@@ -103,8 +103,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it, print what di
 
 def main() -> None:
     """Entry point of the `rocstar` command."""
-    with heard(SecondEnds()):
-        code = run(sys.argv[1:])
+    with answered() as ctrl_c:
+        try:
+            code = run(sys.argv[1:])
+        except BaseException:  # an import that is interrupted may raise anything
+            if not ctrl_c.came():
+                raise
+            print("rocstar: stopped; the same command begins again", file=sys.stderr)
+            code = INTERRUPTED
         if code == INTERRUPTED:
             _leave(code)
     sys.exit(code)

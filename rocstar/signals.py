@@ -1,7 +1,9 @@
 """Hearing of signals by a thread, whatever the main thread does meanwhile.
 
 Python runs a handler only when the main thread is back from what it calls. By a descriptor that Python writes to at
-once a thread hears of a signal all the same. Not here: what handlers do."""
+once a thread hears of a signal all the same. And the KeyboardInterrupt that the handler raises is lost where Python
+happens to be in a destructor or a callback, of which imports have many: it is asked for again. Not here: what handlers
+do."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from contextlib import contextmanager
 from rocstar.exits import INTERRUPTED
 
 END_SECONDS = 1.0  # for what is open to be given back after the second signal
+AGAIN_SECONDS = 0.02  # until a destructor that lost a KeyboardInterrupt has ended
 
 
 @contextmanager
@@ -47,12 +50,45 @@ class SecondEnds:
 
     def __init__(self) -> None:
         self._came = 0
+        self._lost = 0
+
+    def lost(self) -> None:
+        """One, heard of or about to be, will come again."""
+        self._lost += 1
+
+    def came(self) -> bool:
+        """Whether there was a first, the one in whose handler the caller may be included."""
+        time.sleep(AGAIN_SECONDS)
+        return self._came > 0
 
     def __call__(self, number: int) -> None:
         self._came += number == signal.SIGINT
-        if self._came > 1:  # uvicorn sends itself one as it ends in order, and is gone by then
+        if self._came - self._lost > 1:  # uvicorn sends itself one as it ends in order, and is gone by then
             time.sleep(END_SECONDS)
             end_at_once()
+
+
+@contextmanager
+def answered() -> Iterator[SecondEnds]:
+    """While the context lasts, one Ctrl-C raises KeyboardInterrupt, also where Python loses the first, and two end this
+    process. To be entered by the main thread."""
+    second, ignored = SecondEnds(), sys.unraisablehook
+
+    def told(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            ignored(unraisable)
+            return
+        second.lost()
+        again = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = told
+    try:
+        with heard(second):
+            yield second
+    finally:
+        sys.unraisablehook = ignored
 
 
 def end_at_once() -> None:
