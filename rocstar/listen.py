@@ -1,13 +1,17 @@
-"""An address of this machine that a server of ours listens on, as a person gave it."""
+"""An address of this machine that a server of ours listens on, and how the server is told to end."""
 
 from __future__ import annotations
 
+import signal
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from rocstar.errors import ConfigError
 from rocstar.sandbox.service.core import is_loopback
 
-__all__ = ["is_loopback", "listener", "url_of"]
+__all__ = ["ended_by_signals", "is_loopback", "listener", "url_of"]
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -21,3 +25,18 @@ def listener(host: str, port: int) -> socket.socket:
 
 def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def ended_by_signals(server: Any) -> Iterator[None]:
+    """While the context lasts, Ctrl-C and SIGTERM end this uvicorn.Server in order. To be entered by the main thread
+    before anyone is told of the server: uvicorn itself hears of signals only once its loop runs, and a
+    KeyboardInterrupt before that is lost where Python happens to raise it in a destructor."""
+    server.capture_signals = nullcontext
+    end: Callable[..., None] = server.handle_exit
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

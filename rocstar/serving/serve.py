@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from rocstar.errors import ConfigError
-from rocstar.listen import is_loopback, listener, url_of
+from rocstar.listen import ended_by_signals, is_loopback, listener, url_of
 from rocstar.serving.app import Agent, app_of
 from rocstar.serving.ready import ready
 
@@ -53,8 +53,10 @@ def serve(
                 lifespan="off",
                 timeout_graceful_shutdown=END_SECONDS,
             )
-            say(f"{name} at {url_of(host, place.getsockname()[1])}/v1 (Ctrl-C ends)")
-            await uvicorn.Server(config).serve(sockets=[place])
+            server = uvicorn.Server(config)
+            with ended_by_signals(server):
+                say(f"{name} at {url_of(host, place.getsockname()[1])}/v1 (Ctrl-C ends)")
+                await server.serve(sockets=[place])
 
     with place:
         asyncio.run(_serve())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from rocstar.listen import is_loopback, listener, url_of
+from rocstar.listen import ended_by_signals, is_loopback, listener, url_of
 from rocstar.view.app import application
 from rocstar.view.sources import Library
 
@@ -23,7 +23,6 @@ def serve(library: Library, *, host: str, port: int, browser: bool, tell: Callab
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     address = url_of(_reachable(host), place.getsockname()[1])
     opened = f"{address}/?token={token}" if token else f"{address}/#{library.first}"
-    tell(f"{library.base} is shown at {opened} (Ctrl-C ends)")
     config = uvicorn.Config(
         application(library, token=token),
         log_level="error",
@@ -32,9 +31,12 @@ def serve(library: Library, *, host: str, port: int, browser: bool, tell: Callab
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    if browser:
-        threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
-    uvicorn.Server(config).run([place])
+    server = uvicorn.Server(config)
+    with ended_by_signals(server):
+        tell(f"{library.base} is shown at {opened} (Ctrl-C ends)")
+        if browser:
+            threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
+        server.run([place])
 
 
 def _reachable(host: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import Journal
 from rocstar.runs.rollouts import read_rollouts, write_rollouts
+from rocstar.view.serve import serve
 from rocstar.view.sources import Library, Remembered, overview
 from tests.view.recorded import add_evaluation, add_step, attempt, create, decode, page, problem, settled
 
@@ -308,3 +310,16 @@ def test_the_list_of_runs_reads_a_file_again_only_when_it_changed(tmp_path: Path
     with Journal(run.events) as events:
         events.append({"event": "warning", "step": 2})
     assert overview(source, remembered)["warnings"] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_has_read_the_address_can_end_the_server(made: RunFolder, number: int) -> None:
+    """Before its loop runs, too: a KeyboardInterrupt then was at times lost in a destructor, and the page went on."""
+    told: list[str] = []
+
+    def tell(said: str) -> None:
+        told.append(said)
+        signal.raise_signal(number)
+
+    serve(Library.open(None, made.path.parent), host="127.0.0.1", port=0, browser=False, tell=tell)
+    assert "http://127.0.0.1:" in told[0]

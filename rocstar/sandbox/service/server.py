@@ -67,16 +67,15 @@ class Server(uvicorn.Server):
         """Until SIGTERM or Ctrl-C."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
+        for number in (signal.SIGTERM, signal.SIGINT):  # before the loop runs: an exception could be lost there
+            signal.signal(number, self.stop)
         self.run([self.listener])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         yield
 
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """The second time does not wait for calls that run."""
         self.force_exit = self.should_exit
         self.should_exit = True
