@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -47,7 +47,7 @@ class Expectation(Protocol):
 
     def end(self, kin: Any, response: int) -> None: ...
 
-    def learn(self, live: Sequence[tuple[Any, float]]) -> None:
+    def learn(self, live: Iterable[tuple[Any, float]]) -> None:
         """`live`: kin and length of each trajectory under way."""
         ...
 
@@ -94,7 +94,7 @@ class LifeTable:
         else:
             self._cut += 1.0
 
-    def learn(self, live: Sequence[tuple[Kin, float]]) -> None:
+    def learn(self, live: Iterable[tuple[Kin, float]]) -> None:
         """Groups of which nobody is left are forgotten."""
         self._groups = {group: kin for group, kin in self._groups.items() if kin.open}
         for kin in self._groups.values():
@@ -174,7 +174,7 @@ class Clairvoyant:
 
     def end(self, kin: int, response: int) -> None: ...
 
-    def learn(self, live: Sequence[tuple[int, float]]) -> None: ...
+    def learn(self, live: Iterable[tuple[int, float]]) -> None: ...
 
     def reads(self, kin: int, response: float, prompt: int) -> float:
         return max(1.0, kin - response) * (prompt + (kin + response) / 2)

@@ -73,7 +73,8 @@ class KvScheduler:
             resident = self._newcomer(ask)
         elif resident.engine is not None:
             self._books[resident.engine].fed += ask.tokens - ask.prompt_tokens - resident.response
-        self._by_request.pop(resident.request_id, None)  # a turn that was given up before it began
+        if resident.request_id:  # of a turn that was given up before it began
+            self._by_request.pop(resident.request_id, None)
         resident.request_id, resident.asked, resident.response = ask.request_id, ask, ask.tokens - ask.prompt_tokens
         self._by_request[ask.request_id] = resident
         if resident.engine is None:
@@ -212,8 +213,14 @@ class KvScheduler:
     def _among(self, order: list[tuple[float, str]], resident: Resident) -> tuple[float, str]:
         """The first to finish; of those that are less than this trajectory behind, the one with the fewest siblings."""
         latest = order[0][0] + resident.reads
-        near = [place for place in order[:NEAR] if place[0] <= latest]
-        return min(near, key=lambda place: self._books[place[1]].groups.get(resident.group, 0))
+        best, fewest = order[0], len(self._open)
+        for place in order[:NEAR]:
+            if place[0] > latest:
+                break
+            siblings = self._books[place[1]].groups.get(resident.group, 0)
+            if siblings < fewest:
+                best, fewest = place, siblings
+        return best
 
     def _fits(self, resident: Resident, book: Book) -> bool:
         """By the forecast; whoever is alone on an engine needs none. What is too large for every engine goes to any,
@@ -263,7 +270,7 @@ class KvScheduler:
         for book in books:
             book.look(engines[book.name], now)
         live = [book.responses() for book in books]
-        self._expectation.learn([(resident.kin, response) for found in live for resident, response in found])
+        self._expectation.learn((resident.kin, response) for found in live for resident, response in found)
         for book, found in zip(books, live, strict=True):
             self._expect_anew(found)
             book.forecast(found)
