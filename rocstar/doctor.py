@@ -18,7 +18,8 @@ from rocstar.runs.identity import hardware, versions
 FREE_BYTES = 5e9  # on the disk: some checkpoints of a small model and its rollouts
 SHARED_BYTES = 1e9  # in /dev/shm: weights on their way to engines in other processes
 OPEN_FILES = 4096  # what a sandbox service under load and its clients hold open
-SERVICE_PORT = 8700  # of `rocstar sandbox serve`
+PORTS = {8700: "rocstar sandbox serve", 8701: "rocstar serve", 8710: "rocstar view"}
+"""Where the servers listen unless they are told otherwise."""
 COMPILED = {"compiled fork": "rocstar.sandbox.slot._fork", "compiled attention": "rocstar.engines._attention"}
 NEEDED = ("", "train", "sandbox")
 """Extras without which a run on one machine can't be."""
@@ -61,7 +62,7 @@ def findings(runs: Path) -> Iterator[Finding]:
     yield _disk("disk", runs, FREE_BYTES, "choose another folder with --runs or run.folder")
     yield _disk("shared memory", Path("/dev/shm"), SHARED_BYTES, "engines in processes read weights from the disk then")
     yield _open_files()
-    yield _port()
+    yield _ports()
     yield _vllm()
 
 
@@ -165,15 +166,23 @@ def _open_files() -> Finding:
     )
 
 
-def _port() -> Finding:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", SERVICE_PORT))
-        except OSError as error:
-            taken = f"{SERVICE_PORT}: {error.strerror}"
-            return Finding(name="service port", state=State.LIMITED, found=taken, remedy="give another with --port")
-    return Finding(name="service port", state=State.OK, found=f"{SERVICE_PORT} is free")
+def _ports() -> Finding:
+    """Not by `listen.py`: nothing may come in meanwhile."""
+    taken = []
+    for port, verb in PORTS.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                taken.append(f"{port} ({verb}): {error.strerror}")
+    free = f"free: {', '.join(map(str, PORTS))}"
+    return Finding(
+        name="ports",
+        state=State.LIMITED if taken else State.OK,
+        found="; ".join(taken) or free,
+        remedy="give another with --port" if taken else "",
+    )
 
 
 def _vllm() -> Finding:

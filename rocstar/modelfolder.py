@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError
+from rocstar.runs.branch import find_checkpoint
+from rocstar.runs.folder import RunFolder
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -40,9 +42,25 @@ def find_model(name: str) -> Path:
     except Exception as error:  # whatever the network or the hub says
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
-            f"model.path {name!r} is no folder here and cannot be fetched from the hub ({reason}); download it where "
+            f"the model {name} is no folder here and cannot be fetched from the hub ({reason}); download it where "
             "there is a network and give its folder"
         ) from None
+
+
+def model_named(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
+    """The model folder that a folder's path, a hub id, RUN or RUN@STEP means, the run it is of and the step: None and 0
+    for a plain model. Raises ConfigError."""
+    on_hub = HUB_ID.fullmatch(name) and not Path(name).parent.exists()
+    if on_hub or (Path(name) / "config.json").is_file():
+        return find_model(name), None, 0
+    run, step = find_checkpoint(name, runs)
+    return run.checkpoint(step) / "model", run, step
+
+
+def model_name(folder: Path) -> str:
+    """What the folder is called, or the hub calls the model where it lies in the hub's cache."""
+    folder = folder.resolve()
+    return folder.parents[1].name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
 
 
 def model_facts(folder: Path) -> ModelFacts:

@@ -39,7 +39,7 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     file.write_text(file.read_text() + "{broken\n")
     assert run(["data", "check", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
-    assert (told["rows"], told["bad"]["rows"]) == (2, 1)
+    assert (told["rows"], told["bad"]["rows"]) == (3, 1)
 
 
 @pytest.mark.parametrize("row", [{"question": "1 + 1?", "solution": "2"}, {"question": "1 + 1?", "ground_truth": "2"}])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rocstar import doctor
 from rocstar.cli import run
 from rocstar.doctor import State, findings
 from rocstar.exits import install_command
+from rocstar.verbs import sandbox, serve, view
 
 
 def test_a_machine_that_runs_these_tests_can_train(tmp_path: Path) -> None:
@@ -32,6 +35,21 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: p
     assert train.found == "without transformers"
     assert train.remedy == install_command("train")
     assert cluster.state is State.LIMITED
+
+
+def test_a_port_that_is_taken_is_named_with_the_command_that_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(doctor, "PORTS", {port: "rocstar view"})
+        found = doctor._ports()
+    assert found.state is State.LIMITED and f"{port} (rocstar view): Address already in use" in found.found
+    assert doctor._ports().found == f"free: {port}"
+
+
+def test_the_ports_that_are_tried_are_those_that_the_commands_take() -> None:
+    given = {"sandbox serve": sandbox.serve, "serve": serve.serve, "view": view.view}
+    taken = {signature(verb).parameters["port"].default: f"rocstar {name}" for name, verb in given.items()}
+    assert taken == doctor.PORTS
 
 
 def test_a_python_without_vllm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rocstar.answers.cases import completion_text
 from rocstar.answers.extract import boxed_answer, strict_answer
 from rocstar.answers.grade import Grade, Grader, Pair
 from rocstar.dialogue.calls import HERMES
@@ -89,13 +90,6 @@ def graded(
 def shared_grader(pid: int) -> Grader:
     """One for the process `pid`, which must be the caller's own: after a fork the workers belong to the parent."""
     return Grader()
-
-
-def completion_text(completion: str | Sequence[Message]) -> str:
-    """What the assistant wrote: the text itself, or of a conversation the assistant's messages; never a tool's."""
-    if isinstance(completion, str):
-        return completion
-    return "\n".join(str(message.get("content") or "") for message in completion if message.get("role") == "assistant")
 
 
 def _reward(grade: Grade) -> float:

@@ -5,9 +5,11 @@ Needs neither torch nor a library of theirs. `rocstar.learning.resample.select` 
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from rocstar.answers.extract import answer_blocks
+from rocstar.learning.quality import penalty_of
 from rocstar.learning.resample import KEPT, seed_of_choice, select
 from rocstar.types import Reason
 
@@ -40,6 +42,15 @@ def reasons_of(batch: Sequence[Drawn], keep: int, *, seed: int, step: int) -> li
         _, chosen = select(rewards, [batch[row].penalty for row in usable], keep, rng)
         reasons |= zip(usable, chosen, strict=True)
     return [reasons.get(row) or _unusable(drawn) for row, drawn in enumerate(batch)]
+
+
+def penalty_of_messages(messages: Sequence[Mapping[str, Any]], *, calls: int, failed_calls: int) -> float:
+    """p_err + p_format of an attempt in messages of OpenAI's chat completions, from the first answer on. Which calls
+    failed stands in no message: whoever ran them says so. Source: paper §2.2.3."""
+    texts = [str(message.get("content") or "") for message in messages if message.get("role") == "assistant"]
+    blocks = sum(len(answer_blocks(text)) for text in texts)
+    turns = max(1, len(texts))
+    return penalty_of(calls=calls, failed_calls=failed_calls, answer_blocks=blocks, turns=turns).total
 
 
 def is_kept(reason: Reason) -> bool:

@@ -18,10 +18,8 @@ import torch
 from trl import GRPOTrainer
 
 from rocstar.adapters.python_tool import SandboxThread
-from rocstar.adapters.roc import Drawn, is_kept, reasons_of
-from rocstar.answers.extract import answer_blocks
+from rocstar.adapters.roc import Drawn, is_kept, penalty_of_messages, reasons_of
 from rocstar.errors import ConfigError, SandboxUnavailable
-from rocstar.learning.quality import penalty_of
 from rocstar.tools.notebook import NotebookTool
 from rocstar.types import Reason, ToolResult, problem_id
 
@@ -99,14 +97,11 @@ def attempt_penalty(completion: Completion, environment: PythonEnvironment | Non
     """p_err + p_format of the paper. A call that never reached the environment (no such tool, wrong arguments) failed
     too. Source: paper §2.2.3."""
     if isinstance(completion, str):
-        return penalty_of(calls=0, failed_calls=0, answer_blocks=len(answer_blocks(completion)), turns=1).total
+        return penalty_of_messages([{"role": "assistant", "content": completion}], calls=0, failed_calls=0)
     replies = sum(message.get("role") == "tool" for message in completion)
-    texts = [str(message.get("content") or "") for message in completion if message.get("role") == "assistant"]
     results = environment.results if environment else ()
     failed = sum(result.is_error for result in results) + (max(0, replies - len(results)) if environment else 0)
-    tags = sum(len(answer_blocks(text)) for text in texts)
-    calls = max(replies, len(results))
-    return penalty_of(calls=calls, failed_calls=failed, answer_blocks=tags, turns=max(1, len(texts))).total
+    return penalty_of_messages(completion, calls=max(replies, len(results)), failed_calls=failed)
 
 
 class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,13 @@ from rocstar.answers.wording import clean, is_running, undelimited
 from rocstar.errors import DataError
 from rocstar.types import Verdict
 
-TEXT_SYNONYMS = ("answer", "pred", "prediction", "completion", "response", "solution_str")
+TEXT_SYNONYMS = ("pred", "prediction", "completion", "response", "solution_str")
 GOLD_SYNONYMS = ("ground_truth", "reference", "target", "gt")
+EITHER = "answer"
+"""The reference where that stands nowhere else, otherwise what a model wrote."""
+ROLES = {"text": "what a model wrote", "gold": "the reference"}
 SHOWN_CHARS = 44
+MAX_ERROR_CHARS = 400  # of what a function raised
 _OPERATION = re.compile(r"[\w)}]\s*[-+*/^=<>]\s*[\w({\\]|\\(?:sqrt|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
@@ -67,15 +72,16 @@ def load_cases(
     gold: str = "gold",
     expected: str | None = None,
     tolerance: str | None = None,
+    limit: int | None = None,
 ) -> list[Case]:
     """The cases of a file, in its order. text, gold, expected, tolerance: column names; where a default one is absent
-    and exactly one usual synonym is there, that is used; a row may lack a tolerance. Raises DataError naming file, line
-    and field."""
+    and exactly one usual synonym is there, that is used; a row may lack a tolerance. limit: read only the first so
+    many. Raises DataError naming file, line and field."""
     file = Path(path)
     cases = []
-    for line, row in _rows(file):
-        texts = _column(file, line, row, text, "text", TEXT_SYNONYMS)
-        golds = _column(file, line, row, gold, "gold", GOLD_SYNONYMS)
+    for line, row in islice(_rows(file), limit):
+        golds = _column(file, line, row, gold, "gold", GOLD_SYNONYMS, taken=text)
+        texts = _column(file, line, row, text, "text", TEXT_SYNONYMS, taken=golds)
         wanted = None if expected is None else _expected(file, line, row, expected)
         cases.append(
             Case(
@@ -90,6 +96,13 @@ def load_cases(
     if not cases:
         raise DataError(f"{file} has no rows; give one JSON object a line.")
     return cases
+
+
+def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
+    """What the assistant wrote: the text itself, or of a conversation the assistant's messages; never a tool's."""
+    if isinstance(completion, str):
+        return completion
+    return "\n".join(str(message.get("content") or "") for message in completion if message.get("role") == "assistant")
 
 
 def pair_of(case: Case, *, strict: bool = False, search: str = "") -> Pair:
@@ -125,18 +138,21 @@ async def decide(grader: Grader, cases: Iterable[Case], *, strict: bool = False,
 def summary(found: Sequence[Decided]) -> dict[str, Any]:
     """Counts by verdict and method, milliseconds, and agreement where something was expected."""
     times = sorted(one.milliseconds for one in found)
-    known = [one for one in found if one.case.expected is not None]
-    agreed = sum(one.verdict is one.case.expected for one in known)
     return {
         "cases": len(found),
         **{str(verdict): sum(one.verdict is verdict for one in found) for verdict in Verdict},
         "methods": dict(Counter(one.method for one in found).most_common()),
         "milliseconds_median": round(times[len(times) // 2], 3) if times else None,
         "milliseconds_max": round(times[-1], 3) if times else None,
-        "expected": len(known),
-        "agreed": agreed,
-        "agreement": round(agreed / len(known), 4) if known else None,
+        **agreement([(one.verdict, one.case.expected) for one in found]),
     }
+
+
+def agreement(pairs: Iterable[tuple[Verdict, Verdict | None]]) -> dict[str, Any]:
+    """How often what was found is what somebody expected; empty where nobody expected anything."""
+    agreed = [found is expected for found, expected in pairs if expected is not None]
+    share = {"expected": len(agreed), "agreed": sum(agreed), "agreement": round(sum(agreed) / max(1, len(agreed)), 4)}
+    return share if agreed else {}
 
 
 def as_row(one: Decided) -> dict[str, Any]:
@@ -154,19 +170,21 @@ def as_row(one: Decided) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as aligned text; a long cell keeps its end, where answers stand."""
-    lines = [list(columns), *([short(row.get(column, "")) for column in columns] for row in rows)]
+    """Rows as aligned text; a long cell keeps its end, where answers stand, and an error stands as a whole."""
+    chars = [MAX_ERROR_CHARS if column == "error" else SHOWN_CHARS for column in columns]
+    cells = ([short(row.get(column, ""), most) for column, most in zip(columns, chars, strict=True)] for row in rows)
+    lines = [list(columns), *cells]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     aligned = ("  ".join(map(str.ljust, line, widths)) for line in lines)
     return "\n".join(line.rstrip() for line in aligned)
 
 
-def short(value: Any) -> str:
-    """One line of at most SHOWN_CHARS characters that any terminal can show."""
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+def short(value: Any, most: int = SHOWN_CHARS) -> str:
+    """One line of at most so many characters that any terminal can show."""
+    text = f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
     text = " ".join(text.split())
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= SHOWN_CHARS else "..." + text[-(SHOWN_CHARS - 3) :]
+    return text if len(text) <= most else "..." + text[-(most - 3) :]
 
 
 def _may_search(text: str) -> bool:
@@ -199,17 +217,26 @@ def _row(file: Path, number: int, line: str) -> Mapping[str, Any]:
     return row
 
 
-def _column(file: Path, line: int, row: Mapping[str, Any], name: str, default: str, synonyms: Sequence[str]) -> str:
+def _column(
+    file: Path, line: int, row: Mapping[str, Any], name: str, default: str, synonyms: Sequence[str], *, taken: str
+) -> str:
+    """taken: the column of the other role."""
     if name in row:
         return name
-    there = [synonym for synonym in synonyms if synonym in row]
+    there = [known for known in synonyms if known in row and known != taken] or [
+        known for known in (EITHER,) if known in row and known != taken
+    ]
     if name == default and len(there) == 1:
         return there[0]
-    raise DataError(f"{file}, line {line}: no column {name!r} among {', '.join(row)}; name it with --{default}.")
+    raise DataError(
+        f"{file}, line {line}: no column {name!r}, {ROLES[default]}, among {', '.join(row)}; name it with --{default}."
+    )
 
 
 def _text(file: Path, line: int, row: Mapping[str, Any], name: str) -> str:
     value = row[name]
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        value = completion_text(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(f"{file}, line {line}, field {name!r}: expected text or a number, got {type(value).__name__}.")
     return str(value)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grade, Grader
-from rocstar.answers.rewards import VERL, Function, load_function, signature_of
+from rocstar.answers.rewards import VERL, Function, load_function, raised_by, signature_of
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -181,8 +180,7 @@ class RewardVerifier:
         try:
             done.set_result(self._reward(problem, text))
         except BaseException as error:  # their code: SystemExit must not pass for an answer either
-            place = _place_in(self._reward.function, error)
-            done.set_exception(_Raised(f"{type(error).__name__}: {str(error)[:200]} ({place})"))
+            done.set_exception(_Raised(raised_by(self._reward.function, error)))
         finally:
             self._one_at_a_time.release()
 
@@ -195,14 +193,6 @@ class RewardVerifier:
             raise ConfigError(
                 f"{self._reward.name} gave {str(given)[:80]!r} as a reward; let it return 1 for right and 0 for wrong."
             ) from error
-
-
-def _place_in(function: Function, error: BaseException) -> str:
-    """The last line of the function's own file that the error passed."""
-    code = getattr(inspect.unwrap(function), "__code__", None) or type(function).__call__.__code__
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if frame.filename == code.co_filename), frames[-1])
-    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 class _Raised(Exception):

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import math
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rocstar.errors import ConfigError
 from rocstar.plugins import load
 
 TRL, VERL = "trl", "verl"
+MAX_RAISED = 200  # characters of what a function says as it raises
 Function = Callable[..., Any]
 
 
@@ -87,13 +89,12 @@ def _score_batch(function: Function, cases: Sequence[Case], *, chat: bool) -> li
     started = time.perf_counter()
     try:
         given = function(prompts=prompts, completions=completions, **columns)
-        rewards = asyncio.run(given) if inspect.iscoroutine(given) else given
-        if len(rewards) != len(cases):
-            raise ValueError(f"gave {len(rewards)} rewards for {len(cases)} completions")
+        rewards = list(asyncio.run(given) if inspect.iscoroutine(given) else given)
+        told = "" if len(rewards) == len(cases) else f"gave {len(rewards)} rewards for {len(cases)} completions"
     except Exception as error:
-        rewards, told = [None] * len(cases), f"{type(error).__name__}: {error}"
-    else:
-        told = ""
+        told = raised_by(function, error)
+    if told:
+        rewards = [None] * len(cases)
     share = 1000 * (time.perf_counter() - started) / len(cases)
     return [_scored(case, reward, told, share) for case, reward in zip(cases, rewards, strict=True)]
 
@@ -108,8 +109,16 @@ def _score_one(function: Function, case: Case) -> Scored:
         )
         reward, told = (given["score"] if isinstance(given, Mapping) else given), ""
     except Exception as error:
-        reward, told = None, f"{type(error).__name__}: {error}"
+        reward, told = None, raised_by(function, error)
     return _scored(case, reward, told, 1000 * (time.perf_counter() - started))
+
+
+def raised_by(function: Function, error: BaseException) -> str:
+    """What the function raised, with the last line of its own file that the error passed."""
+    code = getattr(inspect.unwrap(function), "__code__", None) or type(function).__call__.__code__
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == code.co_filename), frames[-1])
+    return f"{type(error).__name__}: {str(error)[:MAX_RAISED]} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def _scored(case: Case, reward: Any, told: str, milliseconds: float) -> Scored:

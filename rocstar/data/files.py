@@ -18,6 +18,7 @@ from rocstar.data.layouts import (
     QUESTION_SYNONYMS,
     Columns,
     Row,
+    as_written,
     detect_columns,
     problem_of,
     with_story,
@@ -38,10 +39,11 @@ def load_problems(
     """The problems of a file, in its order.
 
     question, answer: column names; several for the question are joined by a space. Where a default one is absent and
-    exactly one usual synonym is there, that is used, after the story that it asks about where there is one (SVAMP's
-    `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. source: recorded with each problem,
-    default the file's name. limit: read only the first so many rows. Numbers count as answers and become text (8.0
-    becomes "8"); every other column goes into `metadata`, with the line (parquet: the row) counted from 1 as "line".
+    exactly one usual synonym is there, if need be in other capitals, that is used, after the story that it asks about
+    where there is one (SVAMP's `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. source:
+    recorded with each problem, default the file's name. limit: read only the first so many rows. Numbers count as
+    answers and become text (8.0 becomes "8"); every other column goes into `metadata`, with the line (parquet: the
+    row) counted from 1 as "line".
     Raises DataError naming file, line and field. Source: ours."""
     name = source or Path(path).name
     asked = (question,) if isinstance(question, str) else tuple(question)
@@ -58,7 +60,7 @@ def load_problems(
 def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> Columns:
     """The columns of a row that are read when these are asked for. Raises DataError."""
     if not isinstance(row, dict):
-        raise DataError(f"{where}: expected one JSON object with columns, got {type(row).__name__}.")
+        raise DataError(f"{where}: expected one JSON object with columns, got {as_written(row)}.")
     by_default = question == ("question",)
     if by_default and answer == "answer" and _is_foreign(row):
         return detect_columns(row, where=where)
@@ -81,12 +83,13 @@ def _column(row: Row, where: str, role: str, wanted: str, synonyms: tuple[str, .
     """The name of the column to read. Only a default name may be replaced by a synonym."""
     if wanted in row:
         return wanted
-    present = [name for name in synonyms if name in row]
+    usual = {name.casefold() for name in (role, *synonyms)}
+    present = [name for name in synonyms if name in row] or [name for name in row if name.strip().casefold() in usual]
     if wanted == role and len(present) == 1:
         return present[0]
     near = present or difflib.get_close_matches(wanted, list(row), n=1)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     raise DataError(
         f'{where}: no field "{wanted}" among {", ".join(map(str, row)) or "no fields at all"}{hint} '
-        f"Name the column with --{role}, in a recipe as data.columns.{role}."
+        f"Name it: data.columns.{role}=COLUMN to train, --{role} COLUMN for eval and data check."
     )

@@ -8,6 +8,7 @@ than its last box, and `$...$`. Reading files is in `rows.py`.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ ANSWER_SYNONYMS = ("Answer", "final_answer", "target")
 STORIES = ("Body", "body")
 """Columns of the story that a question asks about (SVAMP, ASDiv): without it the question is no problem."""
 
+SHOWN_CHARS = 40  # of a value that is complained about
 _GSM8K_MARK = "####"
 _BOX = "\\boxed{"
 
@@ -185,9 +187,15 @@ def _text(value: Any, place: str, *, numbers: bool) -> str:
         whole = isinstance(value, float) and value.is_integer()
         return str(int(value) if whole else value)
     expected = "a text or a number" if numbers else "a text"
-    found = "an empty text" if isinstance(value, str) else f"{type(value).__name__} {str(value)[:40]}"
+    found = "an empty text" if isinstance(value, str) else as_written(value)
     kind = EmptyField if value is None or isinstance(value, str) else DataError
     raise kind(f"{place}: expected {expected}, got {found}.")
+
+
+def as_written(value: Any) -> str:
+    """A value that is not what was expected, as JSON writes it."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 def _last_box(text: str) -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-from rocstar.errors import ConfigError, DataError
+from rocstar.errors import DataError
 
 KINDS = (".jsonl", ".csv", ".parquet")
 HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?@(?P<split>.+)")
@@ -130,11 +130,9 @@ def _csv_rows(file: Path, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise DataError(f"{file} needs pyarrow to be read; install rocstar[train].") from error
+    import pyarrow
+    import pyarrow.parquet as parquet
+
     with _opened(file) as raw:
         # Parquet is read from its end, so a packed file must be unpacked as a whole first.
         stream = io.BytesIO(b"".join(_lines(file))) if file.suffix == ".gz" else raw
@@ -149,7 +147,8 @@ def _hub_rows(name: str) -> Iterator[Any]:
     found = HUB.fullmatch(name)
     if found is None:
         raise DataError(f"{name} is not of the form hf:NAME@SPLIT or hf:NAME:CONFIG@SPLIT.")
-    datasets = _datasets(name)
+    import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
     try:
         yield from datasets.load_dataset(found["name"], found["config"], split=found["split"], streaming=True)
     except _faults(datasets) as error:
@@ -157,7 +156,8 @@ def _hub_rows(name: str) -> Iterator[Any]:
 
 
 def _saved_rows(folder: Path) -> Iterator[Any]:
-    datasets = _datasets(str(folder))
+    import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
     try:
         saved = datasets.load_from_disk(str(folder))
     except _faults(datasets) as error:
@@ -175,11 +175,3 @@ def _faults(datasets: Any) -> tuple[type[Exception], ...]:
 def _first_sentence(error: Exception) -> str:
     """The library's own words, without its examples of usage."""
     return " ".join(line.strip() for line in str(error).splitlines()[:2]).rstrip(".") or type(error).__name__
-
-
-def _datasets(name: str) -> Any:
-    try:
-        import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError as error:
-        raise ConfigError(f"{name} needs the datasets library to be read; pip install datasets.") from error
-    return datasets

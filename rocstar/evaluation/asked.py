@@ -29,6 +29,7 @@ from rocstar.evaluation.subject import Subject, conversation_of, loaded, opened,
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
 from rocstar.machines import Machines
+from rocstar.modelfolder import model_name
 from rocstar.parts import make_conversation
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, Limits
@@ -156,7 +157,7 @@ class AskedWeights:
             if self.subject.run:
                 yield self.subject.run.evaluation(part, self.subject.step)
             else:
-                yield self.runs / "evals" / self.subject.model.resolve().name / part
+                yield self.runs / "evals" / model_name(self.subject.model) / part
 
     def contamination(self, problems: Sequence[Problem], name: str) -> Mapping[str, Any] | None:
         return note_of(self.subject.run, self.subject.step, (problem.question for problem in problems), name)

@@ -74,8 +74,8 @@ class Benchmark:
             return {name: list(read_rows(folder / name)) for name in names}, str(folder.resolve())
         if self.file.hub is None:
             raise ConfigError(
-                f"the rows of benchmark {self.name} are not on the hub in a form that is read here; give the folder "
-                f"that holds {self.file.files[0]} with --data-folder"
+                f"the rows of benchmark {self.name} are not on the hub in a form that is read here; fetch them from "
+                f"{self.file.source}, save them as {self.file.files[0]} in a folder, and give that with --data-folder"
             )
         return {self.file.files[0]: list(read_rows(self.file.hub))}, self.file.hub
 

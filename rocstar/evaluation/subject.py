@@ -19,7 +19,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.lengths import positions_needed
-from rocstar.modelfolder import model_facts
+from rocstar.modelfolder import model_facts, model_named
 from rocstar.parts import (
     OwnedEngine,
     environment_of,
@@ -33,7 +33,6 @@ from rocstar.places import VllmEngines
 from rocstar.recipe import changed, resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
-from rocstar.runs.branch import find_model
 from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
@@ -66,7 +65,7 @@ class Subject:
 
 def find_subject(name: str, runs: Path) -> Subject:
     """Raises ConfigError when nothing of that name is there."""
-    model, run, step = find_model(name, runs)
+    model, run, step = model_named(name, runs)
     recipe = as_evaluated(resolved_from_json(run.resolved)) if run else Recipe()
     return Subject(model=model, recipe=recipe, run=run, step=step)
 

@@ -19,6 +19,7 @@ release does at this point and which leaves advantages over partial groups.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,9 +69,14 @@ def select(
 
     `rewards` and `penalties` (p_total) are [n], siblings of one problem; a reward above 0 is a success. Returns the
     kept indices in rising order and one reason for each sibling. Nothing is kept when n < 2 or all rewards are equal.
-    Raises ValueError when the lengths differ or `keep` is under 2."""
+    Raises ValueError when the lengths differ, a reward is not finite, a penalty is negative or not finite, or `keep` is
+    under 2."""
     if len(rewards) != len(penalties):
         raise ValueError(f"rewards and penalties must pair up, got {len(rewards)} and {len(penalties)}")
+    for index, (reward, penalty) in enumerate(zip(rewards, penalties, strict=True)):
+        if not (math.isfinite(reward) and math.isfinite(penalty) and penalty >= 0):
+            told = f"attempt {index} has reward {reward} and penalty {penalty}"
+            raise ValueError(f"{told}; give finite numbers, the penalty 0 or more")
     fates = _fates(rewards, penalties, rng, RocPaper(keep)._choose)
     kept = tuple(index for index, (reason, _) in enumerate(fates) if reason in KEPT)
     return kept, tuple(reason for reason, _ in fates)

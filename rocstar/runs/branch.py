@@ -30,15 +30,6 @@ def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
     return run, step
 
 
-def find_model(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
-    """The model folder that a folder's path, RUN or RUN@STEP means, the run it is of and the step: None and 0 for a
-    plain folder. Raises ConfigError."""
-    if (Path(name) / "config.json").is_file():
-        return Path(name), None, 0
-    run, step = find_checkpoint(name, runs)
-    return run.checkpoint(step) / "model", run, step
-
-
 def fill_branch(fresh: RunFolder, source: RunFolder, step: int) -> dict[str, Any]:
     """Give `fresh` what `source` had after `step`, and return what run.json says of it. Raises OSError."""
     rows = [row for row in read_journal(source.metrics) if row["step"] <= step]

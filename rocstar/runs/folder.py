@@ -99,8 +99,9 @@ class RunFolder:
             return matches[0]
         if matches:
             raise ConfigError(f"{name} may be any of {', '.join(run.name for run in matches)}; write more of the name")
-        there = ", ".join(run.name for run in runs) or "none"
-        raise ConfigError(f"there is no run {name} in {base}; the runs there are: {there}")
+        there = f"the runs there are: {', '.join(run.name for run in runs)}"
+        none = "nor any other; begin one with rocstar train, or say with --runs where they are"
+        raise ConfigError(f"there is no run {name} in {base}{'; ' + there if runs else ', ' + none}")
 
     @property
     def name(self) -> str:

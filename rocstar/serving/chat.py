@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -25,6 +26,7 @@ from rocstar.serving.typed import Typed
 from rocstar.types import Sampling, Stop, Trajectory
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
+COMMAND = re.compile(r"/\w*")  # what people type who look for help or a way out
 PROMPT_TOKENS = 1024  # beside them
 ENDS = {
     Stop.MAX_TOKENS: "no room for more, or a call that was never closed; --max-tokens gives more",
@@ -61,17 +63,20 @@ def chat(
         async with agent.opened(positions=positions, rows=1) as roller:
             limits = replace(roller.limits, max_response_tokens=answer)
             talking = _Conversation(replace(roller, limits=limits), agent.specs, wishes, positions, as_json)
-            await _questions(talking, prompt, typed)
+            await questions(talking, prompt, typed)
 
     asyncio.run(talk())
 
 
-async def _questions(talking: _Conversation, prompt: str | None, typed: Typed) -> None:
+async def questions(talking: _Conversation, prompt: str | None, typed: Typed) -> None:
     if prompt is not None:
         await talking.ask(prompt)
         return
     while question := await typed.question():
-        await talking.ask(question)
+        if COMMAND.fullmatch(question):
+            print(f"{question} is no question, and there are no commands; an empty line ends", file=sys.stderr)
+        else:
+            await talking.ask(question)
 
 
 class _Conversation:

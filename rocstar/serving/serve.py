@@ -11,6 +11,7 @@ import uvicorn
 
 from rocstar.errors import ConfigError
 from rocstar.listen import ended_by_signals, is_loopback, listener, url_of
+from rocstar.modelfolder import model_name
 from rocstar.serving.app import Agent, app_of
 from rocstar.serving.ready import ready
 
@@ -39,7 +40,7 @@ def serve(
             f"{host} may be reached by others; set {TOKEN} to a secret that clients send as their API key"
         )
     agent = ready(model, settings, runs, context)
-    name = agent.subject.run.name if agent.subject.run else agent.subject.model.name
+    name = agent.subject.run.name if agent.subject.run else model_name(agent.subject.model)
     positions = context or agent.holds
     place = listener(host, port)
 

@@ -13,6 +13,7 @@ from rocstar.verbs.common import STYLE, AsJson, print_json, write
 
 if TYPE_CHECKING:
     from rocstar.answers.cases import Case, Decided
+    from rocstar.types import Verdict
 
 app = typer.Typer(**STYLE, help="Reward functions, ours and others'.")
 
@@ -23,6 +24,7 @@ Expected = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column wit
 Graders = Annotated[
     str | None, typer.Option("--graders", metavar="NAMES", help="Comma list, in order: numbers,text,prime,math_verify.")
 ]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.", show_default=False)]
 Deadline = Annotated[float, typer.Option("--deadline", min=0.05, help="Seconds for one symbolic comparison.")]
 COLUMNS = ("line", "text", "gold", "verdict", "method", "milliseconds")
 
@@ -37,6 +39,7 @@ def verify(
     search: Annotated[str, typer.Option(help="Look for answers in running text: latex or all.")] = "",
     graders: Graders = None,
     deadline: Deadline = 5.0,
+    limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the answers of a file with its references and show what decided each.
@@ -45,7 +48,7 @@ def verify(
     from rocstar.answers.cases import as_row, load_cases, summary
     from rocstar.errors import DataError
 
-    loaded = load_cases(cases, text=text, gold=gold, expected=expected, tolerance=tolerance)
+    loaded = load_cases(cases, text=text, gold=gold, expected=expected, tolerance=tolerance, limit=limit)
     if tolerance and not any(case.tolerance for case in loaded):
         raise DataError(f"{cases}: no row has a tolerance in a column {tolerance!r}; check the name or leave it out.")
     found = _decide(loaded, strict=strict, search=search, graders=graders, deadline=deadline)
@@ -67,6 +70,8 @@ def test(
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="JSONL, plain or gzip.")],
     text: Text = "text",
     gold: Gold = "gold",
+    expected: Expected = None,
+    limit: Limit = None,
     signature: Annotated[str | None, typer.Option(help="trl or verl; default: by its parameters.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Completions per call in TRL's signature.")] = 16,
     chat: Annotated[bool, typer.Option("--chat", help="Pass completions as conversations, as TRL may.")] = False,
@@ -76,14 +81,14 @@ def test(
     """Run a reward function of TRL's or verl's signature over a file and set our verdicts beside its rewards.
 
     Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
-    from rocstar.answers.cases import load_cases
+    from rocstar.answers.cases import agreement, load_cases
     from rocstar.answers.rewards import TRL, VERL, load_function, score, signature_of
     from rocstar.errors import ConfigError
 
     if signature not in (None, TRL, VERL):
         raise ConfigError(f"--signature is {signature!r}; choose {TRL} or {VERL}.")
     called = load_function(function)
-    loaded = load_cases(data, text=text, gold=gold)
+    loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit)
     scored = score(called, signature or signature_of(called), loaded, batch=batch, chat=chat)
     ours = _decide(loaded, strict=strict)
     rows = [
@@ -95,11 +100,15 @@ def test(
             "rocstar": str(verdict.verdict),
             "method": verdict.method,
             "milliseconds": round(one.milliseconds, 3),
+            **({} if expected is None else {"expected": str(one.case.expected)}),
             "error": one.error,
         }
         for one, verdict in zip(scored, ours, strict=True)
     ]
-    figures = _reward_figures(rows)
+    figures = {
+        **_reward_figures(rows),
+        **agreement([(_said(one.reward), one.case.expected) for one in scored if one.reward is not None]),
+    }
     print_json({"rows": rows, "summary": figures}) if as_json else _print(rows, tuple(rows[0]), figures)
     raise typer.Exit(FAILED if figures["errors"] else OK)
 
@@ -141,16 +150,22 @@ def _reward_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "mean_reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
         "no_reward": len(rows) - len(rewards),
         "errors": sum(bool(row["error"]) for row in rows),
-        # A reward function may shape its rewards; above one half counts as right.
-        "agrees_with_rocstar": sum((row["reward"] > 0.5) == (row["rocstar"] == "right") for row in decided),
+        "agrees_with_rocstar": sum(_said(row["reward"]) == row["rocstar"] for row in decided),
         "compared": len(decided),
     }
+
+
+def _said(reward: float) -> Verdict:
+    """A reward function may shape its rewards; above one half counts as right."""
+    from rocstar.types import Verdict
+
+    return Verdict.RIGHT if reward > 0.5 else Verdict.WRONG
 
 
 def _print(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], figures: Mapping[str, Any]) -> None:
     from rocstar.answers.cases import table
 
     write(sys.stdout, table(rows, columns) + "\n\n")
-    for name, value in figures.items():
+    for name, value in ((name, value) for name, value in figures.items() if value is not None):
         shown = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, Mapping) else value
         write(sys.stdout, f"{name.replace('_', ' ')}: {shown}\n")

@@ -196,7 +196,7 @@ def _print_report(report: Report) -> None:
 
 
 def _report_lines(report: Report) -> Iterator[str]:
-    yield f"{report.file}: {report.rows:,} rows, sha256 {(report.sha256 or '-')[:16]}"
+    yield f"{report.file}: {report.rows:,} {_rows(report.rows)}, sha256 {(report.sha256 or '-')[:16]}"
     if report.columns is not None:
         asked = " + ".join(report.columns.question)
         yield f"layout {report.columns.layout}: question from {asked}, answer from {report.columns.answer}"
@@ -214,7 +214,9 @@ def _report_lines(report: Report) -> Iterator[str]:
     compared = (
         f"of {sum(report.compared_with.values()):,} benchmark questions" if report.compared_with else "nothing given"
     )
-    yield from _finding_lines("rows that cannot be read", report.bad)
+    yield from _finding_lines(f"{_rows(report.bad.rows)} that cannot be read", report.bad)
+    if not read:
+        return
     yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
     yield from _finding_lines("same text, another answer", report.conflicts)
     yield from _finding_lines("same text, same answer", report.duplicates)
@@ -222,6 +224,10 @@ def _report_lines(report: Report) -> Iterator[str]:
     yield from _finding_lines(f"overlap with benchmarks ({compared})", report.overlaps)
     for name, rows in report.by_benchmark.most_common():
         yield f"    {rows:>7,} {name}"
+
+
+def _rows(number: int) -> str:
+    return "row" if number == 1 else "rows"
 
 
 def _finding_lines(title: str, finding: Finding) -> Iterator[str]:

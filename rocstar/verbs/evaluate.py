@@ -145,10 +145,10 @@ def _measure(given: Given, *, as_json: bool) -> None:
 def _refuse_absent(model: str | None, benchmark: str | None, runs: Path) -> None:
     """What is not there, before anything that takes seconds is loaded. Raises ConfigError."""
     from rocstar.evaluation.benchmark import find_benchmarks
-    from rocstar.runs.branch import find_model
+    from rocstar.modelfolder import model_named
 
     if model is not None:
-        find_model(model, runs)
+        model_named(model, runs)
     if benchmark is not None:
         find_benchmarks(benchmark)
 

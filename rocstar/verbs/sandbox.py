@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MEBIBYTE = 2**20
 STATUS_SECONDS = 30.0  # for a service to say how it is
+FILE = re.compile(r"[^\s;()=#]+\.py")
 ISOLATION = ("L1", "L2", "L3", "L4")  # call.Isolation, which help pages do not load
 
 
@@ -42,7 +44,7 @@ Preload = Annotated[str, typer.Option(metavar="A,B", help="Modules imported befo
 
 @app.command(name="exec")
 def execute(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="A Python program; `-` reads it from stdin.")],
+    code: Annotated[str, typer.Argument(metavar="CODE", help="A Python program or FILE.py; `-` reads it from stdin.")],
     url: Url = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -56,7 +58,7 @@ def execute(
 
     from rocstar.sandbox.call import Call
 
-    program = sys.stdin.read() if code == "-" else code
+    program = _program(code)
     with _sandbox(url, token_file) as client:
         response = asyncio.run(client.run(Call(id="exec", code=program)))
     if as_json:
@@ -168,6 +170,20 @@ def probe(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 
     with _sandbox(url, token_file) as client:
         _print(to_builtins(client.info()), as_json)
+
+
+def _program(code: str) -> str:
+    """The program itself, or that of a file. What is written like a file's name is one: no program reads like that."""
+    from importlib.util import decode_source
+
+    if code != "-" and not FILE.fullmatch(code) and not (code.endswith(".py") and os.path.isfile(code)):
+        return code
+    try:
+        return decode_source(sys.stdin.buffer.read() if code == "-" else Path(code).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{code} cannot be read ({error.strerror}); give a program or a file of one") from None
+    except (UnicodeDecodeError, SyntaxError) as error:
+        raise ConfigError(f"the program in {code} is no text ({error}); save it as UTF-8") from None
 
 
 def _sandbox(url: str | None, token_file: Path | None) -> SandboxClient:

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from rocstar.errors import ConfigError
 from rocstar.exits import need
 from rocstar.verbs.common import AsJson, quiet, stoppable
 
-Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a run's name or `last`.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a hub id, a run's name or `last`.")]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
@@ -25,7 +26,9 @@ Context = Annotated[
 def chat(
     model: Model,
     settings: Settings = None,
-    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Ask once and stop.", show_default=False)] = None,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="Ask once and stop; `-` reads stdin.", show_default=False)
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Of one answer, tool output included.", show_default=False)
@@ -37,10 +40,14 @@ def chat(
     runs: Runs = Path("runs"),
 ) -> None:
     """Talk to a model that may use its tools; each answer is shown as it is written, and remembered."""
-    from rocstar.runs.branch import find_model
+    from rocstar.modelfolder import model_named
 
     need("train")
-    find_model(model, runs)
+    model_named(model, runs)
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("the question is empty; give one with -p, or with -p - on the standard input")
     quiet()
     from rocstar.serving.typed import Typed
 
@@ -77,9 +84,9 @@ def serve(
     Example: rocstar serve last --port 8701"""
     need("train")
     need("sandbox")
-    from rocstar.runs.branch import find_model
+    from rocstar.modelfolder import model_named
 
-    find_model(model, runs)  # before anything that takes seconds is loaded
+    model_named(model, runs)  # before anything that takes seconds is loaded
     quiet()
     from rocstar.serving.serve import serve as carry_out
 

@@ -149,7 +149,7 @@ def overview(source: Source, remembered: Remembered) -> dict[str, Any]:
     row: dict[str, Any] = {"name": source.name, "kind": "run" if source.run else "evaluation", "path": str(source.root)}
     try:
         evals = [
-            {"name": name, "step": step, "accuracy": remembered.of(folder / RESULT, _accuracy)}
+            {"name": name, "step": step, **remembered.of(folder / RESULT, _told)}
             for name, step, folder in source.evaluation_folders()
         ]
         return {**row, "evals": evals, **(_of_run(source.run, remembered) if source.run else {})}
@@ -171,8 +171,10 @@ def _of_run(run: RunFolder, remembered: Remembered) -> dict[str, Any]:
     }
 
 
-def _accuracy(result: Path) -> Any:
-    return read_json(result).get("accuracy")
+def _told(result: Path) -> dict[str, Any]:
+    """`asked` is equal where the problems are."""
+    found = read_json(result)
+    return {"accuracy": found.get("accuracy"), "asked": found.get("setup", {}).get("data", {}).get("problems_sha256")}
 
 
 def _stages(resolved: Path) -> list[dict[str, Any]]:

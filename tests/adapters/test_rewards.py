@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rocstar.adapters import rewards as adapters
-from rocstar.adapters.rewards import TrlReward, completion_text, compute_score, compute_scores, shared_grader
+from rocstar.adapters.rewards import TrlReward, compute_score, compute_scores, shared_grader
+from rocstar.answers.cases import completion_text
 from rocstar.answers.grade import Grader
 from rocstar.errors import DataError
 

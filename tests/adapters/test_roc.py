@@ -10,7 +10,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.adapters.roc import Drawn, is_kept, reasons_of
+from rocstar.adapters.roc import Drawn, is_kept, penalty_of_messages, reasons_of
+from rocstar.learning.quality import penalty_of
 from rocstar.learning.resample import seed_of_choice, select
 from rocstar.types import Reason
 
@@ -64,3 +65,11 @@ def test_it_needs_no_torch_and_no_trainer() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert Counter(said.split())["kept.quality"] == Counter(said.split())["kept.negative"] == 2
+
+
+def test_messages_have_the_penalty_of_their_counts() -> None:
+    tool, answer = {"role": "tool", "content": "<answer>no</answer>"}, {"role": "assistant", "content": None}
+    messages = [answer, tool, answer, tool, {"role": "assistant", "content": "<answer>1</answer><answer>2</answer>"}]
+    counted = penalty_of(calls=2, failed_calls=1, answer_blocks=2, turns=3)
+    assert penalty_of_messages(messages, calls=2, failed_calls=1) == counted.total == 0.5 + 1 / 3
+    assert penalty_of_messages([], calls=0, failed_calls=0) == 1.5

@@ -24,6 +24,24 @@ def test_columns_are_found_by_name_or_by_one_usual_synonym(tmp_path: Path) -> No
     assert (case.text, case.gold, case.expected, case.line) == ("5", "6", Verdict.WRONG, 1)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"answer": "5", "ground_truth": "6"},
+        {"completion": "5", "answer": "6", "question": "q"},
+        {"completion": [{"role": "assistant", "content": "5"}, {"role": "tool", "content": "7"}], "answer": "6"},
+    ],
+)
+def test_an_answer_is_the_reference_where_that_stands_nowhere_else(tmp_path: Path, row: dict[str, Any]) -> None:
+    (case,) = load_cases(write(tmp_path / "a.jsonl", row, {"text": 1}), limit=1)
+    assert (case.text, case.gold) == ("5", "6")
+
+
+def test_a_file_of_problems_lacks_what_a_model_wrote(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column 'text', what a model wrote, among question, answer"):
+        load_cases(write(tmp_path / "a.jsonl", {"question": "q", "answer": "6"}))
+
+
 def test_gzip_is_read(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"text": "5", "gold": "6"}\n\n'))
@@ -36,7 +54,7 @@ def test_gzip_is_read(tmp_path: Path) -> None:
         ("", "no rows"),
         ("[1]", "line 1: expected a JSON object"),
         ('{"text": "5", "gold": "6"}\n{', "line 2: not JSON"),
-        ('{"text": "5"}', "line 1: no column 'gold' among text; name it with --gold"),
+        ('{"text": "5"}', "line 1: no column 'gold', the reference, among text; name it with --gold"),
         ('{"text": null, "gold": "6"}', "line 1, field 'text'"),
         ('{"text": "1", "gold": "6", "ok": "maybe"}', "line 1, field 'ok': expected true or false, got 'maybe'"),
     ],
@@ -77,4 +95,5 @@ async def test_the_summary_counts_what_was_decided() -> None:
 def test_a_cell_is_one_short_line_that_any_terminal_shows() -> None:
     assert short("a\nb\x1b[31m\u202e") == "a b?[31m?"
     assert short("x" * 100) == "..." + "x" * 41
+    assert "KeyError: 'level'" in table([{"error": "KeyError: 'level'" + "x" * 200}], ("error",))
     assert table([{"a": 1, "b": "yes"}], ("a", "b")) == "a  b\n1  yes"

@@ -55,7 +55,7 @@ def test_what_goes_wrong_in_the_function_is_told_for_its_cases() -> None:
     def broken(solution_str: str, **_: Any) -> Any:
         return {"1": 1 / 0, "2": "much", "3": float("nan")}[solution_str] if solution_str != "0" else 1
 
-    assert {one.error for one in score(short_of_one, TRL, CASES)} == {"ValueError: gave 3 rewards for 4 completions"}
+    assert {one.error for one in score(short_of_one, TRL, CASES)} == {"gave 3 rewards for 4 completions"}
     found = score(broken, VERL, [Case(line=n, text=str(n), gold="") for n in range(1, 4)])
     assert [one.reward for one in found] == [None] * 3
     assert all(one.error for one in found)

@@ -74,4 +74,14 @@ def test_a_reward_function_that_raises_fails_the_command(
 ) -> None:
     (tmp_path / "bad_reward_for_a_test.py").write_text("def f(completions, **columns):\n    raise KeyError('level')\n")
     assert cli.run(["reward", "test", f"{tmp_path}/bad_reward_for_a_test.py:f", "--data", cases]) == FAILED
-    assert "KeyError: 'level'" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "KeyError: 'level' (bad_reward_for_a_test.py, line 2)" in out and "None" not in out.split("\n\n")[1]
+
+
+def test_rewards_are_compared_with_verdicts_that_somebody_expected(
+    cases: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--data", cases, "--expected", "good", "--limit", "2"]
+    assert cli.run(["reward", "test", "rocstar.adapters.rewards:compute_score", *asked]) == OK
+    out = capsys.readouterr().out
+    assert "cases: 2\n" in out and "expected: 2\nagreed: 1\n" in out

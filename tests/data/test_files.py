@@ -67,6 +67,12 @@ def test_a_usual_synonym_stands_in_for_a_default_column(tmp_path: Path) -> None:
     assert (problem.question, problem.answer) == ("Why?", "8")
 
 
+@pytest.mark.parametrize("header", ["Problem,Answer", "QUESTION,Final_Answer", " question ,target"])
+def test_capitals_and_spaces_in_a_column_s_name_do_not_hide_it(tmp_path: Path, header: str) -> None:
+    (problem,) = load_problems(write(tmp_path / "a.csv", f"{header}\nWhy?,8\n"))
+    assert (problem.question, problem.answer) == ("Why?", "8")
+
+
 def test_two_synonyms_are_no_answer_and_both_are_named(tmp_path: Path) -> None:
     message = message_of(jsonl(tmp_path / "a.jsonl", {"problem": "a", "prompt": "b", "answer": "1"}))
     assert "problem or prompt" in message
@@ -98,16 +104,16 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> No
     ("bad", "wanted"),
     [
         ("{broken", ["line 2", "column 2", "not JSON"]),
-        ('"text"', ["line 2", "one JSON object", "str"]),
+        ('"text"', ["line 2", "one JSON object", 'got "text"']),
         ("[" * 100_000, ["line 2", "not readable as JSON"]),
         ("{}", ["line 2", '"question"', "no fields"]),
         ('{"question": "q", "anwser": "1"}', ["line 2", '"answer"', "did you mean anwser?"]),
         ('{"question": "", "answer": "1"}', ["line 2", '"question"', "empty text"]),
-        ('{"question": 5, "answer": "1"}', ["line 2", '"question"', "int 5"]),
-        ('{"question": "q", "answer": null}', ["line 2", '"answer"', "NoneType"]),
-        ('{"question": "q", "answer": true}', ["line 2", '"answer"', "bool"]),
-        ('{"question": "q", "answer": NaN}', ["line 2", '"answer"', "float nan"]),
-        ('{"question": "q", "answer": ["1"]}', ["line 2", '"answer"', "list"]),
+        ('{"question": 5, "answer": "1"}', ["line 2", '"question"', "got 5"]),
+        ('{"question": "q", "answer": null}', ["line 2", '"answer"', "got null"]),
+        ('{"question": "q", "answer": true}', ["line 2", '"answer"', "got true"]),
+        ('{"question": "q", "answer": NaN}', ["line 2", '"answer"', "got NaN"]),
+        ('{"question": "q", "answer": ["1"]}', ["line 2", '"answer"', 'got ["1"]']),
         ('{"question": "q", "answer": "13 ####"}', ["line 2", '"answer"', "####"]),
     ],
 )

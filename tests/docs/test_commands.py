@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
 from rocstar.cli import USAGE_ERROR
 from rocstar.errors import ConfigError
 from tests.docs import commands
-from tests.docs.pages import ROOT, blocks, without_comment
+from tests.docs.pages import PAGES, ROOT, blocks, without_comment
 
 README = ROOT / "README.md"
 
@@ -59,6 +61,12 @@ def test_absent_files_flags_and_extras_are_found() -> None:
     assert commands.absent_files("rocstar train recipes/slowstart.toml", README) == ["recipes/slowstart.toml"]
     assert commands.unknown_flags("python benchmarks/scheduling.py --jobs 2 --jobz 3") == ["--jobz"]
     assert commands.unknown_extras("pip install 'rocstar[view,vue]'") == ["vue"]
+
+
+def test_no_page_installs_rocstar_under_a_name_that_a_registry_would_have_to_know() -> None:
+    tutorials = (ROOT / "docs" / "tutorials").glob("*.md")
+    named = re.compile(r"pip install (-\S+ )*'?rocstar\b")
+    assert [page.name for page in (*PAGES, *tutorials) if named.search(page.read_text())] == []
 
 
 @pytest.mark.parametrize(

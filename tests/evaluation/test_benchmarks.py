@@ -281,3 +281,9 @@ def test_a_checksum_is_of_the_columns_that_are_read() -> None:
     other = checksum({"g": [(7, {"extra": 2, "q": "a"})]}, ["q", "none"])
     assert one == other != checksum({"f": [(1, {"q": "b"})]}, ["q"])
     assert one == hashlib.sha256(b'{"q": "a"}\n').hexdigest()
+
+
+def test_rows_that_are_on_no_hub_are_refused_with_the_place_where_they_were_published() -> None:
+    (benchmark,) = find_benchmarks("aime24")
+    with pytest.raises(ConfigError, match=r"QwenLM/Qwen2\.5-Math, .*test\.jsonl, save them as eval_math/aime24\.jsonl"):
+        benchmark.read(None)

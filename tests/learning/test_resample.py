@@ -67,6 +67,15 @@ def test_the_weight_is_finite_without_penalty_and_falls_with_it() -> None:
     assert draw_weight(0.0) > draw_weight(0.1) > draw_weight(2.0) > 0
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.1])
+@pytest.mark.parametrize("keep", [2, 8])
+def test_a_penalty_that_is_no_penalty_is_refused_also_where_nothing_is_drawn(wrong: float, keep: int) -> None:
+    with pytest.raises(ValueError, match=f"attempt 1 has reward 0.0 and penalty {wrong}; give finite numbers"):
+        select((1.0, 0.0, 1.0), (0.0, wrong, 0.0), keep, random.Random(0))
+    with pytest.raises(ValueError, match="attempt 0 has reward nan"):
+        select((float("nan"), 0.0, 1.0), (0.0, 0.0, 0.0), keep, random.Random(0))
+
+
 @pytest.mark.parametrize(("negatives", "kept"), [(0, 0), (1, 1), (2, 1), (3, 1), (16, 8), (17, 8), (31, 15)])
 def test_half_the_negatives_rounded_down_but_never_none(negatives: int, kept: int) -> None:
     assert RocPaper(16).negatives_kept(negatives, 32) == kept

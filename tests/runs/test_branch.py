@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.errors import ConfigError
+from rocstar.modelfolder import model_name, model_named
 from rocstar.runs.branch import find_checkpoint
 from tests.runs.examples import run
 
@@ -36,3 +37,23 @@ def test_a_request_to_end_a_stage_is_read_whatever_wrote_it(tmp_path: Path) -> N
     assert not folder.asks_to_end("stage1")
     folder.end_request.write_text("stage1\n")
     assert folder.asks_to_end("stage1") and not folder.asks_to_end("stage2")
+
+
+def test_a_hub_id_is_a_model_unless_its_first_part_is_a_folder_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(name: str, **_: object) -> None:
+        raise OSError(f"no network for {name}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    Path("runs").mkdir()
+    with pytest.raises(ConfigError, match=r"model Qwen/Qwen3-0.6B is no folder .* no network for Qwen/Qwen3-0.6B"):
+        model_named("Qwen/Qwen3-0.6B", Path("runs"))
+    with pytest.raises(ConfigError, match=r"there is no run runs/first in runs, nor any other; begin one"):
+        model_named("runs/first", Path("runs"))
+
+
+def test_a_model_in_the_hub_s_cache_has_the_hub_s_name(tmp_path: Path) -> None:
+    assert model_name(tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "a1b2") == "Qwen3-0.6B"
+    assert model_name(tmp_path / "mine") == "mine"

@@ -63,7 +63,7 @@ def test_an_exact_name_beats_longer_ones_and_a_shared_prefix_is_refused(tmp_path
 
 
 def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="runs there are: none"):
+    with pytest.raises(ConfigError, match=r"there is no run last in .*, nor any other; begin one"):
         RunFolder.find("last", tmp_path)
     run(tmp_path)
     with pytest.raises(ConfigError, match="runs there are: tiny"):

@@ -29,6 +29,18 @@ def test_exec_runs_here_or_on_a_service(service: RunningService, capsys: pytest.
         assert (answer["outcome"], answer["value"], answer["stdout"], answer["signal"]) == ("ok", "3", "", None)
 
 
+def test_exec_runs_a_file_and_says_which_one_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("latin (1).py").write_bytes(b"# coding: latin-1\r\nprint('\xe9')\r\n6 * 7")
+    assert said(capsys, "exec", "latin (1).py") == "é\n42\n"
+    Path("p.py").write_bytes(b"print('\xe9')")
+    for name, sentence in (("absent.py", "absent.py cannot be read (No such file"), ("p.py", "in p.py is no text")):
+        assert cli.run(["sandbox", "exec", name]) == exits.USAGE
+        assert sentence in capsys.readouterr().err
+
+
 def test_probe_and_status_say_how_well_programs_are_walled_off(
     service: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:

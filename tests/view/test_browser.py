@@ -276,3 +276,15 @@ def test_tokens_of_a_long_attempt_are_drawn_as_they_come_into_view(chromium: Any
 
 
 POLICY = "document.querySelector('.tokens .turn.policy').textContent"
+
+
+def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromium: Any, tmp_path: Path) -> None:
+    recorded(tmp_path)
+    shares = [0.9725, 0.2125, 0.0625, *(n / 801 for n in range(802)), *(n / 400 for n in range(401))]
+    with seen(chromium, tmp_path / "runs") as one:
+        page = one.open("/bogus/x", "[role=alert]")
+        assert "there is no page bogus here" in page.inner_text("main")
+        shown = page.evaluate(
+            "async (all) => { const lib = await import('./lib.js'); return all.map((v) => lib.percent(v)) }", shares
+        )
+    assert shown == [f"{share:.1%}" for share in shares]

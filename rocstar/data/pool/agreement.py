@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocstar.data.layouts import as_written
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.types import problem_id
@@ -42,7 +43,7 @@ class AnswerBook:
                 raise DataError(f'{where}: no field "id" or "question"; each row says which problem it answers.')
             said = row.get("answers")
             if not isinstance(said, list) or not all(isinstance(text, str) for text in said):
-                raise DataError(f'{where}, field "answers": expected a list of texts, got {type(said).__name__}.')
+                raise DataError(f'{where}, field "answers": expected a list of texts, got {as_written(said)}.')
             self._database.executemany("INSERT INTO said VALUES (?, ?)", [(name, text) for text in said])
         self._database.execute("COMMIT")
         self._database.execute("CREATE INDEX IF NOT EXISTS said_id ON said (id)")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.layouts import Columns, EmptyField, detect_columns, problem_of, value_at
+from rocstar.data.layouts import Columns, EmptyField, as_written, detect_columns, problem_of, value_at
 from rocstar.data.places import output_folder, refuse_missing
 from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.asking import ask_missing
@@ -176,7 +176,7 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
 def columns_of(row: Any, section: InputSection, where: str, role: str) -> Columns:
     """The columns a config names, or those that the layout of a row says. Raises DataError."""
     if not isinstance(row, dict):
-        raise DataError(f"{where}: expected one JSON object with columns, got {type(row).__name__}.")
+        raise DataError(f"{where}: expected one JSON object with columns, got {as_written(row)}.")
     needs_answer = role == "source"
     if section.question and (section.answer or not needs_answer):
         return Columns(layout="given", question=tuple(section.question), answer=section.answer)

@@ -23,7 +23,8 @@ from rocstar.errors import DataError
 from rocstar.types import Problem
 
 SHOWN_EXAMPLES = 5
-MAX_SHOWN_CHARS = 160
+MAX_SHOWN_CHARS = 400
+LINE = re.compile(r"line \d+")
 NEAR = 0.7
 
 
@@ -47,15 +48,22 @@ class Wording:
 
 @dataclass(slots=True)
 class Finding:
-    """How often something was found, and the first few times."""
+    """How often something was found, and the first few sentences about it; one that holds of many rows stands once."""
 
     rows: int = 0
-    examples: list[str] = field(default_factory=list)
+    told: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """What is found but for its line -> the first sentence, and of how many rows it holds."""
 
     def add(self, told: str) -> None:
         self.rows += 1
-        if len(self.examples) < SHOWN_EXAMPLES:
-            self.examples.append(told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…")
+        found = LINE.sub("", told, count=1)
+        if found in self.told or len(self.told) < SHOWN_EXAMPLES:
+            first, rows = self.told.get(found, (told, 0))
+            self.told[found] = first, rows + 1
+
+    @property
+    def examples(self) -> list[str]:
+        return [_cut(first) + (f" ({rows:,} rows)" * (rows > 1)) for first, rows in self.told.values()]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,10 +117,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         quantiles = {name: self.quantile(share) for name, share in QUANTILES.items()}
-        counted = {
-            name: asdict(getattr(self, name))
-            for name in ("bad", "refused", "conflicts", "duplicates", "near", "overlaps")
-        }
+        found = {name: getattr(self, name) for name in FINDINGS}
+        counted = {name: {"rows": finding.rows, "examples": finding.examples} for name, finding in found.items()}
         return {
             "file": self.file,
             "sha256": self.sha256,
@@ -129,13 +135,14 @@ class Report:
         }
 
 
+FINDINGS = ("bad", "refused", "conflicts", "duplicates", "near", "overlaps")
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
 def check_file(
     path: str, columns: ColumnsOf, check: Check, wording: Wording, benchmarks: Iterable[BenchmarkQuestion]
 ) -> Report:
-    """Read the file once. Raises DataError when it cannot be read at all. Source: ours."""
+    """Read the file once. Raises DataError when it cannot be read at all, or holds no row. Source: ours."""
     report = Report(file=path, unit=wording.unit)
     found = fingerprint(path)
     report.sha256 = found[0] if found else None
@@ -148,11 +155,17 @@ def check_file(
             report.lengths[wording.length(prompt)] += 1
             _verify(report, problem, check)
             _compare(report, problem, check, seen, index)
+    if not report.rows:
+        raise DataError(f"{path} has no rows; give a file with at least one problem.")
     return report
 
 
 def _readable(path: str, columns: ColumnsOf, report: Report) -> Iterator[Problem]:
-    for line, row in read_rows(path, lambda fault: report.bad.add(str(fault))):
+    def unreadable(fault: DataError) -> None:
+        report.rows += 1
+        report.bad.add(str(fault))
+
+    for line, row in read_rows(path, unreadable):
         report.rows += 1
         where = f"{path}, line {line}"
         try:
@@ -164,6 +177,10 @@ def _readable(path: str, columns: ColumnsOf, report: Report) -> Iterator[Problem
             yield problem_of(row, found, where=where, source=Path(path).name, line=line)
         except DataError as fault:
             report.bad.add(str(fault))
+
+
+def _cut(told: str) -> str:
+    return told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…"
 
 
 def _verify(report: Report, problem: Problem, check: Check) -> None:

@@ -74,10 +74,8 @@ class Endpoint:
         """Requests answered from the cache."""
 
     async def __aenter__(self) -> Endpoint:
-        try:
-            import httpx
-        except ImportError:
-            raise ConfigError("rewriting needs httpx; install it with: pip install httpx") from None
+        import httpx
+
         headers = {"Authorization": f"Bearer {self._service.key}"} if self._service.key else {}
         limits = httpx.Limits(max_connections=self._service.concurrency)
         self._client = httpx.AsyncClient(headers=headers, timeout=self._service.timeout_seconds, limits=limits)

@@ -94,9 +94,8 @@ class McpEndpoint:
         try:
             handle = await asyncio.shield(self.loading)
         except ModuleNotFoundError as error:
-            raise BadRequest(
-                f"{error.name} is not installed here; pip install 'rocstar[mcp]' serves /mcp", 501
-            ) from None
+            told = f"{error.name} is not installed with this service; rocstar's extra mcp brings what /mcp needs"
+            raise BadRequest(told, 501) from None
         await handle(scope, receive, send)
 
     async def _load(self) -> ASGIApp:

@@ -35,6 +35,7 @@ function App() {
 
 function view([kind, name, what, step]) {
   if (kind === "eval" && name) return html`<${Evaluation} key=${[name, what, step].join()} name=${name} part=${what} step=${step} />`;
+  if (kind && !["run", "eval"].includes(kind)) return html`<p class="problem" role="alert">there is no page ${visible(kind)} here; <a href="#/">the list of runs</a> leads to all there are</p>`;
   if (kind !== "run" || !name) return html`<${Runs} />`;
   const one = { attempts: Attempts, groups: Groups, group: Group, attempt: AttemptPage }[what];
   // Another group begins anew: rows of one beside the choice of another would look like a wrong choice.

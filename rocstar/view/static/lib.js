@@ -87,7 +87,9 @@ export function number(value, digits = 3) {
   return value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 }
 
-export const percent = (value, digits = 1) => (known(value) ? (100 * value).toFixed(digits) + "%" : "–");
+// Rounds as Python does, so that a figure is the same here and on the screen.
+const rounded = [0, 1].map((digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: false, roundingMode: "halfEven" }));
+export const percent = (value, digits = 1) => (known(value) ? rounded[digits].format(100 * value) + "%" : "–");
 export const signed = (value) => (known(value) ? (value > 0 ? "+" : "") + value.toFixed(2) : "–");
 
 export function seconds(value) {

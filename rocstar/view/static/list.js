@@ -10,6 +10,7 @@ export function List({ path, query, columns, href, sort, onSort, onAbout, label,
   const box = useRef(null);
   const [pages, setPages] = useState({});
   const [total, setTotal] = useState(null);
+  const [reading, setReading] = useState(false);
   const [error, setError] = useState(null);
   const [view, setView] = useState({ top: 0, tall: 600, small: false });
   const asked = path + JSON.stringify(query) + sort;
@@ -41,6 +42,7 @@ export function List({ path, query, columns, href, sort, onSort, onAbout, label,
         const found = await ask(path, { ...query, sort, offset: 0, limit: PAGE }, stop.signal);
         setError(null);
         setTotal(found.total);
+        setReading(found.indexing > 0 || found.searched < found.of);
         setPages((old) => (old.asked === asked ? { ...old, 0: found.rows } : { asked, 0: found.rows }));
         onAbout?.(found);
         const busy = found.indexing > 0 || (found.of ?? 0) > (found.searched ?? 0);
@@ -81,7 +83,7 @@ export function List({ path, query, columns, href, sort, onSort, onAbout, label,
         </div>
       </div>
     </div>
-    ${total === 0 && html`<p class="dim empty">nothing matches</p>`}`;
+    ${total === 0 && html`<p class="dim empty">${reading ? "nothing yet; more files are being read" : "nothing matches"}</p>`}`;
 }
 
 function Head({ column, sort, onSort }) {

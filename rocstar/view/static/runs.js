@@ -26,7 +26,8 @@ export function Runs() {
 
 function Run({ run, chosen, toggle }) {
   const step = run.last.step ?? 0;
-  const last = [...run.evals].sort((a, b) => a.step - b.step).at(-1);
+  const before = run.evals.find(({ name }) => name === "before"); // what else is of the same problems is the run's own
+  const last = run.evals.filter((one) => !before || one.asked === before.asked).sort((a, b) => a.step - b.step).at(-1);
   return html`<tr><td><input type="checkbox" aria-label=${"choose " + run.name} checked=${chosen} onChange=${() => toggle(run.name)} /></td>
     <td data-label="run"><a class="open" href=${link(["run", run.name])}>${visible(run.name)}</a>${run.broken && html`<${Problem} error=${run.broken} />`}</td>
     <td data-label="state"><${State} state=${run.state} /></td>

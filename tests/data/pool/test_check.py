@@ -2,11 +2,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rocstar.data.files import columns_of
 from rocstar.data.layouts import Columns
 from rocstar.data.pool.check import Wording, check_file
 from rocstar.data.pool.decontamination import BenchmarkQuestion
 from rocstar.data.pool.integers import ASK_FRACTION
+from rocstar.errors import DataError
 
 WORDING = Wording(render=lambda question: f"<s>{question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
 ROWS = [
@@ -49,7 +52,7 @@ def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Pa
     known = [BenchmarkQuestion(benchmark="b", line=3, question="three cats and no dogs have in all, would you say")]
     report = check_file(str(path), columns, accept, WORDING, known)
     assert report.columns is not None and report.columns.layout == "slime"
-    assert (report.rows, report.others) == (5, ["level"])
+    assert (report.rows, report.others) == (6, ["level"])
     assert report.prompt == "«<s>»How many legs do three cats have in all?«</s>»"
     findings = (report.bad, report.refused, report.conflicts, report.duplicates, report.overlaps)
     assert [finding.rows for finding in findings] == [2, 1, 1, 1, 1]
@@ -58,3 +61,20 @@ def test_a_report_says_how_a_file_is_read_and_what_is_wrong_with_it(tmp_path: Pa
     assert sum(rows for *_, rows in report.histogram()) == 4
     assert report.quantile(0.5) == len(f"<s>{ROWS[0]['prompt']}</s>")
     assert json.loads(json.dumps(report.as_json()))["columns"]["answer"] == "label"
+
+
+def test_what_is_wrong_with_every_row_is_told_once_with_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"problem": "q{row}", "solution": "1"}}\n' for row in range(7)) + "{broken\n" * 3)
+    report = check_file(str(path), columns, accept, WORDING, [])
+    missing, broken = report.bad.examples
+    assert (report.rows, report.bad.rows) == (10, 10)
+    assert 'line 1: no field "answer" among problem, solution' in missing and missing.endswith("(7 rows)")
+    assert "line 8, column 2: not JSON" in broken and broken.endswith("(3 rows)")
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer\n")
+    with pytest.raises(DataError, match="has no rows"):
+        check_file(str(path), columns, accept, WORDING, [])
