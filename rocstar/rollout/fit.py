@@ -176,7 +176,9 @@ def nonnegative(matrix: Floats, target: Floats) -> Floats:
     for count in range(matrix.shape[1] + 1):
         for columns in map(list, combinations(range(matrix.shape[1]), count)):
             values = np.linalg.lstsq(triangle[:, columns], goal, rcond=None)[0] if columns else np.zeros(0)
-            if (values < 0).any() or not np.isfinite(values).all():  # of a column next to nothing it takes infinitely many
+            if (values < 0).any() or not np.isfinite(
+                values
+            ).all():  # of a column next to nothing it takes infinitely many
                 continue
             distance = float(np.sum((triangle[:, columns] @ values - goal) ** 2))
             if distance < least:
