@@ -150,6 +150,42 @@ def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFi
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
+    capsys: pytest.CaptureFixture[str], as_json: list[str]
+) -> None:
+    there = 40
+    assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run", *as_json]) == exits.OK
+    assert "so each step takes all" not in capsys.readouterr().err
+    given = [f"rollout.problems_per_step={there + 1}", "rollout.attempts_per_problem=8", "resample.keep=4"]
+    assert cli.run(["train", "tiny.toml", *given, "--dry-run", *as_json]) == exits.OK
+    told = capsys.readouterr().err
+    assert f"stage stage1 has {there} problems and rollout.problems_per_step is {there + 1}" in told
+    assert f"so each step takes all {there} and makes {there * 8} attempts" in told
+
+
+def test_a_plan_counts_the_problems_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    plans = [planned(f"rollout.problems_per_step={asked}", capsys=capsys) for asked in (40, 2000)]
+    assert plans[0][0] == plans[1][0]
+    assert "each step takes all 40" in plans[1][1]
+
+
+def test_a_plan_counts_what_the_recipe_says_where_problems_are_not_there_yet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    absent = ("data.source='files'", "data.train_files=['train.jsonl']", "evaluate.problems=0")
+    few, many = (planned(f"rollout.problems_per_step={asked}", *absent, capsys=capsys) for asked in (40, 80))
+    assert "train.jsonl does not exist" in many[1]
+    assert many[0]["stages"][1]["tokens"] > 1.5 * few[0]["stages"][1]["tokens"]
+
+
+def planned(*settings: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    """The plan, and what was said beside it."""
+    assert cli.run(["plan", "tiny.toml", *settings, "--json"]) == exits.OK
+    told = capsys.readouterr()
+    return json.loads(told.out), told.err
+
+
 def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "hush")
     Path("child.toml").write_text('extends = "tiny.toml"\n[run]\nname = "child"\nkeep_checkpoints = 7\n')
@@ -170,6 +206,18 @@ def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeyp
     }
     assert found["run.modules"]["source"] == "derived from the others"
     assert found["ROCSTAR_SANDBOX_TOKEN"]["source"] == "environment variable"
+
+
+def test_a_finished_run_that_is_resumed_shows_its_result_without_loading_anything_heavy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train_with(monkeypatch, finish)
+    assert cli.run(["train", "tiny.toml"]) == exits.OK
+    code = "import sys; from rocstar import cli; code = cli.run(sys.argv[1:])\n"
+    code += "print({'torch', 'transformers', 'pyarrow', 'sympy'} & set(sys.modules)); sys.exit(code)"
+    done = child("train", "--resume", "tiny", python=code)
+    assert done.returncode == exits.OK and "run tiny is finished" in done.stderr
+    assert "98.0% (96.0 to 99.0)" in done.stdout and done.stdout.endswith("set()\n")
 
 
 def test_resume_reads_the_settings_of_the_run_and_takes_no_others(
@@ -273,6 +321,23 @@ def test_runs_says_where_a_run_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cli.run([verb, "tiny.toml", "--runs", place]) == exits.OK
         assert Path(place, "tiny", "run.json").is_file()
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--data", "odd.jsonl"], 'no field "question"'),
+        (["--data", "absent.jsonl"], "absent.jsonl does not exist"),
+        (["--benchmark", "aime24", "--data-folder", "absent"], "absent is not a folder"),
+    ],
+)
+def test_data_that_cannot_be_asked_is_told_before_torch_is_loaded(given: list[str], sentence: str) -> None:
+    Path("odd.jsonl").write_text('{"height": 1, "width": 2}\n')
+    code = "import sys; from rocstar import cli; code = cli.run(sys.argv[1:])\n"
+    code += "print({'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
+    done = child("eval", "some", "--endpoint", "http://127.0.0.1:9/v1", *given, python=code)
+    assert (done.returncode, done.stdout) == (exits.USAGE, "set()\n")
+    assert sentence in done.stderr
 
 
 @pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
