@@ -1,8 +1,8 @@
 """What is won when rollouts go on while the learner learns, and what it costs in accuracy.
 
-    python benchmarks/overlap.py --out runs/overlap                     # three seeds of each: about 40 CPU minutes
-    python benchmarks/overlap.py --out runs/overlap --seeds 0 --tiny    # one short run of each, to try it
-    python benchmarks/overlap.py --out runs/overlap --table             # only read what is there and print
+    python benchmarks/overlap.py --out runs/overlap                       # three seeds of each: about 40 CPU minutes
+    python benchmarks/overlap.py --out runs/short --seeds 0 --steps 12    # the first steps of one seed: about 6
+    python benchmarks/overlap.py --out runs/overlap --table               # only read what is there and print
 
 The quickstart's RL stages from one cold start, on torch engines in processes of their own (--engines): strictly
 on-policy, and with attempts of one or two steps made ahead of the updates, without and with truncated importance
@@ -44,8 +44,7 @@ name = "local"
 kind = "torch"
 """
 NO_COLD_START = ["stage.sft.steps=0"]
-TINY_COLD = ["stage.sft.steps=200"]
-TINY = ["stage.stage1.steps=4", "stage.stage2.steps=0", "stage.stage3.steps=0", "evaluate.problems=50"]
+FIRST_STAGE_ALONE = ["stage.stage2.steps=0", "stage.stage3.steps=0"]
 Cell = dict[str, float]
 
 
@@ -55,25 +54,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--engines", type=int, default=2, help="processes; --out holds runs of one number only")
-    parser.add_argument("--tiny", action="store_true", help="four steps of each, judged on 50 problems")
+    parser.add_argument("--steps", type=int, help="of RL, all in the first stage; the recipe's own otherwise")
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
     if not arguments.table:
-        run_everything(out, arguments.ways, arguments.seeds, engines=arguments.engines, tiny=arguments.tiny)
+        run_everything(out, arguments.ways, arguments.seeds, engines=arguments.engines, steps=arguments.steps)
     cells = {way: read_cells(out, way, arguments.seeds, arguments.engines) for way in arguments.ways}
     figures = {way: in_all(found) for way, found in cells.items() if found}
     print_table(figures)
     print(json.dumps({"ways": figures, "cells": cells}))
 
 
-def run_everything(out: Path, ways: list[str], seeds: list[int], *, engines: int, tiny: bool) -> None:
+def run_everything(out: Path, ways: list[str], seeds: list[int], *, engines: int, steps: int | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     recipe = out / "recipe.toml"
     recipe.write_text(RECIPE)
-    rocstar(out / "cold", "sft", "recipes/quickstart.toml", TINY_COLD if tiny else [])
+    rocstar(out / "cold", "sft", "recipes/quickstart.toml", [])
     model = f"model.path={max((out / 'cold').glob('checkpoints/step=*')) / 'model'}"
-    always = [model, f"engine.local.count={engines}", *NO_COLD_START, *(TINY if tiny else [])]
+    always = [model, f"engine.local.count={engines}", *NO_COLD_START]
+    if steps:
+        always += [f"stage.stage1.steps={steps}", *FIRST_STAGE_ALONE]
     for seed in seeds:
         for way in ways:
             rocstar(out / cell_name(way, seed), "train", str(recipe), [*always, f"run.seed={seed}", *WAYS[way]])
