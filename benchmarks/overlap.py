@@ -10,8 +10,9 @@ sampling. Each cell is one `rocstar train` in a process of its own; cells that a
 for each engine, and one for the learner and the sandbox, to show what overlap wins in time.
 
 Per way: seconds a step; CPU seconds a step of all processes (overlap costs feeding tokens again after a swap of
-weights); share of the time in which engines did nothing (CPU seconds of their processes over the wall time of the
-steps, so true only where each has a core); both without the first step, whose row also has what came before it.
+weights), with those in which engines start, about 8 in all, because the first row of metrics has these and, where
+attempts are made ahead, those of later steps; share of the time in which engines did nothing (CPU seconds of their
+processes over the wall time of the steps, so true only where each has a core), without the first row.
 Staleness in updates; accuracy on the held-out problems at the end with the range over seeds and Wilson's 95% interval
 of the problems of all seeds (the same problems for each seed, so it is narrower than seeds vary). Prints a table and
 last one JSON line.
@@ -45,6 +46,7 @@ kind = "torch"
 """
 NO_COLD_START = ["stage.sft.steps=0"]
 FIRST_STAGE_ALONE = ["stage.stage2.steps=0", "stage.stage3.steps=0"]
+CPU = [f"cpu/{part}" for part in ("pool", "rollout", "learning", "record", "sandbox", "engines")]  # of a step
 Cell = dict[str, float]
 
 
@@ -103,20 +105,18 @@ def read_cell(folder: Path, engines: int) -> Cell:
     summary = json.loads((folder / "summary.json").read_text())
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seconds = sum(step["step/seconds"] for step in steps)
-    # A row's engine seconds are those since the row before, so the first has what came before training in it.
     later = sum(step["step/seconds"] for step in steps[1:])
     worked = sum(step["cpu/engines"] for step in steps[1:])
-    cpu = sum(seconds for step in steps[1:] for name, seconds in step.items() if name.startswith("cpu/"))
+    cpu = sum(seconds for step in steps for name, seconds in step.items() if name in CPU)
     accuracy = summary["accuracy_after"]
     return {
         "steps": len(steps),
         "seconds": seconds,
         "seconds_per_step_median": median(step["step/seconds"] for step in steps),
-        "cpu_seconds_per_step": cpu / max(1, len(steps) - 1),
+        "cpu_seconds_per_step": cpu / len(steps),
         "engines_idle": max(0.0, 1 - worked / (engines * later)),
         "overlap_seconds": sum(step.get("step/overlap_seconds", 0.0) for step in steps),
         "tokens": sum(step["step/tokens"] for step in steps),
-        "fed_again": sum(step["engine/recomputed_tokens"] for step in steps),
         "staleness_mean": fmean(step.get("staleness/mean", 0.0) for step in steps),
         "staleness_max": max(step.get("staleness/max", 0.0) for step in steps),
         "accuracy_before": summary["accuracy_before"]["value"],
