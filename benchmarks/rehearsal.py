@@ -1,6 +1,6 @@
 """Does a run that Ray places lose anything when one of its engines and one of its sandbox services are killed?
 
-    python benchmarks/rehearsal.py [--steps 10] [--engine-step 2] [--sandbox-step 3] [--keep FOLDER]
+    python benchmarks/rehearsal.py [--steps 60] [--engine-step 2] [--sandbox-step 3] [--keep FOLDER]
         [SECTION.KEY=VALUE ...]
 
 Runs recipes/rehearsal.toml (two learner ranks, two vLLM servers, two sandbox services on one machine). In the middle of
@@ -10,8 +10,10 @@ the log-probabilities of engine and learner agree within 1e-3 nats and every tok
 step; the server is back within the run, and in each step that begins after that it writes at least a tenth of the
 tokens; afterwards no process is left, and in /dev/shm nothing of what processes of this run were seen to hold there.
 Reported besides: seconds of each step, how long the engine was away, and addresses beyond loopback on which anything
-listened. The recipe's five RL steps are over before a server can have started anew on two cores, hence --steps. Prints
-a table, and last one JSON line; exit code 1 where a check fails. Settings change the recipe, as model.hidden_size=96.
+listened. On two cores the recipe's five RL steps are over before a server has started anew, and how long that takes
+depends on what else the machine does. So the stage is ended by hand when two steps have begun and ended since the
+server was back, after five at the least and --steps at the most. Prints a table, and last one JSON line; exit code 1
+where a check fails. Settings change the recipe, as model.hidden_size=96.
 Needs psutil, Ray and ROCSTAR_VLLM_PYTHON.
 """
 
@@ -44,6 +46,7 @@ GAP = 1e-3  # nats
 SHARE = 1 / 3  # of a step's tokens, after which it is in its middle
 SERVED = 0.1  # of a step's tokens, from which on a server does its part; one of two equal ones writes about half
 ENGINE, SANDBOX = "rocstar_vllm_serve.py", "sandbox serve"
+LEAST_STEPS, STEPS_AFTER = 5, 2  # in all; those that a server must do its part of after it is back
 LOOK_SECONDS = 0.05
 LOOK_CLOSELY_SECONDS = 1.0  # between two looks at the servers' tokens and at all maps of the run's processes
 IN_MEMORY = re.compile(r"/dev/shm/[^/\s]+")
@@ -90,7 +93,7 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10, help="of RL")
+    parser.add_argument("--steps", type=int, default=60, help="of RL, at the most")
     parser.add_argument("--engine-step", type=int, default=2, help="RL step in which a vLLM server is killed; 0: none")
     parser.add_argument("--sandbox-step", type=int, default=3, help="RL step in which a service is killed; 0: none")
     parser.add_argument("--keep", help="folder in which the run stays")
@@ -118,7 +121,7 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             if step:
                 kills += watcher.kill_in_the_middle(what, step)
         open_to_others = watcher.listening_beyond_loopback()
-        watcher.look_until_it_ends()
+        watcher.look_until_it_ends(lambda rows: is_enough(rows, killed=bool(options.engine_step)))
     finally:
         process.terminate()
         process.wait()
@@ -196,9 +199,18 @@ class Watcher:
                 return
             time.sleep(LOOK_SECONDS)
 
-    def look_until_it_ends(self) -> None:
+    def look_until_it_ends(self, is_enough: Callable[[Sequence[Mapping[str, Any]]], bool]) -> None:
+        """is_enough: of the RL steps' metrics, whether the stage may end."""
+        from rocstar.errors import ConfigError
+        from rocstar.runs.folder import RunFolder
+
+        asked = False
         while self._alive():
             self._look()
+            if not asked and is_enough(rl_rows(self._run)):
+                with suppress(ConfigError):  # it has ended meanwhile
+                    RunFolder(self._run).request_end()
+                asked = True
             time.sleep(LOOK_SECONDS)
 
     def _look(self) -> None:
@@ -294,6 +306,12 @@ def journal(path: Path) -> list[dict[str, Any]]:
 def rl_rows(run: Path) -> list[dict[str, Any]]:
     """Metrics of the RL steps that are done."""
     return [row for row in journal(run / "metrics.jsonl") if row["stage"] == "rl"]
+
+
+def is_enough(rows: Sequence[Mapping[str, Any]], *, killed: bool) -> bool:
+    """Whether these RL steps show what is to be shown, a killed server's return where there is one."""
+    after = itertools.islice(itertools.dropwhile(lambda row: killed and not row["engine/back"], rows), 1, None)
+    return len(rows) >= LEAST_STEPS and len(list(after)) >= STEPS_AFTER
 
 
 def steps_of(run: Path) -> Iterator[Step]:
