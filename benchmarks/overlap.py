@@ -1,8 +1,8 @@
 """What is won when rollouts go on while the learner learns, and what it costs in accuracy.
 
-    python benchmarks/overlap.py --out runs/overlap                     # three seeds of each: about 40 CPU minutes
-    python benchmarks/overlap.py --out runs/overlap --seeds 0 --tiny    # one short run of each, to try it
-    python benchmarks/overlap.py --out runs/overlap --table             # only read what is there and print
+    python benchmarks/overlap.py --out runs/overlap                       # three seeds of each: about 40 CPU minutes
+    python benchmarks/overlap.py --out runs/short --seeds 0 --steps 12    # the first steps of one seed: about 6
+    python benchmarks/overlap.py --out runs/overlap --table               # only read what is there and print
 
 The quickstart's RL stages from one cold start, on torch engines in processes of their own (--engines): strictly
 on-policy, and with attempts of one or two steps made ahead of the updates, without and with truncated importance
@@ -10,8 +10,9 @@ sampling. Each cell is one `rocstar train` in a process of its own; cells that a
 for each engine, and one for the learner and the sandbox, to show what overlap wins in time.
 
 Per way: seconds a step; CPU seconds a step of all processes (overlap costs feeding tokens again after a swap of
-weights); share of the time in which engines did nothing (CPU seconds of their processes over the wall time of the
-steps, so true only where each has a core); both without the first step, whose row also has what came before it.
+weights), with those in which engines start, about 8 in all, because the first row of metrics has these and, where
+attempts are made ahead, those of later steps; share of the time in which engines did nothing (CPU seconds of their
+processes over the wall time of the steps, so true only where each has a core), without the first row.
 Staleness in updates; accuracy on the held-out problems at the end with the range over seeds and Wilson's 95% interval
 of the problems of all seeds (the same problems for each seed, so it is narrower than seeds vary). Prints a table and
 last one JSON line.
@@ -44,8 +45,8 @@ name = "local"
 kind = "torch"
 """
 NO_COLD_START = ["stage.sft.steps=0"]
-TINY_COLD = ["stage.sft.steps=200"]
-TINY = ["stage.stage1.steps=4", "stage.stage2.steps=0", "stage.stage3.steps=0", "evaluate.problems=50"]
+FIRST_STAGE_ALONE = ["stage.stage2.steps=0", "stage.stage3.steps=0"]
+CPU = [f"cpu/{part}" for part in ("pool", "rollout", "learning", "record", "sandbox", "engines")]  # of a step
 Cell = dict[str, float]
 
 
@@ -55,25 +56,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--engines", type=int, default=2, help="processes; --out holds runs of one number only")
-    parser.add_argument("--tiny", action="store_true", help="four steps of each, judged on 50 problems")
+    parser.add_argument("--steps", type=int, help="of RL, all in the first stage; the recipe's own otherwise")
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
     if not arguments.table:
-        run_everything(out, arguments.ways, arguments.seeds, engines=arguments.engines, tiny=arguments.tiny)
+        run_everything(out, arguments.ways, arguments.seeds, engines=arguments.engines, steps=arguments.steps)
     cells = {way: read_cells(out, way, arguments.seeds, arguments.engines) for way in arguments.ways}
     figures = {way: in_all(found) for way, found in cells.items() if found}
     print_table(figures)
     print(json.dumps({"ways": figures, "cells": cells}))
 
 
-def run_everything(out: Path, ways: list[str], seeds: list[int], *, engines: int, tiny: bool) -> None:
+def run_everything(out: Path, ways: list[str], seeds: list[int], *, engines: int, steps: int | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     recipe = out / "recipe.toml"
     recipe.write_text(RECIPE)
-    rocstar(out / "cold", "sft", "recipes/quickstart.toml", TINY_COLD if tiny else [])
+    rocstar(out / "cold", "sft", "recipes/quickstart.toml", [])
     model = f"model.path={max((out / 'cold').glob('checkpoints/step=*')) / 'model'}"
-    always = [model, f"engine.local.count={engines}", *NO_COLD_START, *(TINY if tiny else [])]
+    always = [model, f"engine.local.count={engines}", *NO_COLD_START]
+    if steps:
+        always += [f"stage.stage1.steps={steps}", *FIRST_STAGE_ALONE]
     for seed in seeds:
         for way in ways:
             rocstar(out / cell_name(way, seed), "train", str(recipe), [*always, f"run.seed={seed}", *WAYS[way]])
@@ -102,20 +105,18 @@ def read_cell(folder: Path, engines: int) -> Cell:
     summary = json.loads((folder / "summary.json").read_text())
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seconds = sum(step["step/seconds"] for step in steps)
-    # A row's engine seconds are those since the row before, so the first has what came before training in it.
     later = sum(step["step/seconds"] for step in steps[1:])
     worked = sum(step["cpu/engines"] for step in steps[1:])
-    cpu = sum(seconds for step in steps[1:] for name, seconds in step.items() if name.startswith("cpu/"))
+    cpu = sum(seconds for step in steps for name, seconds in step.items() if name in CPU)
     accuracy = summary["accuracy_after"]
     return {
         "steps": len(steps),
         "seconds": seconds,
         "seconds_per_step_median": median(step["step/seconds"] for step in steps),
-        "cpu_seconds_per_step": cpu / max(1, len(steps) - 1),
+        "cpu_seconds_per_step": cpu / len(steps),
         "engines_idle": max(0.0, 1 - worked / (engines * later)),
         "overlap_seconds": sum(step.get("step/overlap_seconds", 0.0) for step in steps),
         "tokens": sum(step["step/tokens"] for step in steps),
-        "fed_again": sum(step["engine/recomputed_tokens"] for step in steps),
         "staleness_mean": fmean(step.get("staleness/mean", 0.0) for step in steps),
         "staleness_max": max(step.get("staleness/max", 0.0) for step in steps),
         "accuracy_before": summary["accuracy_before"]["value"],

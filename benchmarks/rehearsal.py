@@ -1,20 +1,26 @@
 """Does a run that Ray places lose anything when one of its engines and one of its sandbox services are killed?
 
-    python benchmarks/rehearsal.py [--engine-step 2] [--sandbox-step 3] [--keep FOLDER] [SECTION.KEY=VALUE ...]
+    python benchmarks/rehearsal.py [--steps 60] [--engine-step 2] [--sandbox-step 3] [--keep FOLDER]
+        [SECTION.KEY=VALUE ...]
 
 Runs recipes/rehearsal.toml (two learner ranks, two vLLM servers, two sandbox services on one machine). In the middle of
 the RL steps named, after a third of the tokens that the step before had, one vLLM server and one service get `kill -9`.
 Checked: the run ends well; every attempt of every step is there once and none ended by a fault of ours; in every step
-the log-probabilities of engine and learner agree within 1e-3 nats; the server is back within the run; afterwards no
-process is left, and in /dev/shm nothing of what processes of this run were seen to hold there. Reported besides:
-seconds of each step, how long the engine was away, and addresses beyond loopback on which anything listened. Prints a
-table, and last one JSON line; exit code 1 where a check fails. Settings change the recipe, as in model.hidden_size=96.
+the log-probabilities of engine and learner agree within 1e-3 nats and every token was written by the weights of that
+step; the server is back within the run, and in each step that begins after that it writes at least a tenth of the
+tokens; afterwards no process is left, and in /dev/shm nothing of what processes of this run were seen to hold there.
+Reported besides: seconds of each step, how long the engine was away, and addresses beyond loopback on which anything
+listened. On two cores the recipe's five RL steps are over before a server has started anew, and how long that takes
+depends on what else the machine does. So the stage is ended by hand when two steps have begun and ended since the
+server was back, after five at the least and --steps at the most. Prints a table, and last one JSON line; exit code 1
+where a check fails. Settings change the recipe, as model.hidden_size=96.
 Needs psutil, Ray and ROCSTAR_VLLM_PYTHON.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -24,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,9 +44,11 @@ sys.path[:0] = [str(ROOT)]
 MARK = "ROCSTAR_REHEARSAL"  # variable that every process of the run inherits
 GAP = 1e-3  # nats
 SHARE = 1 / 3  # of a step's tokens, after which it is in its middle
+SERVED = 0.1  # of a step's tokens, from which on a server does its part; one of two equal ones writes about half
 ENGINE, SANDBOX = "rocstar_vllm_serve.py", "sandbox serve"
+LEAST_STEPS, STEPS_AFTER = 5, 2  # in all; those that a server must do its part of after it is back
 LOOK_SECONDS = 0.05
-MEMORY_SECONDS = 1.0  # between two looks at what the run's processes hold in /dev/shm; one reads all their maps
+LOOK_CLOSELY_SECONDS = 1.0  # between two looks at the servers' tokens and at all maps of the run's processes
 IN_MEMORY = re.compile(r"/dev/shm/[^/\s]+")
 LEFT_SECONDS = 30.0  # for what ends with the run to end
 
@@ -63,6 +71,8 @@ class Step(NamedTuple):
     twice: int
     failed: int
     """Ended by faults of ours."""
+    of_other_weights: int
+    """Tokens that other weights wrote than those that the step began with."""
     gap: float | None
     """Mean and largest difference of log-probabilities, nats; None where no attempt was kept to learn from."""
     gap_max: float | None
@@ -83,6 +93,7 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60, help="of RL, at the most")
     parser.add_argument("--engine-step", type=int, default=2, help="RL step in which a vLLM server is killed; 0: none")
     parser.add_argument("--sandbox-step", type=int, default=3, help="RL step in which a service is killed; 0: none")
     parser.add_argument("--keep", help="folder in which the run stays")
@@ -92,7 +103,7 @@ def parsed() -> argparse.Namespace:
 
 def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     mark, began = secrets.token_hex(8), time.monotonic()
-    recipe = ["recipes/rehearsal.toml", f"run.folder={folder}", *options.settings]
+    recipe = ["recipes/rehearsal.toml", f"run.folder={folder}", f"stage.rl.steps={options.steps}", *options.settings]
     command = [sys.executable, "-c", "from rocstar.cli import main; main()", "train", *recipe]
     environment = {
         **os.environ,
@@ -110,7 +121,7 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             if step:
                 kills += watcher.kill_in_the_middle(what, step)
         open_to_others = watcher.listening_beyond_loopback()
-        watcher.look_until_it_ends()
+        watcher.look_until_it_ends(lambda rows: is_enough(rows, killed=bool(options.engine_step)))
     finally:
         process.terminate()
         process.wait()
@@ -118,6 +129,7 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     left = left_over(mark)
     files = sorted(file for file in watcher.memory if Path(file).exists())
     lost, back = happened(run, "engine_lost"), happened(run, "engine_back")
+    shares = [share for event in back for share in shares_after(event["url"], steps, watcher.written)]
     say(steps, kills)
     wanted = sum(bool(step) for step in (options.engine_step, options.sandbox_step))
     checks = {
@@ -126,8 +138,10 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "every_attempt_once": bool(steps) and not any(step.missing or step.twice for step in steps),
         "no_fault_of_ours": not any(step.failed for step in steps),
         "gap_below_1e-3": bool(steps) and all(step.gap_max is not None and step.gap_max < GAP for step in steps),
+        "tokens_of_the_step's_weights": bool(steps) and not any(step.of_other_weights for step in steps),
         "the_death_was_seen": len(lost) == bool(options.engine_step),
         "the_engine_came_back": len(back) == len(lost) and sum(step.back for step in steps) == len(lost),
+        "it_served_again": bool(shares) == bool(options.engine_step) and all(share >= SERVED for share in shares),
         "nothing_left": not left and not files,
     }
     return {
@@ -138,6 +152,7 @@ def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "kills": [kill._asdict() for kill in kills],
         "gap_max": max((step.gap_max for step in steps if step.gap_max is not None), default=None),
         "engine_away_seconds": [event["seconds"] for event in back],
+        "engine_shares_after": [round(share, 3) for share in shares],
         "engine_restarts_that_failed": [event["reason"] for event in happened(run, "engine_still_out")],
         "left_processes": left,
         "left_shared_memory": files,
@@ -157,6 +172,9 @@ class Watcher:
         self._http = httpx.Client(trust_env=False, timeout=5)
         self.memory: set[str] = set()
         """Entries of /dev/shm that processes of the run were seen to hold."""
+        self.written: Counter[tuple[str, int]] = Counter()
+        """Tokens by server and RL step, as seen each second."""
+        self._produced_before: dict[str, int] = {}
         self._looked = 0.0
 
     def kill_in_the_middle(self, what: str, step: int) -> Iterator[Kill]:
@@ -172,6 +190,7 @@ class Watcher:
             now = self._produced(servers)
             tokens = sum(count - before[url][0] for url, (count, _) in now.items() if url in before)
             running = {url: running for url, (_, running) in now.items()}
+            self._look()
             if tokens > SHARE * expected and any(running.values()):
                 busiest = servers[max(running, key=lambda url: running[url])]
                 victim = busiest if what == ENGINE else self._processes(what)[0]
@@ -180,17 +199,32 @@ class Watcher:
                 return
             time.sleep(LOOK_SECONDS)
 
-    def look_until_it_ends(self) -> None:
+    def look_until_it_ends(self, is_enough: Callable[[Sequence[Mapping[str, Any]]], bool]) -> None:
+        """is_enough: of the RL steps' metrics, whether the stage may end."""
+        from rocstar.errors import ConfigError
+        from rocstar.runs.folder import RunFolder
+
+        asked = False
         while self._alive():
             self._look()
+            if not asked and is_enough(rl_rows(self._run)):
+                with suppress(ConfigError):  # it has ended meanwhile
+                    RunFolder(self._run).request_end()
+                asked = True
             time.sleep(LOOK_SECONDS)
 
     def _look(self) -> None:
-        """At /dev/shm, once a second: a server that is killed leaves there what it held."""
-        if time.monotonic() - self._looked >= MEMORY_SECONDS:
+        """Once a second, at /dev/shm, because a server that is killed leaves there what it held, and at tokens."""
+        if time.monotonic() - self._looked >= LOOK_CLOSELY_SECONDS:
             self._looked = time.monotonic()
             for process in marked(self._mark):
                 self.memory |= held_in_memory(process.pid)
+            self._count_tokens(len(rl_rows(self._run)) + 1)
+
+    def _count_tokens(self, step: int) -> None:
+        for url, (tokens, _) in self._produced(self._servers()).items():
+            self.written[url, step] += tokens - self._produced_before.get(url, 0)
+            self._produced_before[url] = tokens
 
     def _is_under_way(self, step: int) -> bool:
         """Attempts of RL step `step` are made, or it learns."""
@@ -274,6 +308,12 @@ def rl_rows(run: Path) -> list[dict[str, Any]]:
     return [row for row in journal(run / "metrics.jsonl") if row["stage"] == "rl"]
 
 
+def is_enough(rows: Sequence[Mapping[str, Any]], *, killed: bool) -> bool:
+    """Whether these RL steps show what is to be shown, a killed server's return where there is one."""
+    after = itertools.islice(itertools.dropwhile(lambda row: killed and not row["engine/back"], rows), 1, None)
+    return len(rows) >= LEAST_STEPS and len(list(after)) >= STEPS_AFTER
+
+
 def steps_of(run: Path) -> Iterator[Step]:
     import pyarrow.parquet as parquet
 
@@ -281,7 +321,7 @@ def steps_of(run: Path) -> Iterator[Step]:
     stage = next(stage for stage in asked["stage"] if stage["kind"] == "rl")
     wanted = stage["rollout"]["problems_per_step"] * stage["rollout"]["attempts_per_problem"]
     for row in rl_rows(run):
-        columns = ["problem_id", "index", "stop"]
+        columns = ["problem_id", "index", "stop", "policy_version", "turns"]
         file = run / "rollouts" / f"step={row['step']:06d}.parquet"
         attempts = parquet.read_table(file, columns=columns).to_pylist()
         counts = Counter((attempt["problem_id"], attempt["index"]) for attempt in attempts)
@@ -292,12 +332,26 @@ def steps_of(run: Path) -> Iterator[Step]:
             missing=wanted - len(counts),
             twice=sum(count > 1 for count in counts.values()),
             failed=sum(attempt["stop"] == "environment_failed" for attempt in attempts),
+            of_other_weights=sum(map(of_other_weights, attempts)),
             gap=row.get("policy/logprob_gap"),
             gap_max=row.get("policy/logprob_gap_max"),
             moved=int(row["engine/moved_turns"] + row["engine/repeated_turns"]),
             lost=int(row["engine/lost"]),
             back=int(row["engine/back"]),
         )
+
+
+def of_other_weights(attempt: Mapping[str, Any]) -> int:
+    """Tokens of an attempt that were not written by the weights that learn from it."""
+    spans = (span for turn in json.loads(attempt["turns"]) for span in turn["version_spans"])
+    return sum(tokens for version, tokens in spans if version != attempt["policy_version"])
+
+
+def shares_after(url: str, steps: Sequence[Step], written: Mapping[tuple[str, int], int]) -> Iterator[float]:
+    """What the server at `url` wrote of all tokens of each step that began after it was back."""
+    for step in itertools.islice(itertools.dropwhile(lambda step: not step.back, steps), 1, None):
+        total = sum(tokens for (_, number), tokens in written.items() if number == step.number)
+        yield written[url, step.number] / max(1, total)
 
 
 def happened(run: Path, what: str) -> list[dict[str, Any]]:

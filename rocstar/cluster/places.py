@@ -60,6 +60,7 @@ def _begin(cpus: float) -> None:
         "address": "local",
         "num_cpus": max(math.ceil(cpus), os.cpu_count() or 1),
         "object_store_memory": OBJECT_STORE_BYTES,
+        "_system_config": {"worker_niceness": 0},  # Ray's 15 makes rank 0 and its gradients wait for the other ranks
     }
     try:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **({} if named else own))

@@ -21,6 +21,7 @@ PROMISED = 0.9  # of the cache, to the expected peak
 SPREAD = 2.0  # room kept for bad luck: so many times the promise over the root of the number of residents
 STEP_FEEDS = 128.0  # tokens that can be fed in the time that a step takes whatever is in it: 156 for 14B on two MI300X
 FEED_READS = 1000.0  # cached tokens that can be read in the time of feeding one (14B on two MI300X)
+ASSUMED_SECONDS = 1.0  # of work that stand for an engine before it has worked
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
 KEPT = 0.9  # of what was seen of its evictions, at each settling
 
@@ -71,6 +72,8 @@ class Book:
         self.fed = 0
         """Tokens that it was given to feed since the last look."""
         self._last, self._seen_at = load, -1.0
+        self.is_paced = False
+        """Whether it has been seen at work."""
         self._seconds = self._work = 1e-9
         self._evicted = self._overcommitted = 1.0
         """Lately; one more of each than there were."""
@@ -105,8 +108,13 @@ class Book:
         steps, again = produced / running, load.recomputed_tokens - last.recomputed_tokens
         work = steps * (STEP_FEEDS + used / FEED_READS) + self.fed + again
         self.fed = 0
+        self.is_paced = True
         self._seconds = FORGET * self._seconds + seconds
         self._work = FORGET * self._work + work
+
+    def assume(self, slowness: float) -> None:
+        """Until its own pace outweighs it, as if it had been seen at work for a while."""
+        self._seconds, self._work = ASSUMED_SECONDS, ASSUMED_SECONDS / slowness
 
     def settle(self) -> bool:
         """Whether it has evicted since the last time."""

@@ -334,23 +334,29 @@ class Fleet:
                 self._bring_back(member)
 
     async def _probe(self, member: Member) -> None:
-        """Begin the engine anew where it can be, give it the newest weights, and let it write a token. Raises
+        """Begin the engine anew where it can be, give it the newest weights, and let it write a token with them. Raises
         EngineUnavailable."""
-        engine = member.engine
+        engine, version = member.engine, None
         if isinstance(engine, RestartableEngine):
             await engine.restart(lambda: self._weights)
-        while engine.load().policy_version != self._version:
+        while version != self._version:  # new weights may come at any time, and are no fault of the engine
+            version = await self._bring_up_to_date(engine)
+            name = f"probe/{member.name}/{time.monotonic_ns()}"
+            completion = await self._within(
+                engine.generate(PROBE_IDS, PROBE, request_id=name, session_id=name), "did not answer a probe"
+            )
+            await engine.close_session(name)
+            wrong = complaint(completion, PROBE, vocab_size=self._vocab_size, versions=(version, self._version))
+            if wrong:
+                raise EngineUnavailable(f"it answered a probe with {wrong}")
+
+    async def _bring_up_to_date(self, engine: Engine) -> int:
+        """Give an engine the newest weights unless it has them; returns their version. Raises EngineUnavailable."""
+        while (version := engine.load().policy_version) != self._version:
             if self._weights is None:
-                raise EngineUnavailable(f"it has weights {engine.load().policy_version} of {self._version}")
+                raise EngineUnavailable(f"it has weights {version} of {self._version}")
             await self._load(engine, self._weights)
-        name = f"probe/{member.name}/{time.monotonic_ns()}"
-        completion = await self._within(
-            engine.generate(PROBE_IDS, PROBE, request_id=name, session_id=name), "did not answer a probe"
-        )
-        await engine.close_session(name)
-        newest = (self._version, self._version)
-        if wrong := complaint(completion, PROBE, vocab_size=self._vocab_size, versions=newest):
-            raise EngineUnavailable(f"it answered a probe with {wrong}")
+        return version
 
     def _bring_back(self, member: Member) -> None:
         if member.up:

@@ -191,6 +191,7 @@ class KvScheduler:
             book.look(engines[book.name], now)
         if not books:
             return []
+        self._assume_paces()
         order = sorted((book.finish(), book.name) for book in books)
         latest = self._finish_of_all(engines)
         found = []
@@ -294,6 +295,14 @@ class KvScheduler:
         books = [self._books[name] for name in engines]
         work = sum(book.reads for book in books) + self._each * len(self._waiting)
         return 1.000001 * work / sum(1.0 / book.slowness() for book in books)
+
+    def _assume_paces(self) -> None:
+        """An engine that is new or back is taken to be as fast as the others. One that is thought slow gets little to
+        do, and nobody would learn better."""
+        unknown = [book for book in self._books.values() if not book.is_paced]
+        known = [book.slowness() for book in self._books.values() if book.is_paced] if unknown else []
+        for book in unknown if known else ():
+            book.assume(sum(known) / len(known))
 
     def _expect_anew(self, found: Iterable[tuple[Resident, float]]) -> None:
         """The work and the ends of these by now; an end that is passed is drawn anew."""

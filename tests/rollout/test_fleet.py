@@ -334,6 +334,34 @@ async def test_why_an_engine_does_not_come_back_is_told_at_each_try() -> None:
     assert back["seconds"] >= 0 and (back["engine"], back["pid"]) == ("a", 13) and a.version == 3
 
 
+async def test_weights_that_come_while_an_engine_is_tried_cost_it_no_second_start() -> None:
+    class Overtaken(Faulty):
+        """Newer weights go to the others while it answers its first probe."""
+
+        begun = 0
+
+        async def restart(self, newest: NewestWeights | None) -> None:
+            self.begun += 1
+            self.dead = False
+
+        def whereabouts(self) -> dict[str, str | int]:
+            return {}
+
+        async def generate(self, *given: Any, **named: Any) -> Completion:
+            made = await super().generate(*given, **named)
+            if len(self.seen) == 1:
+                await fleet.load_weights(Weights(version=4, folder="w"))
+            return made
+
+    told, a = Told(), Overtaken()
+    a.dead = True
+    async with opened(told, a=a, b=PlainEngine()) as fleet:
+        await fleet.load_weights(Weights(version=3, folder="w"))
+        await until(lambda: bool(told.of("engine_back")))
+        assert not told.of("engine_still_out")
+    assert (a.begun, a.version) == (1, 4)
+
+
 async def test_an_engine_that_takes_weights_and_keeps_its_old_ones_is_taken_out() -> None:
     class Deaf(PlainEngine):
         async def load_weights(self, weights: Weights) -> None:

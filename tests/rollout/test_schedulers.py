@@ -287,6 +287,22 @@ def loaded(produced: int, *, used: int = 0, evictions: int = 0, capacity: int = 
     )
 
 
+def test_an_engine_that_nobody_has_seen_at_work_gets_as_much_as_the_others() -> None:
+    ours = KvScheduler()
+    for number in range(100):
+        ours.ask(ask(f"{number}", group=f"{number}"), 0.0)
+    begun = dict(ours.assign({"engine0": loaded(0, capacity=6_000)}, 0.0))
+    for produced, request in enumerate(begun, start=1):
+        ours.answered(request, 10, float(produced))
+        ours.close(request.partition("/")[0], float(produced))
+        ours.assign({"engine0": loaded(10_000 * produced, capacity=6_000)}, float(produced))
+    engines = {"engine0": loaded(10_000 * len(begun), capacity=6_000), "engine1": replace(FREE, capacity_tokens=6_000)}
+    for number in range(100, 200):
+        ours.ask(ask(f"{number}", group=f"{number}"), 100.0)
+    found = Counter(dict(ours.assign(engines, 100.0)).values())
+    assert found["engine1"] >= 5
+
+
 def test_who_returns_to_an_engine_that_overflows_is_admitted_where_there_is_room_before_all_newcomers() -> None:
     """With so many residents that over-committing does not pay."""
     ours = KvScheduler()
