@@ -11,11 +11,11 @@ from rocstar.data.files import columns_of, load_problems
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import Benchmark, ProtocolSection, checksum
-from rocstar.evaluation.kinds import KINDS, Kind
+from rocstar.evaluation.kinds import KINDS, BenchmarkKind
 from rocstar.types import Problem
 
 
-class Source(Protocol):
+class ProblemSource(Protocol):
     @property
     def stem(self) -> str:
         """Names the place of the result."""
@@ -27,7 +27,7 @@ class Source(Protocol):
         ...
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> BenchmarkKind | None:
         """What a benchmark does beyond asking its questions; None for a plain file."""
         ...
 
@@ -94,7 +94,7 @@ class BenchmarkRows:
         """accept: take rows with another checksum. Raises DataError, ConfigError."""
         self._benchmark = benchmark
         self._limit = limit
-        self.kind: Kind = KINDS[benchmark.file.kind]
+        self.kind: BenchmarkKind = KINDS[benchmark.file.kind]
         self.kind.check()
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder; give the one that holds the rows of {benchmark.name}")
