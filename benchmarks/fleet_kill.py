@@ -83,7 +83,7 @@ async def measured(options: argparse.Namespace) -> list[Step]:
     import torch
     from decode import SIZES, random_model
 
-    from rocstar.engines.process import ProcessEngine, Settings
+    from rocstar.engines.process import EngineSettings, ProcessEngine
     from rocstar.engines.torch_engine import TorchEngine
     from rocstar.rollout.fleet import Fleet
     from rocstar.rollout.kv_scheduler import KvScheduler
@@ -94,7 +94,7 @@ async def measured(options: argparse.Namespace) -> list[Step]:
     told: list[tuple[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        settings = Settings(folder=folder, rows=rows, positions=positions, vocab_size=VOCAB)
+        settings = EngineSettings(folder=folder, rows=rows, positions=positions, vocab_size=VOCAB)
         engines = {name: ProcessEngine(settings) for name in ("a", "b")}
         await asyncio.gather(*(engine.restart(None) for engine in engines.values()))
         undisturbed = TorchEngine(copy.deepcopy(model), rows=rows, positions=positions, vocab_size=VOCAB)

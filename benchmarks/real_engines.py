@@ -67,11 +67,13 @@ class InProcesses:
 
     @classmethod
     async def start(cls, count: int, rows: int, kv_tokens: int) -> InProcesses:
-        from rocstar.engines.process import ProcessEngine, Settings
+        from rocstar.engines.process import EngineSettings, ProcessEngine
 
         with tempfile.TemporaryDirectory() as folder:
             quickstart_model().save_pretrained(folder)
-            settings = Settings(folder=folder, rows=rows, positions=POSITIONS, kv_tokens=kv_tokens, vocab_size=VOCAB)
+            settings = EngineSettings(
+                folder=folder, rows=rows, positions=POSITIONS, kv_tokens=kv_tokens, vocab_size=VOCAB
+            )
             engines = {f"engine{place}": ProcessEngine(settings) for place in range(count)}
             await asyncio.gather(*(engine.restart(None) for engine in engines.values()))
         for engine, core in zip(engines.values(), _cores(count), strict=True):

@@ -32,7 +32,7 @@ from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
 from rocstar.sandbox.client.node import ChildConnection
-from rocstar.sandbox.wire import FrameReader, Kind
+from rocstar.sandbox.wire import FrameKind, FrameReader
 
 PROGRAM = "import math\nprint({n}, math.factorial({n} % 20))\n"
 LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0)
@@ -84,17 +84,17 @@ def stub(path: str) -> None:
     server.bind(path)
     server.listen()
     connection, _ = server.accept()
-    connection.sendall(wire.pack(Kind.HELLO, 0, wire.encode(DaemonInfo(isolation=Isolation.L3, slots=64))))
+    connection.sendall(wire.pack(FrameKind.HELLO, 0, wire.encode(DaemonInfo(isolation=Isolation.L3, slots=64))))
     reader = FrameReader()
     while data := connection.recv(2**18):
         replies = bytearray()
         for frame in reader.feed(data):
-            if frame.kind is Kind.CALL:
+            if frame.kind is FrameKind.CALL:
                 call = wire.decode_call(frame.body)
                 response = Response(id=call.id, outcome=ProgramOutcome.OK, stdout=f"{call.id} 1\n")
-                replies += wire.pack(Kind.RESPONSE, frame.number, wire.encode(response))
-            elif frame.kind is Kind.PING:
-                replies += wire.pack(Kind.USAGE, 0, b"\x80")
+                replies += wire.pack(FrameKind.RESPONSE, frame.number, wire.encode(response))
+            elif frame.kind is FrameKind.PING:
+                replies += wire.pack(FrameKind.USAGE, 0, b"\x80")
         connection.sendall(replies)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from rocstar.analysis.messages import read_transcripts
 from rocstar.analysis.recovery import After
-from rocstar.analysis.tally import Tally, after_error_table
+from rocstar.analysis.tally import AttemptCounts, after_error_table
 
 JUDGED = Path(__file__).with_name("trace_errors_judged.jsonl")
 SETS = ("mathcoder", "tora")
@@ -41,8 +41,8 @@ def ours(file: Path, name: str) -> Iterator[tuple[str, str]]:
             yield f"{name}:{line}:0:{number}", call.error or "none"
 
 
-def analysed(files: list[Path]) -> Tally:
-    tally = Tally()
+def analysed(files: list[Path]) -> AttemptCounts:
+    tally = AttemptCounts()
     for file in files:
         for _ in tally.watched(read_transcripts(file)):
             pass

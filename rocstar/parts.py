@@ -19,7 +19,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for
-from rocstar.engines.process import ProcessEngine, Settings
+from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable
@@ -149,7 +149,7 @@ class OwnedEngine(Engine, Protocol):
 
 
 def named_engines(
-    recipe: Recipe, settings: Settings, logs: Path, start: StartServer
+    recipe: Recipe, settings: EngineSettings, logs: Path, start: StartServer
 ) -> dict[str, ProcessEngine | VllmEngine]:
     """Those that `[[engine]]` names, by name, each with these settings in a place of its own; none of them runs yet.
     logs: folder for what servers print. start: how a vLLM server is started. Raises ConfigError where there is no
@@ -162,14 +162,14 @@ def named_engines(
 
 
 def _engine(
-    entry: TorchEngines | VllmEngines, settings: Settings, log: Path, start: StartServer
+    entry: TorchEngines | VllmEngines, settings: EngineSettings, log: Path, start: StartServer
 ) -> ProcessEngine | VllmEngine:
     if isinstance(entry, TorchEngines):
         return ProcessEngine(settings)
     return VllmEngine(entry.url or _vllm_server(entry, settings, log), vocab_size=settings.vocab_size, start=start)
 
 
-def _vllm_server(entry: VllmEngines, settings: Settings, log: Path) -> VllmSettings:
+def _vllm_server(entry: VllmEngines, settings: EngineSettings, log: Path) -> VllmSettings:
     return VllmSettings(
         model=Path(settings.folder),
         python=vllm_python(entry),

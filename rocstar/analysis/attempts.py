@@ -21,7 +21,7 @@ TOKENS = ("prompt_ids", "token_ids", "loss_mask", "entropies")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CallFacts:
     """One tool call of an attempt."""
 
     turn: int
@@ -33,7 +33,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TurnSpan:
     """The tokens of one completion, by their places in the attempt's tokens."""
 
     start: int
@@ -55,9 +55,9 @@ class Attempt:
     """Ended by a limit of tokens or turns."""
     tokens: int | None
     """After the prompt, tool replies included; None where they were not counted."""
-    calls: tuple[Call, ...]
+    calls: tuple[CallFacts, ...]
     """All of them, in order."""
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[TurnSpan, ...] = ()
     """Empty where the tokens were not read."""
     token_ids: Sequence[int] = ()
     """[T] prompt, completions and replies; empty where they were not read."""
@@ -89,7 +89,7 @@ def attempt_of(row: Mapping[str, Any]) -> Attempt:
         cut=row["stop"] in ("max_tokens", "max_turns"),
         tokens=row["response_tokens"],
         calls=tuple(
-            Call(turn=number, text=text_of_call(call), error=error_of_result(result, call["parse_error"]))
+            CallFacts(turn=number, text=text_of_call(call), error=error_of_result(result, call["parse_error"]))
             for number, turn in enumerate(turns)
             for call, result in zip(turn["calls"], turn["results"], strict=False)
         ),
@@ -108,11 +108,11 @@ def text_of_call(call: Mapping[str, Any]) -> str:
     return code if isinstance(code, str) else json.dumps(arguments, sort_keys=True)
 
 
-def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[Turn, ...]:
+def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[TurnSpan, ...]:
     found, after = [], None
     for turn in turns:
         end = start + turn["sampled_tokens"]
-        found.append(Turn(start=start, end=end, after=after))
+        found.append(TurnSpan(start=start, end=end, after=after))
         start = end + turn["reply_tokens"]
         after = "error" if any(result["status"] != "ok" for result in turn["results"]) else "ok"
     return tuple(found)

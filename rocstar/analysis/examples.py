@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
-from rocstar.analysis.tokens import Kind, Piece, turn_of
+from rocstar.analysis.tokens import Piece, TokenKind, turn_of
 
 FIGURES = {"reflection_after_ok": "Fig. 10", "reflection_after_error": "Fig. 11", "forking": "§5.4, class 1"}
-BRACKETS = {Kind.REFLECTION: "[[{}]]", Kind.FORKING: "<<{}>>", Kind.CALL: "{}", Kind.ANSWER: "{}"}
+BRACKETS = {TokenKind.REFLECTION: "[[{}]]", TokenKind.FORKING: "<<{}>>", TokenKind.CALL: "{}", TokenKind.ANSWER: "{}"}
 MOST_TOKENS = 4000  # of one example; what follows is left out
 
 
@@ -22,12 +22,12 @@ class Examples:
     found: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = field(default_factory=dict)
     """What was looked for -> whether it was right, how many such tokens, and the attempt."""
 
-    def offer(self, attempt: Attempt, kinds: Mapping[int, Kind], piece: Piece) -> None:
+    def offer(self, attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> None:
         counts = dict.fromkeys(FIGURES, 0)
         for place, kind in kinds.items():
-            if kind is Kind.REFLECTION:
+            if kind is TokenKind.REFLECTION:
                 counts[f"reflection_after_{turn_of(attempt, place).after}"] += 1
-            elif kind is Kind.FORKING:
+            elif kind is TokenKind.FORKING:
                 counts["forking"] += 1
         for what, count in counts.items():
             rank = (bool(attempt.right), count)
@@ -39,7 +39,7 @@ class Examples:
         return {what: {"figure": FIGURES[what], "count": rank[1], **one} for what, (rank, one) in self.found.items()}
 
 
-def _shown(attempt: Attempt, kinds: Mapping[int, Kind], piece: Piece) -> dict[str, Any]:
+def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> dict[str, Any]:
     end = min(len(attempt.token_ids), attempt.turns[0].start + MOST_TOKENS)
     tokens = [
         {"text": piece(attempt.token_ids[place]), "entropy": attempt.entropies and attempt.entropies[place],

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.attempts import Attempt, Call, text_of_call
+from rocstar.analysis.attempts import Attempt, CallFacts, text_of_call
 from rocstar.analysis.errors import error_of_output
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
@@ -109,5 +109,7 @@ def _attempt(name: str, steps: Sequence[Step], row: Mapping[str, Any]) -> Attemp
         right=verdict,
         cut=False,
         tokens=None,
-        calls=tuple(Call(turn=turns[place], text=call, error=error_of_output(reply)) for place, call, reply in steps),
+        calls=tuple(
+            CallFacts(turn=turns[place], text=call, error=error_of_output(reply)) for place, call, reply in steps
+        ),
     )

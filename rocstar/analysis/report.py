@@ -11,8 +11,8 @@ from typing import Any
 from rocstar.analysis.attempts import Attempt
 from rocstar.analysis.examples import Examples
 from rocstar.analysis.sources import Entropies, Source
-from rocstar.analysis.tally import LEVELS, Tally, after_error_table, right_after
-from rocstar.analysis.tokens import Kind, Piece, TokenCounts, count_tokens
+from rocstar.analysis.tally import LEVELS, AttemptCounts, after_error_table, right_after
+from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, count_tokens
 from rocstar.evaluation.contamination import note_of, questions_of
 from rocstar.runs.folder import step_of
 from rocstar.runs.journal import read_journal
@@ -51,7 +51,7 @@ def analyse(
 
     method: what it is a run of (methods.py). piece: text of a token; None leaves tokens out. entropies: a pass for
     attempts that have none. Raises DataError."""
-    tally, tokens = Tally(), Tokens(piece) if piece else None
+    tally, tokens = AttemptCounts(), Tokens(piece) if piece else None
     for attempt in tally.watched(source.attempts(tokens=piece is not None, entropies=entropies)):
         if tokens:
             tokens.add(attempt)
@@ -74,7 +74,7 @@ def analyse(
 
 
 def _tokens(tokens: Tokens) -> dict[str, Any]:
-    words = {kind: _words(tokens.steps.values(), kind) for kind in Kind}
+    words = {kind: _words(tokens.steps.values(), kind) for kind in TokenKind}
     return {
         "by_step": [{"step": step, **counts.figures()} for step, counts in sorted(tokens.steps.items())],
         "words": {
@@ -88,7 +88,7 @@ def _most(word: tuple[str, int]) -> tuple[int, str]:
     return -word[1], word[0]
 
 
-def _words(steps: Iterable[TokenCounts], kind: Kind) -> dict[str, int]:
+def _words(steps: Iterable[TokenCounts], kind: TokenKind) -> dict[str, int]:
     found: dict[str, int] = defaultdict(int)
     for counts in steps:
         for (what, text), count in counts.words.items():

@@ -92,7 +92,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Tally:
+class AttemptCounts:
     """Everything that is counted without tokens."""
 
     steps: dict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))

@@ -25,7 +25,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Any
 
-from rocstar.analysis.attempts import Attempt, Turn
+from rocstar.analysis.attempts import Attempt, TurnSpan
 
 SHARE = 0.2  # of an attempt's tokens; paper §5.4
 NEAR = 32  # tokens of a completion that count as directly after the reply
@@ -45,7 +45,7 @@ Piece = Callable[[int], str]
 """One token's text."""
 
 
-class Kind(StrEnum):
+class TokenKind(StrEnum):
     CALL = "call"
     ANSWER = "answer"
     REFLECTION = "reflection"
@@ -61,9 +61,9 @@ class TokenCounts:
     entropy: float = 0.0
     """Summed, nats."""
     marked: int = 0
-    kinds: Counter[Kind] = field(default_factory=Counter)
+    kinds: Counter[TokenKind] = field(default_factory=Counter)
     """Marked tokens by kind."""
-    doubt: Counter[Kind] = field(default_factory=Counter)
+    doubt: Counter[TokenKind] = field(default_factory=Counter)
     """Those of them in a word of DOUBT."""
     after_ok: int = 0
     """Reflection tokens after a reply without a failure."""
@@ -71,7 +71,7 @@ class TokenCounts:
     in_calls: int = 0
     """Tokens in calls, marked or not."""
     call_entropy: float = 0.0
-    words: Counter[tuple[Kind, str]] = field(default_factory=Counter)
+    words: Counter[tuple[TokenKind, str]] = field(default_factory=Counter)
     """Marked tokens by kind and text; the rarest are forgotten as it grows."""
 
     def figures(self) -> dict[str, Any]:
@@ -82,22 +82,22 @@ class TokenCounts:
             "entropy": _share(self.entropy, self.tokens),
             "entropy_in_calls": _share(self.call_entropy, self.in_calls),
             "entropy_outside_calls": _share(entropy, outside),
-            **{f"{kind}_tokens": self.kinds[kind] for kind in Kind},
-            **{f"{kind}_share": _share(self.kinds[kind], self.marked) for kind in Kind},
-            **{f"{kind}_doubt_share": _share(self.doubt[kind], self.kinds[kind]) for kind in Kind},
+            **{f"{kind}_tokens": self.kinds[kind] for kind in TokenKind},
+            **{f"{kind}_share": _share(self.kinds[kind], self.marked) for kind in TokenKind},
+            **{f"{kind}_doubt_share": _share(self.doubt[kind], self.kinds[kind]) for kind in TokenKind},
             "reflection_after_ok": self.after_ok,
             "reflection_after_error": self.after_error,
         }
 
 
-def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[int, Kind]:
+def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[int, TokenKind]:
     """Add an attempt to `counts`; its marked tokens by place, with their kinds; none without entropies."""
     if attempt.entropies is None:
         return {}
     written = [place for turn in attempt.turns for place in range(turn.start, turn.end)]
     marked = marked_places(attempt.entropies, written)
     inside = {place: kind for turn in attempt.turns for place, kind in enclosed(attempt, turn, piece)}
-    calls = [place for place, kind in inside.items() if kind is Kind.CALL]
+    calls = [place for place, kind in inside.items() if kind is TokenKind.CALL]
     kinds = kinds_of(attempt, marked, inside)
     counts.attempts += 1
     counts.tokens += len(written)
@@ -110,7 +110,7 @@ def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[in
         counts.kinds[kind] += 1
         counts.words[kind, text] += 1
         counts.doubt[kind] += bool(DOUBT.search(text))
-        if kind is Kind.REFLECTION:
+        if kind is TokenKind.REFLECTION:
             failed = turn_of(attempt, place).after == "error"
             counts.after_error += failed
             counts.after_ok += not failed
@@ -125,15 +125,15 @@ def marked_places(entropies: Sequence[float], written: Sequence[int]) -> set[int
     return set(sorted(written, key=lambda place: (-entropies[place], place))[:count])
 
 
-def kinds_of(attempt: Attempt, marked: set[int], inside: Mapping[int, Kind]) -> dict[int, Kind]:
+def kinds_of(attempt: Attempt, marked: set[int], inside: Mapping[int, TokenKind]) -> dict[int, TokenKind]:
     """The rule at the head of this file. inside: places in calls and answers, with which of them."""
-    kinds = {place: inside.get(place, Kind.FORKING) for place in sorted(marked)}
+    kinds = {place: inside.get(place, TokenKind.FORKING) for place in sorted(marked)}
     for turn in attempt.turns:
         if turn.after is not None:
             end = min((place for place in inside if turn.start <= place < turn.end), default=turn.end)
             for run in runs_of([place for place in sorted(marked) if turn.start <= place < end]):
                 if run[0] < turn.start + NEAR:
-                    kinds.update(dict.fromkeys(run, Kind.REFLECTION))
+                    kinds.update(dict.fromkeys(run, TokenKind.REFLECTION))
     return kinds
 
 
@@ -149,7 +149,7 @@ def runs_of(places: Sequence[int]) -> Iterator[list[int]]:
         run = [] if place is None else [place]
 
 
-def enclosed(attempt: Attempt, turn: Turn, piece: Piece) -> Iterator[tuple[int, Kind]]:
+def enclosed(attempt: Attempt, turn: TurnSpan, piece: Piece) -> Iterator[tuple[int, TokenKind]]:
     """Places of the tokens of a completion that stand in a tool call or an answer block, their tags included."""
     texts = [piece(token) for token in attempt.token_ids[turn.start : turn.end]]
     ends = list(accumulate(map(len, texts)))
@@ -158,13 +158,13 @@ def enclosed(attempt: Attempt, turn: Turn, piece: Piece) -> Iterator[tuple[int, 
         yield from ((turn.start + number, kind) for number in range(first, last + 1))
 
 
-def blocks(text: str) -> Iterator[tuple[int, int, Kind]]:
+def blocks(text: str) -> Iterator[tuple[int, int, TokenKind]]:
     """Where calls and answers stand in the text of a completion; one that is never closed goes to its end."""
     for found in _BLOCK.finditer(text):
-        yield found.start(), found.end(), Kind.CALL if found["call"] else Kind.ANSWER
+        yield found.start(), found.end(), TokenKind.CALL if found["call"] else TokenKind.ANSWER
 
 
-def turn_of(attempt: Attempt, place: int) -> Turn:
+def turn_of(attempt: Attempt, place: int) -> TurnSpan:
     return next(turn for turn in attempt.turns if turn.start <= place < turn.end)
 
 

@@ -18,11 +18,11 @@ from rocstar.engines.process import (
     Abort,
     Answer,
     CloseSession,
+    EngineSettings,
     Facts,
     FromChild,
     Generate,
     Open,
-    Settings,
     TakeWeights,
     decode_to_child,
     pack,
@@ -34,7 +34,7 @@ from rocstar.types import Completion, EngineLoad, Weights
 
 PR_SET_PDEATHSIG = 1
 FACTS_SECONDS = 0.1  # between two looks at what the engine holds; a scheduler acts on no finer grain
-Opening = Callable[[Settings], Awaitable[Engine]]
+Opening = Callable[[EngineSettings], Awaitable[Engine]]
 """Makes the engine. Raises ConfigError, EngineUnavailable."""
 
 

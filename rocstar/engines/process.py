@@ -35,7 +35,7 @@ START_SECONDS = 600.0  # to import torch and read a model of many gigabytes from
 END_SECONDS = 2.0  # for a process that has closed its socket to end
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class EngineSettings(Struct, frozen=True, kw_only=True):
     """What the engine in the child is made of."""
 
     folder: str
@@ -55,7 +55,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 class Open(Struct, frozen=True, tag=True):
     number: int
-    settings: Settings
+    settings: EngineSettings
 
 
 class Generate(Struct, frozen=True, tag=True):
@@ -122,7 +122,7 @@ class ProcessEngine:
     Nothing runs before the first `restart`. When the process ends, whoever waits gets EngineUnavailable with how it
     ended; so does everyone who asks before the next `restart`."""
 
-    def __init__(self, settings: Settings, *, module: str = "rocstar.engines.torch_child") -> None:
+    def __init__(self, settings: EngineSettings, *, module: str = "rocstar.engines.torch_child") -> None:
         self._settings = settings
         self._module = module
         self._process: asyncio.subprocess.Process | None = None

@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rocstar.engines.child import run
-from rocstar.engines.process import Settings
+from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import EngineUnavailable
 from rocstar.types import Weights
 
 
-async def opened(settings: Settings) -> TorchEngine:
+async def opened(settings: EngineSettings) -> TorchEngine:
     """Raises ConfigError where it does not fit into memory, EngineUnavailable where the folder cannot be read."""
     disable_progress_bar()
     device = torch.device("cpu")

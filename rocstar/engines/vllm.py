@@ -67,7 +67,7 @@ class Facts(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Session:
+class SessionCache:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one request that decodes."""
     tokens: int = 0
@@ -122,7 +122,7 @@ class VllmEngine:
         self._exchange = asyncio.Lock()
         self._rows = asyncio.Semaphore(0)
         self._requests: dict[str, Request] = {}
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, SessionCache] = {}
         self._name, self._numbers = secrets.token_hex(4), count()  # no two engines give a request the same id
         self._version = 0
         self._metrics = self._first = Metrics()
@@ -269,7 +269,7 @@ class VllmEngine:
     # -- one request ------------------------------------------------------------------------------------------------
 
     async def _complete(self, request: Request, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
-        session = self._sessions.setdefault(request.session_id, Session())
+        session = self._sessions.setdefault(request.session_id, SessionCache())
         async with session.turn, self._rows:
             await self._settled.wait()
             client, _ = self._opened()
@@ -305,7 +305,7 @@ class VllmEngine:
             await asyncio.wait({request.task}, timeout=ABORT_SECONDS)
         request.task.cancel()
 
-    def _count(self, session: Session, prompt: int, written: Written) -> None:
+    def _count(self, session: SessionCache, prompt: int, written: Written) -> None:
         """Notice that the session's cache was given up since its last request. Only whole blocks stay cached."""
         block = self._metrics.block_tokens
         if written.version_spans and written.cached_tokens is not None:

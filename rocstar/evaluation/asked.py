@@ -22,7 +22,7 @@ from rocstar.evaluation.attempts import Solver
 from rocstar.evaluation.chat_client import ChatClient, check_address
 from rocstar.evaluation.contamination import note_of
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
-from rocstar.evaluation.kinds import Kind, environment_for, plain_chat
+from rocstar.evaluation.kinds import BenchmarkKind, environment_for, plain_chat
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scoring import Judge, Parts, Scorer
 from rocstar.evaluation.subject import Subject, conversation_of, loaded, opened, positions_of
@@ -44,7 +44,7 @@ EngineLoader = Callable[[], EngineLoad]
 class Judging:
     """What judges the attempts of a benchmark that brings a Scorer."""
 
-    kind: Kind | None
+    kind: BenchmarkKind | None
     recall: Recall
     judge: Judge | None = None
 
@@ -88,7 +88,7 @@ class Asked(Protocol):
         """A file that other machines must see too (`opened_machines`)."""
         ...
 
-    def conversation(self, kind: Kind | None) -> Conversation:
+    def conversation(self, kind: BenchmarkKind | None) -> Conversation:
         """How attempts talk; its tools run nothing. Raises ConfigError for what will not do."""
         ...
 
@@ -96,7 +96,7 @@ class Asked(Protocol):
         """What computes, for the setup."""
         ...
 
-    def positions(self, problems: Sequence[Problem], kind: Kind | None) -> int:
+    def positions(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> int:
         """Tokens of the longest attempt, 0 where that is not known here. Raises ConfigError for whatever can be known
         to fail before anything starts."""
         ...
@@ -141,14 +141,14 @@ class AskedWeights:
     def proof(self) -> Path:
         return self.subject.model.resolve() / "config.json"
 
-    def conversation(self, kind: Kind | None) -> Conversation:
+    def conversation(self, kind: BenchmarkKind | None) -> Conversation:
         return plain_chat(conversation_of(self.subject, self.recipe), kind)
 
     def engine(self) -> Mapping[str, str]:
         device = device_of(self.recipe.model)
         return {"device": device.type, "dtype": name_of_dtype(compute_dtype(self.recipe.model, device))}
 
-    def positions(self, problems: Sequence[Problem], kind: Kind | None) -> int:
+    def positions(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> int:
         environment = environment_for(self.recipe, kind)
         return positions_of(self.subject, self.recipe, problems, self.conversation(kind), environment)
 
@@ -208,13 +208,13 @@ class AskedEndpoint:
     def proof(self) -> Path:
         return self.runs
 
-    def conversation(self, kind: Kind | None) -> Conversation:
+    def conversation(self, kind: BenchmarkKind | None) -> Conversation:
         return self._conversation(SandboxClient(daemons=0), kind)
 
     def engine(self) -> Mapping[str, str]:
         return {"endpoint": self.url, "tools": self.tools}
 
-    def positions(self, problems: Sequence[Problem], kind: Kind | None) -> int:
+    def positions(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> int:
         """What the endpoint takes is known when it is asked."""
         check_address(self.url)
         self.conversation(kind)
@@ -266,7 +266,7 @@ class AskedEndpoint:
             await grader.close()
             await client.close()
 
-    def _conversation(self, sandbox: SandboxClient, kind: Kind | None) -> Conversation:
+    def _conversation(self, sandbox: SandboxClient, kind: BenchmarkKind | None) -> Conversation:
         with_tools = self.recipe.rollout.max_turns > 1
         made = make_conversation(self.recipe, CodePoints(), PAPER, sandbox, with_tools=with_tools)
         return plain_chat(made, kind)

@@ -20,7 +20,7 @@ from rocstar.evaluation.chat_client import ChatClient, EndpointJudge
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.setup import CIRCUMSTANCES, name_of, setup_of
-from rocstar.evaluation.source import Source
+from rocstar.evaluation.source import ProblemSource
 from rocstar.machines import Machines, opened_machines
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import plain
@@ -44,7 +44,7 @@ class PlannedEvaluation:
     """One evaluation, complete: nothing is left to find out but what the subject says."""
 
     asked: Asked
-    source: Source
+    source: ProblemSource
     protocol: Protocol
     judge: JudgeEndpoint | None = None
 

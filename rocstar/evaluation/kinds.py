@@ -21,7 +21,7 @@ OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class BenchmarkKind:
     columns: Callable[[BenchmarkFile], Sequence[str]]
     """Those that are read; the checksum is over them."""
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
@@ -42,38 +42,38 @@ class Kind:
 
 
 KINDS = {
-    "math": Kind(columns=mathematics.columns, problems=mathematics.problems, scorer=None),
-    "choice": Kind(columns=choice.columns, problems=choice.problems, scorer=choice.ChoiceScorer),
-    "ifeval": Kind(
+    "math": BenchmarkKind(columns=mathematics.columns, problems=mathematics.problems, scorer=None),
+    "choice": BenchmarkKind(columns=choice.columns, problems=choice.problems, scorer=choice.ChoiceScorer),
+    "ifeval": BenchmarkKind(
         columns=ifeval.columns,
         problems=ifeval.problems,
         scorer=ifeval.IfevalScorer,
         check=ifeval.check,
         one_turn=True,
     ),
-    "ifbench": Kind(
+    "ifbench": BenchmarkKind(
         columns=ifeval.columns,
         problems=ifeval.problems,
         scorer=ifbench.scorer,
         check=ifbench.check,
         one_turn=True,
     ),
-    "functions": Kind(
+    "functions": BenchmarkKind(
         columns=functions.columns, problems=functions.problems, scorer=functions.FunctionScorer, one_turn=True
     ),
-    "judged": Kind(
+    "judged": BenchmarkKind(
         columns=arena.columns, problems=arena.problems, scorer=arena.ArenaScorer, one_turn=True, needs_judge=True
     ),
 }
 
 
-def plain_chat(conversation: Conversation, kind: Kind | None) -> Conversation:
+def plain_chat(conversation: Conversation, kind: BenchmarkKind | None) -> Conversation:
     """For a benchmark of one turn: its template without preamble and without tools of ours."""
     if kind is None or not kind.one_turn:
         return conversation
     return replace(conversation, template=conversation.template.chat(), tools=(), own_tools=lambda: ())
 
 
-def environment_for(recipe: Recipe, kind: Kind | None) -> EnvironmentFactory:
+def environment_for(recipe: Recipe, kind: BenchmarkKind | None) -> EnvironmentFactory:
     """Raises ConfigError."""
     return OneTurn if kind is not None and kind.one_turn else environment_of(recipe)

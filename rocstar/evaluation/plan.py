@@ -15,7 +15,7 @@ from rocstar.evaluation.chat_client import check_address
 from rocstar.evaluation.command import JudgeEndpoint, PlannedEvaluation, evaluate, kept, prepare
 from rocstar.evaluation.endpoint import ToolStyle
 from rocstar.evaluation.evaluate import Protocol
-from rocstar.evaluation.source import BenchmarkRows, ProblemFile, Source
+from rocstar.evaluation.source import BenchmarkRows, ProblemFile, ProblemSource
 from rocstar.evaluation.subject import find_subject, settings_in_force
 from rocstar.screen import Screen
 
@@ -72,7 +72,7 @@ def _ahead(rounds: Sequence[int]) -> list[bool]:
     return [finished == max(rounds) > min(rounds) for finished in rounds]
 
 
-def _sources(given: Given) -> list[Source]:
+def _sources(given: Given) -> list[ProblemSource]:
     if given.data is not None and given.benchmark is None:
         if given.data_folder is not None or given.accept_rows:
             raise ConfigError("--data-folder and --accept-rows belong to --benchmark; leave them out with --data")
@@ -88,7 +88,7 @@ def _sources(given: Given) -> list[Source]:
     ]
 
 
-def _refuse_unread(given: Given, sources: Sequence[Source]) -> None:
+def _refuse_unread(given: Given, sources: Sequence[ProblemSource]) -> None:
     """Raises ConfigError for what the person says and nothing would read."""
     if given.endpoint is None and given.tools is not None:
         raise ConfigError("--tools is about an endpoint; leave it out, or name one with --endpoint")
@@ -111,7 +111,7 @@ def _changes(given: Given) -> Iterator[tuple[str, str]]:
     yield from ((text.partition("=")[0].strip(), words) for text, words in given.options.items())
 
 
-def _plan(source: Source, given: Given, judge: JudgeEndpoint | None) -> PlannedEvaluation:
+def _plan(source: ProblemSource, given: Given, judge: JudgeEndpoint | None) -> PlannedEvaluation:
     asked = _asked(given, [*source.protocol.settings, *given.settings])
     rollout = asked.recipe.rollout
     protocol = Protocol(

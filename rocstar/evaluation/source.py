@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from rocstar.data.files import columns_of, load_problems
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.evaluation.benchmark import Benchmark, ProtocolSection, checksum, refuse_no_folder
-from rocstar.evaluation.kinds import KINDS, Kind
+from rocstar.evaluation.kinds import KINDS, BenchmarkKind
 from rocstar.types import Problem
 
 
-class Source(Protocol):
+class ProblemSource(Protocol):
     @property
     def stem(self) -> str:
         """Names the place of the result."""
@@ -26,7 +26,7 @@ class Source(Protocol):
         ...
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> BenchmarkKind | None:
         """What a benchmark does beyond asking its questions; None for a plain file."""
         ...
 
@@ -93,7 +93,7 @@ class BenchmarkRows:
         """accept: take rows with another checksum. Raises DataError, ConfigError."""
         self._benchmark = benchmark
         self._limit = limit
-        self.kind: Kind = KINDS[benchmark.file.kind]
+        self.kind: BenchmarkKind = KINDS[benchmark.file.kind]
         self.kind.check()
         refuse_no_folder(folder, benchmark.name)
         rows, self._place = benchmark.read(folder)

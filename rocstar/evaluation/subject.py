@@ -12,7 +12,7 @@ from typing import Any
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe
 from rocstar.dialogue.codec import Codec
-from rocstar.engines.process import Settings
+from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
@@ -133,7 +133,7 @@ async def opened(
     engines: Mapping[str, OwnedEngine]
     if model is None:
         device = device_of(recipe.model)
-        settings = Settings(
+        settings = EngineSettings(
             folder=str(subject.model.resolve()),
             device=device.type,
             dtype=name_of_dtype(compute_dtype(recipe.model, device)),

@@ -26,7 +26,7 @@ HEADER = struct.Struct("!IBQ")
 """Bytes of the body, kind, number."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     CALL = 1
     CANCEL = 2
     CLOSE = 3
@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 
 class Frame(NamedTuple):
-    kind: Kind
+    kind: FrameKind
     number: int
     body: bytes
 
@@ -55,7 +55,7 @@ decode_usage = msgpack.Decoder(Usage).decode
 decode_text = msgpack.Decoder(str).decode
 
 
-def pack(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
+def pack(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
     """A frame's bytes."""
     return HEADER.pack(len(body), kind, number) + body
 
@@ -80,6 +80,6 @@ class FrameReader:
                     return
                 body = bytes(memoryview(pending)[start + HEADER.size : end])
                 start = end
-                yield Frame(Kind(kind), number, body)
+                yield Frame(FrameKind(kind), number, body)
         finally:
             del pending[:start]

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
-from rocstar.engines.process import ProcessEngine, Settings
+from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.errors import ConfigError, RunHalted
@@ -328,16 +328,9 @@ async def opened_run(
         watch = Watch()
         closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
-        found = latest(folder) if resume else None
-        progress, checkpoint = found or (Progress(), None)
-        if resume:
-            folder.rewind(progress.step)
-            screen.note(f"going on after step {progress.step}")
+        progress, checkpoint = _starting_point(folder, screen, resume=resume)
         with meter.phase("cold start"):
-            if checkpoint is None:
-                imitates = any(isinstance(stage, SftStage) for stage in material.recipe.stage)
-                screen.stage("cold start" if imitates else "start", _made_first(material, imitates))
-            made = opening(material, folder.path) if checkpoint is None else opened(checkpoint)
+            made = _opened_model(material, folder, screen, checkpoint)
         recipe = material.recipe
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
         ranks = machines.start_ranks()
@@ -353,22 +346,16 @@ async def opened_run(
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
         if resume:
             tracker.event("resumed", step=progress.step, pid=os.getpid())
-        told = partial(_tell_stall, folder, screen, tracker)
-        remedy = f"continue with: rocstar train --resume {folder.name}"
-        closing.enter_context(  # before the engines, so that their start and end are watched too
-            watching(watch, Patience.of_run(recipe.run), told, remedy=remedy, break_off=ranks.abandon)
-        )
+        # before the engines, so that their start and end are watched too
+        closing.enter_context(_watching(watch, recipe, folder, screen, tracker, break_off=ranks.abandon))
         published: PublishedWeights | None = None
         engines: Mapping[str, OwnedEngine] = {"embedded": embedded} if embedded else {}
         if embedded is None:
             published = _published(folder, machines)
             closing.callback(published.close)
-            engines = processes = _processes(recipe, policy, published, positions, folder, machines)
-            meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in processes.values()))
-        telling = _teller(tracker, screen)
-        fleet = await closing.enter_async_context(
-            opened_fleet(recipe, engines, vocab_size=policy.codec.vocab_size, tell=telling)
-        )
+            engines = _processes(recipe, policy, published, positions, folder, machines, meter)
+        vocab_size, tell = policy.codec.vocab_size, _teller(tracker, screen)
+        fleet = await closing.enter_async_context(opened_fleet(recipe, engines, vocab_size=vocab_size, tell=tell))
         watch.load = fleet.load
         yield Run(
             material=material,
@@ -386,6 +373,24 @@ async def opened_run(
             progress=progress,
             checkpoint=checkpoint,
         )
+
+
+def _starting_point(folder: RunFolder, screen: Screen, *, resume: bool) -> tuple[Progress, Path | None]:
+    """Progress and newest checkpoint. When resuming, the folder's records after that step are removed."""
+    progress, checkpoint = (latest(folder) if resume else None) or (Progress(), None)
+    if resume:
+        folder.rewind(progress.step)
+        screen.note(f"going on after step {progress.step}")
+    return progress, checkpoint
+
+
+def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpoint: Path | None) -> Opened:
+    """The model and codec of the checkpoint, or those of a new run."""
+    if checkpoint is not None:
+        return opened(checkpoint)
+    imitates = any(isinstance(stage, SftStage) for stage in material.recipe.stage)
+    screen.stage("cold start" if imitates else "start", _made_first(material, imitates))
+    return opening(material, folder.path)
 
 
 def _made_first(material: Material, imitates: bool) -> str:
@@ -414,6 +419,21 @@ def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: S
     write_atomic(file, f"{stall.report()}\n\n{stacks}".encode())
     tracker.event("stall", seconds=round(stall.seconds), phase=stall.phase, waiting=stall.counts, log=file.name)
     screen.note(f"{stall.report()}\n  where everything stands: {file}")
+
+
+def _watching(
+    watch: Watch,
+    recipe: Recipe,
+    folder: RunFolder,
+    screen: Screen,
+    tracker: RunTracker,
+    *,
+    break_off: Callable[[], None],
+) -> AbstractContextManager[None]:
+    """Report stalls of the run, and say how to continue it where one ends it."""
+    report = partial(_tell_stall, folder, screen, tracker)
+    remedy = f"continue with: rocstar train --resume {folder.name}"
+    return watching(watch, Patience.of_run(recipe.run), report, remedy=remedy, break_off=break_off)
 
 
 def _embedded(recipe: Recipe, made: Opened, positions: int, local_rank: int) -> TorchEngine:
@@ -446,12 +466,18 @@ def _published(folder: RunFolder, machines: Machines) -> PublishedWeights:
 
 
 def _processes(
-    recipe: Recipe, policy: Policy, published: PublishedWeights, positions: int, folder: RunFolder, machines: Machines
+    recipe: Recipe,
+    policy: Policy,
+    published: PublishedWeights,
+    positions: int,
+    folder: RunFolder,
+    machines: Machines,
+    meter: Meter,
 ) -> dict[str, ProcessEngine | VllmEngine]:
-    """Over weights that they read from a folder."""
+    """Engines over weights that they read from a folder; the meter counts their CPU time."""
     weights = published.publish(policy)
     assert weights.folder is not None
-    settings = Settings(
+    settings = EngineSettings(
         folder=weights.folder,
         version=weights.version,
         device=policy.device.type,
@@ -461,4 +487,6 @@ def _processes(
         kv_tokens=recipe.rollout.kv_tokens,
         vocab_size=policy.codec.vocab_size,
     )
-    return named_engines(recipe, settings, folder.path.resolve() / "logs", machines.start_server)
+    engines = named_engines(recipe, settings, folder.path.resolve() / "logs", machines.start_server)
+    meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in engines.values()))
+    return engines

@@ -39,7 +39,7 @@ from rocstar.view.evaluations import evaluation_of, paired
 from rocstar.view.index import Index, cache_folder, sweep_cache
 from rocstar.view.query import BadFilter, Where
 from rocstar.view.search import SHORTEST, Searches
-from rocstar.view.sources import Library, Remembered, Source, overview
+from rocstar.view.sources import Library, Remembered, RunSource, overview
 from rocstar.view.whatif import TRIED, Recorded, recorded_group
 
 STATIC = Path(__file__).parent / "static"
@@ -138,10 +138,10 @@ class Desk:
         self._opening = threading.Lock()
         self.remembered = Remembered()
 
-    def source(self, request: Request) -> Source:
+    def source(self, request: Request) -> RunSource:
         return self.library.source(request.path_params["name"])
 
-    def opened(self, source: Source) -> tuple[Index, Searches]:
+    def opened(self, source: RunSource) -> tuple[Index, Searches]:
         """The table of a source, which goes on being filled."""
         key = str(source.root)
         with self._opening:
@@ -159,7 +159,7 @@ class Desk:
     def index(self, request: Request) -> Index:
         return self.opened(self.source(request))[0]
 
-    def curves(self, source: Source) -> Curves:
+    def curves(self, source: RunSource) -> Curves:
         with self._opening:  # two threads must not take up the same lines
             curves = self._curves.setdefault(source.root, Curves(Tail(source.root / "metrics.jsonl")))
             return curves.refresh()

@@ -21,7 +21,7 @@ from typing import Any
 import duckdb
 
 from rocstar.analysis.errors import error_of_result
-from rocstar.view.sources import AttemptFile, Source
+from rocstar.view.sources import AttemptFile, RunSource
 
 VERSION = 1  # of the tables; an older file is left alone and in time deleted
 MEMORY = "160MB"  # of all tables and queries of one run; more goes to the disk
@@ -88,7 +88,7 @@ STRANGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 class Index:
     """The table of one source. Any thread may ask; one at a time takes up new files."""
 
-    source: Source
+    source: RunSource
     _connection: duckdb.DuckDBPyConnection
     _file: Path
     _ours_alone: bool
@@ -102,7 +102,7 @@ class Index:
     """Of a file; a number is never given again while this index is open, because searches remember them."""
 
     @classmethod
-    def open(cls, source: Source, cache: Path | None = None) -> Index:
+    def open(cls, source: RunSource, cache: Path | None = None) -> Index:
         """The one that was kept; a new one for this process where another process has it, or it is broken."""
         folder = cache or cache_folder()
         name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:24]

@@ -32,7 +32,7 @@ class AttemptFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RunSource:
     """A run, or an evaluation that belongs to none."""
 
     name: str
@@ -108,23 +108,23 @@ class Library:
             return cls(base=folder, first=f"/eval/{folder.name}/{folder.name}/0")
         return cls(base=run.path.parent, first=f"/eval/{run.name}/{folder.parent.name}/{step_of(folder)}")
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[RunSource]:
         """Runs, then other evaluations, by name."""
-        runs = [Source(name=run.path.name, root=run.path, run=run) for run in list_runs(self.base)]
+        runs = [RunSource(name=run.path.name, root=run.path, run=run) for run in list_runs(self.base)]
         return (
             runs
             + [
-                Source(name=f"{file.parent.parent.name}:{file.parent.name}", root=file.parent)
+                RunSource(name=f"{file.parent.parent.name}:{file.parent.name}", root=file.parent)
                 for file in sorted(self.base.glob(f"evals/*/*/{RESULT}"))
             ]
-            + [Source(name=self.base.name, root=self.base) for _ in range((self.base / RESULT).is_file())]
+            + [RunSource(name=self.base.name, root=self.base) for _ in range((self.base / RESULT).is_file())]
         )
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> RunSource:
         """Raises KeyError."""
         run = RunFolder(self.base / name)
         if name == Path(name).name and name not in ("", ".", "..") and (run.path / "run.json").is_file():
-            return Source(name=name, root=run.path, run=run)  # without listing all the others
+            return RunSource(name=name, root=run.path, run=run)  # without listing all the others
         return {source.name: source for source in self.sources()}[name]
 
 
@@ -144,7 +144,7 @@ class Remembered:
         return known[1]
 
 
-def overview(source: Source, remembered: Remembered) -> dict[str, Any]:
+def overview(source: RunSource, remembered: Remembered) -> dict[str, Any]:
     """A source as the list shows it, without metrics. A broken file is told in `broken`."""
     row: dict[str, Any] = {"name": source.name, "kind": "run" if source.run else "evaluation", "path": str(source.root)}
     try:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.analysis.attempts import Attempt, Call, read_attempts
+from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
 from rocstar.analysis.recovery import After, after_errors
-from rocstar.analysis.tally import LEVELS, Tally, level_of, right_after
+from rocstar.analysis.tally import LEVELS, AttemptCounts, level_of, right_after
 from rocstar.errors import DataError
 from rocstar.types import Stop
 from tests.analysis.rows import attempt, turn, written
@@ -17,7 +17,7 @@ FAILS = "NameError: name 'x' is not defined\n"
 
 
 def after(*calls: tuple[int, str, str | None], cut: bool = False) -> list[After]:
-    made = tuple(Call(turn=place, text=text, error=error) for place, text, error in calls)
+    made = tuple(CallFacts(turn=place, text=text, error=error) for place, text, error in calls)
     return [
         what for _, what in after_errors(Attempt(step=0, problem="p", right=None, cut=cut, tokens=None, calls=made))
     ]
@@ -47,7 +47,7 @@ def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:
         attempt([turn("x", FAILS)], problem="b", index=1, right=False, stop=Stop.MAX_TURNS),
         attempt([turn(None)], problem="b", index=2, right=None),
     ]
-    tally = Tally()
+    tally = AttemptCounts()
     assert len(list(tally.watched(read_attempts(written(tmp_path / "a.parquet", records), tokens=False)))) == 5
     figures = tally.steps[1].figures()
     assert figures["attempts"] == 5

@@ -8,13 +8,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.analysis.attempts import Attempt, Turn, read_attempts
+from rocstar.analysis.attempts import Attempt, TurnSpan, read_attempts
 from rocstar.analysis.tokens import (
     GAP,
     NEAR,
     RUN,
-    Kind,
     TokenCounts,
+    TokenKind,
     count_tokens,
     enclosed,
     kinds_of,
@@ -35,7 +35,7 @@ def told(*turns: tuple[list[int], str | None], entropies: dict[int, float] | Non
     """A prompt of two tokens, completions with what came before them, and replies of one token."""
     ids, places = [99, 99], []
     for tokens, after in turns:
-        places.append(Turn(start=len(ids), end=len(ids) + len(tokens), after=after))
+        places.append(TurnSpan(start=len(ids), end=len(ids) + len(tokens), after=after))
         ids += [*tokens, 99]
     values = [0.0] * len(ids)
     for place, value in (entropies or {}).items():
@@ -77,7 +77,7 @@ def test_runs_are_parts_of_what_was_given_and_far_from_each_other(places: set[in
 def test_calls_and_answers_are_found_across_tokens() -> None:
     one = told(([A, OPEN, BODY, CLOSE, B, ANSWER, FIVE, END, C], None))
     found = dict(enclosed(one, one.turns[0], piece))
-    assert found == {**dict.fromkeys((3, 4, 5), Kind.CALL), **dict.fromkeys((7, 8, 9), Kind.ANSWER)}
+    assert found == {**dict.fromkeys((3, 4, 5), TokenKind.CALL), **dict.fromkeys((7, 8, 9), TokenKind.ANSWER)}
 
 
 def test_a_call_that_is_never_closed_goes_to_the_end() -> None:
@@ -89,21 +89,23 @@ def test_a_run_right_after_a_reply_reflects_and_the_same_run_before_any_reply_fo
     one = told(([A, B, C], None), ([WAIT, A, B, OPEN, BODY, CLOSE], "error"))
     marked = {2, 3, 4, 6, 7, 8, 10}
     kinds = kinds_of(one, marked, dict(enclosed(one, one.turns[0], piece)) | dict(enclosed(one, one.turns[1], piece)))
-    assert [kinds[place] for place in sorted(marked)] == [Kind.FORKING] * 3 + [Kind.REFLECTION] * 3 + [Kind.CALL]
+    assert [kinds[place] for place in sorted(marked)] == [TokenKind.FORKING] * 3 + [TokenKind.REFLECTION] * 3 + [
+        TokenKind.CALL
+    ]
 
 
 def test_a_run_that_begins_late_and_lone_tokens_fork() -> None:
     late = told(([A], None), ([A] * (NEAR + 10), "ok"))
     start = late.turns[1].start
     marked = {start, *range(start + NEAR, start + NEAR + 4)}
-    assert set(kinds_of(late, marked, {}).values()) == {Kind.FORKING}
+    assert set(kinds_of(late, marked, {}).values()) == {TokenKind.FORKING}
 
 
 def test_counts_name_what_the_reply_said_and_words_of_doubt() -> None:
     entropies = {6: 1.0, 7: 0.9, 8: 0.8}
     one = told(([A, B, C], None), ([WAIT, A, B, *[C] * 9], "error"), entropies=entropies)
     counts = TokenCounts()
-    assert count_tokens(counts, one, piece) == dict.fromkeys((6, 7, 8), Kind.REFLECTION)
+    assert count_tokens(counts, one, piece) == dict.fromkeys((6, 7, 8), TokenKind.REFLECTION)
     figures = counts.figures()
     assert (figures["reflection_after_error"], figures["reflection_after_ok"]) == (3, 0)
     assert figures["reflection_doubt_share"] == 1 / 3

@@ -232,7 +232,7 @@ def test_a_forbidden_import_is_told_with_its_rule(module: str, source: str, rule
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("rocstar.sandbox.daemon.main", "import msgspec\nfrom rocstar.sandbox.wire import Kind"),
+        ("rocstar.sandbox.daemon.main", "import msgspec\nfrom rocstar.sandbox.wire import FrameKind"),
         ("rocstar.sandbox.service.app", "import starlette.routing\nfrom rocstar.sandbox.client import SandboxClient"),
         ("rocstar.sandbox.service.mcp", "from mcp.server.mcpserver import MCPServer"),
         ("rocstar.tools.python", "from rocstar.sandbox.client import SandboxClient"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocstar.sandbox.call import ProgramOutcome
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 from tests.attacks.support import attack, promised
 from tests.sandbox.driver import Daemon, eventually
 
@@ -89,7 +89,7 @@ def test_a_thread_between_cells_cannot_lift_its_limit_of_cpu(watched: Daemon) ->
     assert watched.cell("thread", 1, LIFT + BURN_LATER, **limits).outcome is ProgramOutcome.OK
     own = set(watched.below()) - before
     assert own and eventually(lambda: not own & set(watched.below()))
-    assert watched.frame(watched.submit("1", session="thread", cell=2, **limits)).kind is Kind.LOST
+    assert watched.frame(watched.submit("1", session="thread", cell=2, **limits)).kind is FrameKind.LOST
 
 
 @pytest.mark.parametrize("how", ["import os\nos.close(3)", "import json\njson.dumps = None"])

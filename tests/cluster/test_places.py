@@ -119,7 +119,9 @@ with opened_machines(recipe, Path(sys.argv[1])) as machines:
 
 
 @pytest.mark.slow
-def test_a_ray_of_the_runs_own_has_room_for_it_at_its_priority_listens_on_loopback_and_ends_with_it(tmp_path: Path) -> None:
+def test_a_ray_of_the_runs_own_has_room_for_it_at_its_priority_listens_on_loopback_and_ends_with_it(
+    tmp_path: Path,
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [sys.executable, "-c", OWN, str(tmp_path)]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)

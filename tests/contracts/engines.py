@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rocstar.engines.process import ProcessEngine, Settings
+from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.scripted import FaultyEngine, ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.protocols import Engine
@@ -81,7 +81,7 @@ async def without_faults(open_inner: Callable[[], AbstractAsyncContextManager[En
 async def process() -> AsyncIterator[Engine]:
     """In a process of its own; one without a model, since the torch engine takes seconds to start in each test."""
     made = ProcessEngine(
-        Settings(folder="none", rows=4, positions=POSITIONS, vocab_size=VOCAB), module="tests.engines.plain_child"
+        EngineSettings(folder="none", rows=4, positions=POSITIONS, vocab_size=VOCAB), module="tests.engines.plain_child"
     )
     await made.restart(None)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rocstar.data.sft.check import check
-from rocstar.data.sft.format import Call, Conversation, Message, Role
+from rocstar.data.sft.format import Conversation, FunctionCall, Message, Role
 from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.data.sft.schema import check_call, normalised, tool_spec
 from rocstar.dialogue.template import CHAT
@@ -79,7 +79,7 @@ def test_arguments_that_json_cannot_write_are_refused(number: float) -> None:
 
 def test_calls_must_read_back_as_they_were_meant() -> None:
     # Keys that are no text become text on the way through JSON.
-    message = Message(role=Role.ASSISTANT, content="", calls=(Call(name="f", arguments={"x": {1: 2}}),))
+    message = Message(role=Role.ASSISTANT, content="", calls=(FunctionCall(name="f", arguments={"x": {1: 2}}),))
     asked = Message(role=Role.USER, content="q")
     tools = (tool_spec({"name": "f", "parameters": {"properties": {"x": {}}}}),)
     assert reason(Conversation(messages=(asked, message), tools=tools)) is Reason.ROUND_TRIP

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 from rocstar.engines.child import run
-from rocstar.engines.process import Settings
+from rocstar.engines.process import EngineSettings
 from rocstar.errors import ConfigError
 from tests.engines.plain import PlainEngine
 
 PAUSE_SECONDS = 0.002
 
 
-async def opened(settings: Settings) -> PlainEngine:
+async def opened(settings: EngineSettings) -> PlainEngine:
     if settings.rows > 1000:
         raise ConfigError(f"{settings.rows} rows do not fit; lower rollout.engine_rows")
     return PlainEngine(version=settings.version, pause=PAUSE_SECONDS)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rocstar.engines.process import ProcessEngine, Settings
+from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.rollout import fleet as fleet_module
 from rocstar.rollout.fleet import Fleet
@@ -26,7 +26,7 @@ PROMPT = (3, 4, 5)
 
 
 def plain(rows: int = 4) -> ProcessEngine:
-    return ProcessEngine(Settings(folder="none", rows=rows, positions=64, vocab_size=64), module=PLAIN)
+    return ProcessEngine(EngineSettings(folder="none", rows=rows, positions=64, vocab_size=64), module=PLAIN)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ async def test_an_engine_that_cannot_be_made_says_why() -> None:
 
 async def test_a_child_that_sends_what_is_no_message_is_ended() -> None:
     made = ProcessEngine(
-        Settings(folder="none", rows=1, positions=1, vocab_size=1), module="tests.engines.garbled_child"
+        EngineSettings(folder="none", rows=1, positions=1, vocab_size=1), module="tests.engines.garbled_child"
     )
     with pytest.raises(EngineUnavailable, match="sent what is no message"):
         await made.restart(None)

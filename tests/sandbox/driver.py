@@ -15,7 +15,7 @@ from msgspec import structs
 
 from rocstar.sandbox import launch, wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Limits, Response, Usage
-from rocstar.sandbox.wire import Frame, Kind
+from rocstar.sandbox.wire import Frame, FrameKind
 
 WAIT_SECONDS = 60.0  # a bound on what would otherwise be for ever
 LIMITS = Limits(wall_seconds=20.0, cpu_seconds=10.0)
@@ -44,7 +44,7 @@ class Daemon:
         self.number = 0
         try:
             first = self.next_frame()
-            if first.kind is Kind.REFUSED:
+            if first.kind is FrameKind.REFUSED:
                 raise Refused(wire.decode_text(first.body))
         except BaseException:
             self.close()
@@ -60,7 +60,7 @@ class Daemon:
             self.frames += self.reader.feed(data)
         return self.frames.pop(0)
 
-    def send(self, kind: Kind, body: bytes = b"", number: int = 0) -> None:
+    def send(self, kind: FrameKind, body: bytes = b"", number: int = 0) -> None:
         self.socket.sendall(wire.pack(kind, number, body))
 
     def submit(self, code: str, **fields: Any) -> int:
@@ -71,21 +71,21 @@ class Daemon:
 
     def submit_body(self, body: bytes) -> int:
         self.number += 1
-        self.send(Kind.CALL, body, self.number)
+        self.send(FrameKind.CALL, body, self.number)
         return self.number
 
     def frame(self, number: int) -> Frame:
         """The one that answers this call."""
         while number not in self.early:
             frame = self.next_frame()
-            if frame.kind is not Kind.USAGE:
+            if frame.kind is not FrameKind.USAGE:
                 assert frame.number not in self.early, "answered twice"
                 self.early[frame.number] = frame
         return self.early.pop(number)
 
     def answer(self, number: int) -> Response:
         frame = self.frame(number)
-        assert frame.kind is Kind.RESPONSE, frame
+        assert frame.kind is FrameKind.RESPONSE, frame
         return wire.decode_response(frame.body)
 
     def run(self, code: str, **fields: Any) -> Response:
@@ -95,12 +95,12 @@ class Daemon:
         return self.run(code, session=session, cell=number, **fields)
 
     def end(self, session: str) -> None:
-        self.send(Kind.CLOSE, wire.encode(session))
+        self.send(FrameKind.CLOSE, wire.encode(session))
 
     def usage(self) -> Usage:
         """Asked for by a ping."""
-        self.send(Kind.PING)
-        while (frame := self.next_frame()).kind is not Kind.USAGE:
+        self.send(FrameKind.PING)
+        while (frame := self.next_frame()).kind is not FrameKind.USAGE:
             self.early[frame.number] = frame
         return wire.decode_usage(frame.body)
 
@@ -114,7 +114,7 @@ class Daemon:
         return number
 
     def cancel(self, number: int) -> Response:
-        self.send(Kind.CANCEL, number=number)
+        self.send(FrameKind.CANCEL, number=number)
         return self.answer(number)
 
     def below(self) -> list[psutil.Process]:
@@ -189,6 +189,6 @@ def unread(daemon: Daemon) -> Iterable[Frame]:
         while True:
             daemon.frames += daemon.reader.feed(daemon.socket.recv(2**18))
     except (TimeoutError, BlockingIOError):
-        return [*daemon.early.values(), *(frame for frame in daemon.frames if frame.kind is not Kind.USAGE)]
+        return [*daemon.early.values(), *(frame for frame in daemon.frames if frame.kind is not FrameKind.USAGE)]
     finally:
         daemon.socket.settimeout(WAIT_SECONDS)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, Outcome, ProgramOutcome, Response, ServiceOutcome, Usage
-from rocstar.sandbox.wire import Frame, FrameReader, Kind
+from rocstar.sandbox.wire import Frame, FrameKind, FrameReader
 
 INFO = DaemonInfo(isolation=Isolation.L3, slots=2)
 
@@ -68,7 +68,7 @@ class ScriptedDaemon:
     def _serve(self, connection: socket.socket) -> None:
         """One connection, until it ends."""
         with connection, suppress(OSError):
-            connection.sendall(wire.pack(Kind.HELLO, 0, wire.encode(self.info)))
+            connection.sendall(wire.pack(FrameKind.HELLO, 0, wire.encode(self.info)))
             reader = FrameReader()
             while data := connection.recv(2**16):
                 for frame in reader.feed(data):
@@ -79,9 +79,9 @@ class ScriptedDaemon:
                     connection.sendall(reply)
 
     def _reply(self, frame: Frame) -> bytes | None:
-        if frame.kind is Kind.PING:
-            return wire.pack(Kind.USAGE, 0, wire.encode(Usage(cpu_seconds=1.5)))
-        if frame.kind is not Kind.CALL:
+        if frame.kind is FrameKind.PING:
+            return wire.pack(FrameKind.USAGE, 0, wire.encode(Usage(cpu_seconds=1.5)))
+        if frame.kind is not FrameKind.CALL:
             return b""
         call = wire.decode_call(frame.body)
         self.calls.append(call)
@@ -92,7 +92,7 @@ class ScriptedDaemon:
         if word == "wait":
             self.hold.wait()
         if call.session and not self._holds(call):
-            return wire.pack(Kind.LOST, frame.number)
+            return wire.pack(FrameKind.LOST, frame.number)
         if word in ("die", "hang", "garbage"):
             return {"die": None, "hang": b"", "garbage": b"\xff" * 40}[word]
         outcome: Outcome = ProgramOutcome.OK
@@ -104,7 +104,7 @@ class ScriptedDaemon:
         response = Response(
             id=call.id, outcome=outcome, stdout=call.code, node=self.name, state_lost=word == "state_lost"
         )
-        return wire.pack(Kind.RESPONSE, frame.number, wire.encode(response))
+        return wire.pack(FrameKind.RESPONSE, frame.number, wire.encode(response))
 
     def _holds(self, call: Call) -> bool:
         if call.cell != 1 and call.session not in self.sessions:

@@ -16,7 +16,7 @@ from msgspec import msgpack
 
 from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Call, Failure, Limits, ProgramOutcome, Response, ServiceOutcome
-from rocstar.sandbox.wire import MAX_FRAME_BYTES, Frame, FrameReader, Kind
+from rocstar.sandbox.wire import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader
 from tests.sandbox.driver import Daemon, needs_empty_folder
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -157,7 +157,7 @@ def test_the_smallest_limits_start_a_program(daemon: Daemon, name: str) -> None:
 
 
 FRAMES = st.lists(
-    st.builds(Frame, st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.binary(max_size=50)), max_size=8
+    st.builds(Frame, st.sampled_from(FrameKind), st.integers(0, 2**64 - 1), st.binary(max_size=50)), max_size=8
 )
 
 
@@ -172,12 +172,12 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(frames: list[
 
 @pytest.mark.parametrize(
     "data",
-    [wire.HEADER.pack(MAX_FRAME_BYTES + 1, Kind.CALL, 0), wire.HEADER.pack(0, 99, 0), wire.HEADER.pack(0, 0, 0)],
+    [wire.HEADER.pack(MAX_FRAME_BYTES + 1, FrameKind.CALL, 0), wire.HEADER.pack(0, 99, 0), wire.HEADER.pack(0, 0, 0)],
     ids=["too long", "no kind", "kind 0"],
 )
 def test_what_is_no_frame_is_refused_and_what_came_before_it_is_taken(data: bytes) -> None:
-    frames = FrameReader().feed(wire.pack(Kind.PING, 7) + data)
-    assert next(frames) == Frame(Kind.PING, 7, b"")
+    frames = FrameReader().feed(wire.pack(FrameKind.PING, 7) + data)
+    assert next(frames) == Frame(FrameKind.PING, 7, b"")
     with pytest.raises(ValueError):
         next(frames)
 

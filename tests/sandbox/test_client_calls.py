@@ -27,7 +27,7 @@ from rocstar.sandbox.call import (
 from rocstar.sandbox.call import SessionLost as Lost
 from rocstar.sandbox.client import SandboxClient, run_once
 from rocstar.sandbox.client.node import ChildConnection
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.scripted import ScriptedDaemon
 
 WAIT_SECONDS = 60.0  # a bound on what would otherwise be for ever
@@ -58,7 +58,7 @@ async def run(client: SandboxClient, code: str, **values: Any) -> Response:
     return await asyncio.wait_for(client.run(Call(id=values.pop("id", "x"), code=code, **values)), WAIT_SECONDS)
 
 
-def sent_calls(daemon: ScriptedDaemon, kind: Kind = Kind.CALL) -> list[int]:
+def sent_calls(daemon: ScriptedDaemon, kind: FrameKind = FrameKind.CALL) -> list[int]:
     return [frame.number for frame in daemon.frames if frame.kind is kind]
 
 
@@ -148,8 +148,8 @@ async def test_cancelling_a_caller_tells_the_daemon(daemon: ScriptedDaemon) -> N
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: sent_calls(daemon, Kind.CANCEL))
-        assert sent_calls(daemon, Kind.CANCEL) == sent_calls(daemon)
+        await until(lambda: sent_calls(daemon, FrameKind.CANCEL))
+        assert sent_calls(daemon, FrameKind.CANCEL) == sent_calls(daemon)
         assert not client.nodes[0].held
 
 
@@ -194,7 +194,7 @@ async def test_a_forwarded_body_goes_as_it_came_and_so_does_its_answer(daemon: S
     body = wire.encode(Call(id="theirs", code="ok"))
     with connected(daemon) as client:
         frame = await client.forward(body)
-        assert frame.kind is Kind.RESPONSE and wire.decode_response(frame.body).id == "theirs"
+        assert frame.kind is FrameKind.RESPONSE and wire.decode_response(frame.body).id == "theirs"
         assert daemon.frames[0].body == body
         internal = await client.forward(wire.encode(Call(id="theirs", code="internal")))
         assert wire.decode_response(internal.body).outcome is ServiceOutcome.INTERNAL
@@ -208,13 +208,13 @@ async def test_forwarded_cells_stay_with_their_session(pair: tuple[ScriptedDaemo
         return wire.encode(Call(id=f"{number}", code="ok", session="s", cell=number))
 
     with connected(*pair) as client:
-        assert (await client.forward(cell(5), session="s")).kind is Kind.LOST
+        assert (await client.forward(cell(5), session="s")).kind is FrameKind.LOST
         kinds = [(await client.forward(cell(number), session="s")).kind for number in range(1, 12)]
-        assert set(kinds) == {Kind.RESPONSE}
+        assert set(kinds) == {FrameKind.RESPONSE}
         assert sorted(len(daemon.sessions) for daemon in pair) == [0, 1]
         home = next(daemon for daemon in pair if daemon.sessions)
         client.close_session("s")
-        await until(lambda: sent_calls(home, Kind.CLOSE))
+        await until(lambda: sent_calls(home, FrameKind.CLOSE))
         with pytest.raises(Lost):
             await client.forward(wire.encode(Call(id="x", code="die", session="t", cell=1)), session="t")
 

@@ -21,7 +21,7 @@ import pytest
 
 from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Isolation, Response
 from rocstar.sandbox.walls import plans
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, Refused, eventually, needs_empty_folder, unread
 
 SLEEP = "import time\ntime.sleep(60)"
@@ -76,7 +76,7 @@ def test_a_full_queue_says_so_at_once() -> None:
         first = daemon.begin()
         waiting = [daemon.submit("1") for _ in range(2)]
         assert daemon.run("1").outcome == "overloaded"
-        daemon.send(Kind.CANCEL, number=first)
+        daemon.send(FrameKind.CANCEL, number=first)
         assert [daemon.answer(number).value for number in waiting] == ["1", "1"]
 
 
@@ -90,7 +90,7 @@ def test_queueing_is_not_run_time(daemon: Daemon) -> None:
 def test_a_cancelled_program_ends_and_one_that_waits_never_runs(daemon: Daemon) -> None:
     running, waiting = daemon.begin(), daemon.submit("print('never')")
     for number in (waiting, running, 999):
-        daemon.send(Kind.CANCEL, number=number)
+        daemon.send(FrameKind.CANCEL, number=number)
     answers = [daemon.answer(waiting), daemon.answer(running)]
     assert [answer.outcome for answer in answers] == ["cancelled", "cancelled"]
     assert daemon.run("1").value == "1"
@@ -165,7 +165,7 @@ def test_every_call_is_answered_once(daemon: Daemon) -> None:
     codes = ["1", "1 / 0", "import os\nos._exit(1)", "print('x' * 10**5)"] * 10
     numbers = [daemon.submit(code, output_bytes=1000) for code in codes]
     for number in numbers[::7]:
-        daemon.send(Kind.CANCEL, number=number)
+        daemon.send(FrameKind.CANCEL, number=number)
     answers = [daemon.answer(number) for number in numbers]
     assert all(isinstance(answer, Response) for answer in answers)
     assert not unread(daemon)

@@ -12,7 +12,7 @@ import pytest
 
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Failure
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, eventually, needs_empty_folder
 
 CHILDREN = {
@@ -55,7 +55,7 @@ def own() -> Iterator[Daemon]:
 
 
 def lost(daemon: Daemon, session: str, cell: int) -> bool:
-    return daemon.frame(daemon.submit("1", session=session, cell=cell)).kind is Kind.LOST
+    return daemon.frame(daemon.submit("1", session=session, cell=cell)).kind is FrameKind.LOST
 
 
 def test_cells_share_names_and_files_and_seed(daemon: Daemon) -> None:
@@ -225,11 +225,11 @@ def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Da
     second = own.submit("1", session="f", cell=2)
     own.end("f")
     frames = own.frame(second), own.frame(first)
-    assert frames[0].kind is Kind.LOST
+    assert frames[0].kind is FrameKind.LOST
     closed = wire.decode_response(frames[1].body)
     assert (closed.outcome, closed.state_lost) == ("cancelled", True)
     assert eventually(lambda: len(own.below()) <= before)
-    own.send(Kind.CLOSE, b"\xc1")
+    own.send(FrameKind.CLOSE, b"\xc1")
     own.end("nobody's")
     assert own.run("1").value == "1"
 
@@ -240,7 +240,7 @@ def test_a_cancelled_cell_is_interrupted_and_one_that_waits_is_passed_over(own: 
     waiting = own.submit("x = 3", session="g", cell=3)
     last = own.submit("x", session="g", cell=4)
     for number in (waiting, running):
-        own.send(Kind.CANCEL, number=number)
+        own.send(FrameKind.CANCEL, number=number)
     assert [own.answer(number).outcome for number in (waiting, running)] == ["cancelled", "cancelled"]
     assert own.answer(last).value == "2"
 
@@ -292,7 +292,7 @@ def test_a_session_that_is_closed_while_it_starts_leaves_nothing(own: Daemon, se
     number = own.submit("import time\ntime.sleep(60)", session="l", cell=1)
     time.sleep(seconds)
     own.end("l")
-    assert own.frame(number).kind in (Kind.RESPONSE, Kind.LOST)
+    assert own.frame(number).kind in (FrameKind.RESPONSE, FrameKind.LOST)
     assert own.usage().sessions == 0
     assert eventually(lambda: len(own.below()) <= before)
     assert own.cell("l", 1, "5").value == "5"
@@ -324,7 +324,7 @@ def test_a_cell_that_breaks_its_session_harms_no_other(daemon: Daemon, code: str
     daemon.cell("breaker", 1, "x = 1")
     assert daemon.cell("breaker", 2, code, wall_seconds=1.0).outcome != "internal"
     frame = daemon.frame(daemon.submit("1", session="breaker", cell=3, wall_seconds=1.0))
-    assert frame.kind in (Kind.RESPONSE, Kind.LOST)
+    assert frame.kind in (FrameKind.RESPONSE, FrameKind.LOST)
     assert daemon.cell("victim", 2, "y").value == "7"
     assert daemon.run("1").value == "1"
 

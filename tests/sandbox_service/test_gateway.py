@@ -21,7 +21,7 @@ from websockets.exceptions import InvalidStatus
 from rocstar.sandbox import wire
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response, SandboxDown
 from rocstar.sandbox.client import SandboxClient
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import eventually
 from tests.sandbox.scripted import INFO
 from tests.sandbox_service.support import SLEEPER, Http, RunningService, running
@@ -85,16 +85,16 @@ class Closing:
 
     async def __call__(self, socket: ServerConnection) -> None:
         self.connections += 1
-        await socket.send(wire.pack(Kind.HELLO, 0, wire.encode(INFO)))
+        await socket.send(wire.pack(FrameKind.HELLO, 0, wire.encode(INFO)))
         if self.connections == 1:
             return
         reader = wire.FrameReader()
         async for data in socket:
             assert isinstance(data, bytes)
             for frame in reader.feed(data):
-                if frame.kind is Kind.CALL:
+                if frame.kind is FrameKind.CALL:
                     response = Response(id="x", outcome=ProgramOutcome.OK, value="42")
-                    await socket.send(wire.pack(Kind.RESPONSE, frame.number, wire.encode(response)))
+                    await socket.send(wire.pack(FrameKind.RESPONSE, frame.number, wire.encode(response)))
 
 
 async def test_a_call_to_a_service_that_is_closing_goes_over_the_next_connection() -> None:
@@ -130,17 +130,19 @@ async def test_the_operators_limits_hold_for_frames_and_nonsense_is_rejected_alo
         found: dict[int, Response] = {}
         too_long = wire.encode(call("1", limits=Limits(wall_seconds=1e5)))
         for number, body in enumerate((too_long, b"nonsense", wire.encode({"code": 1, "id": "y"}), b"\x81\xa4code")):
-            await socket.send(wire.pack(Kind.CALL, number, body))
-        await socket.send(wire.pack(Kind.CALL, 9, wire.encode(call("print(1)"))))
+            await socket.send(wire.pack(FrameKind.CALL, number, body))
+        await socket.send(wire.pack(FrameKind.CALL, 9, wire.encode(call("print(1)"))))
         while len(found) < 5:
             frames = reader.feed(await socket.recv(decode=False))
-            found |= {frame.number: wire.decode_response(frame.body) for frame in frames if frame.kind is Kind.RESPONSE}
+            found |= {
+                frame.number: wire.decode_response(frame.body) for frame in frames if frame.kind is FrameKind.RESPONSE
+            }
     assert {found.pop(9).stdout} == {"1\n"}
     assert {response.outcome for response in found.values()} == {ProgramOutcome.REJECTED}
     assert "--max-wall-seconds" in found[0].message
 
 
-@pytest.mark.parametrize("data", [wire.pack(Kind.HELLO), b"\xff" * 20, "text"])
+@pytest.mark.parametrize("data", [wire.pack(FrameKind.HELLO), b"\xff" * 20, "text"])
 async def test_what_is_no_frame_ends_the_connection_only(http: Http, data: bytes | str) -> None:
     async with connect(frames_url(http)) as socket:
         await socket.send(data)

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from rocstar.data.places import output_folder, refuse_missing
 from rocstar.data.sft.cache import AnswerCache
-from rocstar.data.sft.collect import Bench, Passed, Tally, collect
+from rocstar.data.sft.collect import Bench, Passed, SourceCounts, collect
 from rocstar.data.sft.datasheet import datasheet
 from rocstar.data.sft.endpoint import Endpoint, Service
 from rocstar.data.sft.format import dumped
@@ -76,8 +76,8 @@ async def _fill_all(
     code_tool: ToolSpec,
     environment: Mapping[str, str],
     note: Note,
-) -> dict[str, Tally]:
-    tallies: dict[str, Tally] = {}
+) -> dict[str, SourceCounts]:
+    tallies: dict[str, SourceCounts] = {}
     async with _bench(recipe, code_tool, environment, note) as bench:
         for source in recipe.source:
             tallies[source.name] = await _fill(source, bench, shelf, refused)
@@ -86,8 +86,8 @@ async def _fill_all(
     return tallies
 
 
-async def _fill(source: SourcePart, bench: Bench, shelf: Shelf, refused: IO[str]) -> Tally:
-    tally = Tally()
+async def _fill(source: SourcePart, bench: Bench, shelf: Shelf, refused: IO[str]) -> SourceCounts:
+    tally = SourceCounts()
     async for result in collect(source, bench, tally):
         if isinstance(result, Passed):
             if shelf.add(result.conversation, result.tokens):
@@ -99,7 +99,7 @@ async def _fill(source: SourcePart, bench: Bench, shelf: Shelf, refused: IO[str]
     return tally
 
 
-def _refuse(refusal: Refusal, tally: Tally, refused: IO[str]) -> None:
+def _refuse(refusal: Refusal, tally: SourceCounts, refused: IO[str]) -> None:
     tally.refused[refusal.reason] += 1
     # Half surrogates, which the row may be refused for, cannot be written as UTF-8.
     refused.write(dumped(refusal.as_row()).encode("utf-8", "replace").decode() + "\n")

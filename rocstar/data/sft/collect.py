@@ -45,7 +45,7 @@ class Bench:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class SourceCounts:
     """What became of a source's rows, counted."""
 
     rows: int = 0
@@ -88,7 +88,7 @@ class Draft:
         )
 
 
-async def collect(source: SourcePart, bench: Bench, tally: Tally) -> AsyncIterator[Passed | Refusal]:
+async def collect(source: SourcePart, bench: Bench, tally: SourceCounts) -> AsyncIterator[Passed | Refusal]:
     """Every row of a source, in order; `tally.rows` and `tally.conversations` are counted here. Raises DataError for a
     file that cannot be read, ConfigError, and EngineUnavailable when the endpoint is gone."""
 
@@ -103,7 +103,7 @@ async def collect(source: SourcePart, bench: Bench, tally: Tally) -> AsyncIterat
         yield result
 
 
-def _drafts(source: SourcePart, bench: Bench, tally: Tally) -> Iterator[Draft]:
+def _drafts(source: SourcePart, bench: Bench, tally: SourceCounts) -> Iterator[Draft]:
     files = tuple(Path(file) for file in source.files)
     around = Surroundings(
         files=files,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.sft.collect import Tally
+from rocstar.data.sft.collect import SourceCounts
 from rocstar.data.sft.mix import Share
 from rocstar.data.sft.reading import file_digest
 from rocstar.data.sft.recipe import MixRecipe, SourcePart
@@ -19,7 +19,12 @@ SCHEMA_VERSION = 1
 
 
 def datasheet(
-    recipe: MixRecipe, tallies: Mapping[str, Tally], taken: Mapping[str, Share], shelf: Shelf, *, rows_digest: str
+    recipe: MixRecipe,
+    tallies: Mapping[str, SourceCounts],
+    taken: Mapping[str, Share],
+    shelf: Shelf,
+    *,
+    rows_digest: str,
 ) -> dict[str, Any]:
     """Plain JSON values; nothing in it depends on when or where it was made, but file names are as the recipe has
     them. Raises DataError."""
@@ -43,7 +48,7 @@ def quantiles(values: Sequence[int]) -> dict[str, int]:
     return {name: ranked[math.ceil(p * len(ranked)) - 1] for name, p in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
 
 
-def _source(source: SourcePart, tally: Tally, share: Share, shelf: Shelf) -> dict[str, Any]:
+def _source(source: SourcePart, tally: SourceCounts, share: Share, shelf: Shelf) -> dict[str, Any]:
     positions = shelf.positions(source.name)
     return {
         "name": source.name,

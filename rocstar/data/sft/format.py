@@ -37,7 +37,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FunctionCall:
     """A tool call of an assistant message."""
 
     name: str
@@ -48,7 +48,7 @@ class Call:
 class Message:
     role: Role
     content: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[FunctionCall, ...] = ()
     """Assistant only; they stand after the content."""
 
     @property
@@ -124,7 +124,7 @@ def message_of(message: Any, *, tool_name: str = "") -> Message:
     return Message(role=Role(role), content=content, calls=calls)
 
 
-def call_of(function: Any, field: str = "tool_calls", *, tool_name: str = "") -> Call:
+def call_of(function: Any, field: str = "tool_calls", *, tool_name: str = "") -> FunctionCall:
     """A call from `{"name": ..., "arguments": {...}}`; arguments may be JSON text. Raises Refused."""
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if isinstance(arguments, str):
@@ -134,7 +134,7 @@ def call_of(function: Any, field: str = "tool_calls", *, tool_name: str = "") ->
     name = function.get("name") or tool_name
     if not isinstance(name, str) or not name:
         raise Refused(Reason.CALL, field, f"expected a function name, got {name!r}")
-    return Call(name=name, arguments=arguments)
+    return FunctionCall(name=name, arguments=arguments)
 
 
 def decoded(text: str, field: str, reason: Reason) -> Any:
@@ -164,6 +164,6 @@ def _message_rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return rows
 
 
-def _call_row(call: Call, number: int) -> dict[str, Any]:
+def _call_row(call: FunctionCall, number: int) -> dict[str, Any]:
     function = {"name": call.name, "arguments": dict(call.arguments)}
     return {"id": f"call_{number}", "type": "function", "function": function}

@@ -34,7 +34,7 @@ from rocstar.sandbox.call import (
 from rocstar.sandbox.client.dispatch import Dispatch, Entry, GiveUp, Open, Overloaded, Send
 from rocstar.sandbox.client.node import TICKS, Node, Place, child, place_of
 from rocstar.sandbox.client.session import Session
-from rocstar.sandbox.wire import Frame, Kind
+from rocstar.sandbox.wire import Frame, FrameKind
 
 SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second, so it is stopped or hung
 PATIENCE_SECONDS = 60.0  # of a call that is forwarded
@@ -199,7 +199,7 @@ class SandboxClient:
         """End its process. Does nothing where no daemon has it."""
         node = self._dispatch.forget(name)
         if node is not None and node.up:
-            node.send(Kind.CLOSE, body=wire.encode(name))
+            node.send(FrameKind.CLOSE, body=wire.encode(name))
 
     def close(self) -> None:
         """End the connections, and daemons that are children with all that runs in them. Calls still awaited raise
@@ -238,13 +238,13 @@ class SandboxClient:
         if node is None:
             self._settle()
         else:
-            node.send(Kind.CALL, pending.number, body)
+            node.send(FrameKind.CALL, pending.number, body)
         try:
             return await pending.future
         except asyncio.CancelledError:
             holder = self._dispatch.cancel(pending)
             if holder is not None:
-                holder.send(Kind.CANCEL, pending.number)
+                holder.send(FrameKind.CANCEL, pending.number)
             raise
 
     def _send_after_wait(self, pending: Pending, node: Node) -> None:
@@ -252,25 +252,25 @@ class SandboxClient:
         if pending.call is not None:
             left = max(0.0, pending.deadline - time.monotonic())
             body = wire.encode(replace(pending.call, patience_seconds=left))
-        node.send(Kind.CALL, pending.number, body)
+        node.send(FrameKind.CALL, pending.number, body)
 
     def _on_frames(self, node: Node, frames: Sequence[Frame]) -> None:
         """Raises ValueError before anything is taken from the node."""
         for frame in frames:
             pending = node.held.get(frame.number)
-            if frame.kind is Kind.HELLO and node.info is not None:
+            if frame.kind is FrameKind.HELLO and node.info is not None:
                 self._dispatch.came_up(node, node.info.slots, time.monotonic())
                 self._settle()
             elif pending is None:
                 continue
-            elif frame.kind is Kind.LOST:
+            elif frame.kind is FrameKind.LOST:
                 self._dispatch.answered(node, frame.number)
                 self._dispatch.forget(pending.session)
                 if pending.call is None:
                     _resolve(pending, frame)
                 else:
                     _fail(pending, SessionLost("the daemon no longer holds this session: its names and files are gone"))
-            elif frame.kind is Kind.RESPONSE:
+            elif frame.kind is FrameKind.RESPONSE:
                 response = None if pending.call is None else wire.decode_response(frame.body)
                 self._dispatch.answered(node, frame.number)
                 if response is None or not self._is_sent_again(node, pending, response.outcome):

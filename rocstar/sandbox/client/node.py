@@ -23,7 +23,7 @@ from rocstar.sandbox import launch, wire
 from rocstar.sandbox.call import DaemonInfo, DaemonSettings, SandboxDown, Usage
 from rocstar.sandbox.client.dispatch import NodeFacts
 from rocstar.sandbox.walls import folders
-from rocstar.sandbox.wire import Frame, FrameReader, Kind
+from rocstar.sandbox.wire import Frame, FrameKind, FrameReader
 
 START_SECONDS = 120.0  # until a child's hello: preloading can be slow on a cold, shared file system
 CLOSE_SECONDS = 5.0
@@ -212,7 +212,7 @@ class Node(NodeFacts):
             else:
                 self.close(f"{self.label} did not start within {self._start_seconds:g} seconds", 0.0)
 
-    def send(self, kind: Kind, number: int = 0, body: bytes = b"") -> None:
+    def send(self, kind: FrameKind, number: int = 0, body: bytes = b"") -> None:
         """After what waits already."""
         self._frames += wire.pack(kind, number, body)
         if not self._flushing and self._loop is not None:
@@ -230,7 +230,7 @@ class Node(NodeFacts):
         else:
             self._silent_ticks += 1
             if self.up:
-                self.send(Kind.PING)
+                self.send(FrameKind.PING)
 
     def close(self, reason: str = "", seconds: float = CLOSE_SECONDS) -> None:
         """End the connection, and with it a child, killed after `seconds`; for a reason, report it. May be called
@@ -269,13 +269,13 @@ class Node(NodeFacts):
 
     def _is_for_us(self, frame: Frame) -> bool:
         """And nobody else. Raises ValueError, and SandboxDown when it refuses to serve."""
-        if frame.kind is Kind.HELLO:
+        if frame.kind is FrameKind.HELLO:
             self.info = wire.decode_info(frame.body)
-        elif frame.kind is Kind.REFUSED:
+        elif frame.kind is FrameKind.REFUSED:
             raise SandboxDown(wire.decode_text(frame.body))
-        elif frame.kind is Kind.USAGE:
+        elif frame.kind is FrameKind.USAGE:
             self.usage = wire.decode_usage(frame.body)
-        return frame.kind is Kind.USAGE
+        return frame.kind is FrameKind.USAGE
 
     def _flush(self) -> None:
         self._flushing = False

@@ -43,7 +43,7 @@ from rocstar.sandbox.daemon.worker import ProgramRun
 from rocstar.sandbox.walls import cgroups, folders, linux, plans
 from rocstar.sandbox.walls.cgroups import Groups
 from rocstar.sandbox.walls.plans import Plan
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 
 PROBE_LIMITS = Limits(wall_seconds=20.0)
 PROBE = r"""
@@ -160,7 +160,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
         bare = await pools.start(permitted(settings))
         info = checked_info(pools, bare, await failed_probes(pools, bare), second_kernel())
     except SandboxDown as error:
-        await loop.sock_sendall(client, wire.pack(Kind.REFUSED, 0, wire.encode(str(error))))
+        await loop.sock_sendall(client, wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
         return
     queue = Queue(settings, info, pools)
     with suppress(OSError):  # before Linux 5.3 only the closed connection tells

@@ -20,10 +20,10 @@ from rocstar.sandbox import check, wire
 from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, ProgramOutcome, Response, ServiceOutcome, Usage
 from rocstar.sandbox.daemon import verdict
 from rocstar.sandbox.daemon.pool import Pool, Pools
-from rocstar.sandbox.daemon.sessions import Session, Sessions
+from rocstar.sandbox.daemon.sessions import NotebookSession, Sessions
 from rocstar.sandbox.daemon.worker import ProgramRun, Queued
 from rocstar.sandbox.slot import tiers
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 
 MAX_MOVES = 10  # of a call from slot to slot before anything of it ran
 MAX_WAITING_BYTES = 2**30  # of calls that are not answered
@@ -45,7 +45,7 @@ class Queue(asyncio.Protocol):
         self.reader = wire.FrameReader()
         self.calls: dict[int, Queued] = {}
         """All that are not answered, by their number on the connection."""
-        self.places: dict[Pool | Session, None] = {}
+        self.places: dict[Pool | NotebookSession, None] = {}
         """Those that calls may be waiting for."""
         self.fresh: list[Queued] = []
         """Those that have just come."""
@@ -61,7 +61,7 @@ class Queue(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # it is one
         self.transport.set_write_buffer_limits(MAX_UNSENT_BYTES)
-        self.transport.write(wire.pack(Kind.HELLO, 0, wire.encode(self.info)))
+        self.transport.write(wire.pack(FrameKind.HELLO, 0, wire.encode(self.info)))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()
@@ -76,13 +76,13 @@ class Queue(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for kind, number, body in self.reader.feed(data):
-                if kind is Kind.CALL:
+                if kind is FrameKind.CALL:
                     self.accept(number, body)
-                elif kind is Kind.CANCEL:
+                elif kind is FrameKind.CANCEL:
                     self.cancel(number)
-                elif kind is Kind.PING:
+                elif kind is FrameKind.PING:
                     self.send_usage()
-                elif kind is Kind.CLOSE:
+                elif kind is FrameKind.CLOSE:
                     with suppress(ValueError):  # no text, no name of a session
                         self.sessions.close(wire.decode_text(body))
         except ValueError:  # no frame: that is not our client
@@ -154,7 +154,7 @@ class Queue(asyncio.Protocol):
             if place is None:
                 return
             queued = self.begun(place.queue.popleft())
-            if isinstance(place, Session):
+            if isinstance(place, NotebookSession):
                 self.sessions.start(place, queued)
             else:
                 worker = place.idle.pop()  # the one used last, whose memory is warm
@@ -162,7 +162,7 @@ class Queue(asyncio.Protocol):
                 queued.run = run
                 run.start()
 
-    def next_place(self) -> Pool | Session | None:
+    def next_place(self) -> Pool | NotebookSession | None:
         """That of the longest waiting call that can start now. Pools without an idle worker are asked for more."""
         best = None
         for place in [*self.places]:
@@ -226,7 +226,7 @@ class Queue(asyncio.Protocol):
         if queued.timer is not None:
             queued.timer.cancel()
         if response is None:
-            self.transport.write(wire.pack(Kind.LOST, queued.number))
+            self.transport.write(wire.pack(FrameKind.LOST, queued.number))
         else:
             self.send(queued.number, response, queued.queue_seconds)
 
@@ -241,7 +241,7 @@ class Queue(asyncio.Protocol):
         except Exception as error:
             traceback.print_exc()
             body = wire.encode(verdict.fault(response.id, f"the answer could not be encoded ({type(error).__name__})"))
-        self.transport.write(wire.pack(Kind.RESPONSE, number, body))
+        self.transport.write(wire.pack(FrameKind.RESPONSE, number, body))
         self.report_later()
 
     def report_later(self) -> None:
@@ -259,4 +259,4 @@ class Queue(asyncio.Protocol):
             running=self.running,
             sessions=len(self.sessions.alive),
         )
-        self.transport.write(wire.pack(Kind.USAGE, 0, wire.encode(usage)))
+        self.transport.write(wire.pack(FrameKind.USAGE, 0, wire.encode(usage)))

@@ -38,7 +38,7 @@ OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: it has got around the ker
 SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
 
 
-class Session:
+class NotebookSession:
     """One notebook: free, or with one cell under way."""
 
     worker: Worker | None = None
@@ -168,10 +168,10 @@ class Sessions:
         """
         self.settings, self.open_worker = settings, open_worker
         self.finish, self.leave = finish, leave
-        self.alive: dict[str, Session] = {}
+        self.alive: dict[str, NotebookSession] = {}
         self.opening: set[asyncio.Task[None]] = set()
 
-    def find(self, cell: Queued) -> Session | None:
+    def find(self, cell: Queued) -> NotebookSession | None:
         """The session that a cell shall wait for; None when it is answered instead. Cell 1 starts a session, anew where
         there is one of this name."""
         call = cell.call
@@ -183,7 +183,7 @@ class Sessions:
                 full = f"{len(self.alive)} sessions are busy, which is all that there may be; try again later"
                 self.finish(cell, Response(id=call.id, outcome=ServiceOutcome.OVERLOADED, message=full))
                 return None
-            session = self.alive[call.session] = Session(call.session, call.limits)
+            session = self.alive[call.session] = NotebookSession(call.session, call.limits)
         if session is None:
             self.finish(cell, None)
         elif why := session.complaint(call.limits):
@@ -200,7 +200,7 @@ class Sessions:
             self.end(min(idle, key=lambda session: session.used))
         return True
 
-    def start(self, session: Session, cell: Queued) -> None:
+    def start(self, session: NotebookSession, cell: Queued) -> None:
         """Its turn has come."""
         session.free = False
         if session.worker is not None and session.pipes is not None:
@@ -210,7 +210,7 @@ class Sessions:
         self.opening.add(task)
         task.add_done_callback(self.opening.discard)
 
-    async def open(self, session: Session, cell: Queued) -> None:
+    async def open(self, session: NotebookSession, cell: Queued) -> None:
         """Start the session's slot and process; then its first cell."""
         limits = session.limits
         try:
@@ -227,20 +227,20 @@ class Sessions:
         else:
             self.run(session, cell, worker, pipes)
 
-    def run(self, session: Session, cell: Queued, worker: Worker, pipes: Pipes) -> None:
+    def run(self, session: NotebookSession, cell: Queued, worker: Worker, pipes: Pipes) -> None:
         run = CellRun(cell.call, worker, self.settings.grace_seconds, partial(self.done, session, cell))
         cell.run = session.run = run
         run.start(pipes)
         if cell.answered:  # cancelled while the slot was started
             run.stop("cancelled")
 
-    def process_ended(self, session: Session, ended: Ended | None) -> None:
+    def process_ended(self, session: NotebookSession, ended: Ended | None) -> None:
         if session.run is not None:
             session.run.on_ended(ended)
         else:
             self.end(session)
 
-    def done(self, session: Session, cell: Queued, response: Response | None) -> None:
+    def done(self, session: NotebookSession, cell: Queued, response: Response | None) -> None:
         """A cell that was started has ended."""
         if session.run is not None:
             session.notebook = session.run.notebook
@@ -255,7 +255,7 @@ class Sessions:
         if name in self.alive:
             self.end(self.alive[name])
 
-    def end(self, session: Session) -> None:
+    def end(self, session: NotebookSession) -> None:
         """Its names and files go; cells that wait are told so."""
         if self.alive.get(session.name) is not session:
             return
@@ -269,7 +269,7 @@ class Sessions:
             session.run.answer(structs.replace(closed, state_lost=True))
         self.stop(session)
 
-    def stop(self, session: Session) -> None:
+    def stop(self, session: NotebookSession) -> None:
         """Its processes, at once."""
         if session.worker is not None:
             session.worker.give_up()

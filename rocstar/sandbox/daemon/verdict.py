@@ -42,7 +42,7 @@ ENDED_BY: dict[str, Outcome] = {
 Size = Annotated[int, Meta(ge=0, le=2**40)]
 
 
-class Report(Struct):
+class ProgramReport(Struct):
     """Head of what a program's process says of itself; the bytes it announces follow it in this order."""
 
     exception: tuple[str, str, Annotated[int, Meta(ge=1, le=2**31)] | None] | None = None
@@ -76,8 +76,8 @@ class Seen(NamedTuple):
     peak_memory_bytes: int = 0
 
 
-NOTHING = Report(status=1)
-decode = json.Decoder(Report).decode
+NOTHING = ProgramReport(status=1)
+decode = json.Decoder(ProgramReport).decode
 
 
 def fault(call_id: str, message: str) -> Response:
@@ -108,7 +108,7 @@ def cell(call: Call, seen: Seen) -> Response:
     return structs.replace(response, images=images(report, tail)) if report.images else response
 
 
-def told(call: Call, seen: Seen, report: Report, tail: bytes, code: int | None, fetched: bytes) -> Response:
+def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int | None, fetched: bytes) -> Response:
     """`code`: exit status, or minus the signal; None where we ended it. `fetched`: the report that has the files."""
     if code == 1 and report.refused and call.session and call.files:  # what a session did decides what can be written
         return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
@@ -158,7 +158,7 @@ def signal_name(number: int) -> str:
         return f"SIG{number}"  # most real-time signals have no names
 
 
-def parse(report: bytes) -> tuple[Report, bytes]:
+def parse(report: bytes) -> tuple[ProgramReport, bytes]:
     """Head and tail; an empty head when there was none, or a forged one."""
     if not report:
         return NOTHING, b""
@@ -171,7 +171,7 @@ def parse(report: bytes) -> tuple[Report, bytes]:
     return (parsed, tail) if sum(sizes) == len(tail) else (NOTHING, b"")
 
 
-def kept_value(report: Report, tail: bytes, call: Call) -> tuple[bytes | None, int]:
+def kept_value(report: ProgramReport, tail: bytes, call: Call) -> tuple[bytes | None, int]:
     """What is kept of the value, and how many bytes of it are not. Only a value that fills all the room there is for it
     can have been cut, and only from text that fitted into the program's memory."""
     if report.value is None:
@@ -196,7 +196,7 @@ def files(fetched: bytes, asked: Collection[str]) -> dict[str, bytes]:
     return found
 
 
-def images(report: Report, tail: bytes) -> tuple[bytes, ...]:
+def images(report: ProgramReport, tail: bytes) -> tuple[bytes, ...]:
     """Those that are PNG, as far as there is room."""
     found: list[bytes] = []
     start, room = len(tail) - sum(report.images), MAX_IMAGES_BYTES

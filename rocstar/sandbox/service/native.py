@@ -32,7 +32,7 @@ from rocstar.sandbox.call import (
 )
 from rocstar.sandbox.service import core
 from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, Settings, decode, failed, says
-from rocstar.sandbox.wire import Kind
+from rocstar.sandbox.wire import FrameKind
 
 if TYPE_CHECKING:
     from rocstar.sandbox.client import Session
@@ -346,14 +346,14 @@ class FrameConnection:
         sender = asyncio.create_task(self._send())
         reader = wire.FrameReader()
         try:
-            self.push(Kind.HELLO, 0, wire.encode(self.client.info()))
+            self.push(FrameKind.HELLO, 0, wire.encode(self.client.info()))
             while True:
                 for frame in reader.feed(await self.socket.receive_bytes()):
                     self._take(frame)
         except WebSocketDisconnect:
             pass
         except SandboxDown as error:
-            await self.socket.send_bytes(wire.pack(Kind.REFUSED, 0, wire.encode(str(error))))
+            await self.socket.send_bytes(wire.pack(FrameKind.REFUSED, 0, wire.encode(str(error))))
             await self.socket.close()
         except (ValueError, KeyError) as error:  # KeyError: a message of text
             core.LOG.warning("a client sent what is no frame (%s); its connection was closed", error)
@@ -362,7 +362,7 @@ class FrameConnection:
             sender.cancel()
             self._end()
 
-    def push(self, kind: Kind, number: int, body: bytes) -> None:
+    def push(self, kind: FrameKind, number: int, body: bytes) -> None:
         self.unsent += wire.pack(kind, number, body)
         self.wake.set()
 
@@ -378,17 +378,17 @@ class FrameConnection:
     def _take(self, frame: wire.Frame) -> None:
         """Raises ValueError for what no client of ours sends."""
         match frame.kind:
-            case Kind.CALL if frame.number not in self.calls:
+            case FrameKind.CALL if frame.number not in self.calls:
                 self.calls[frame.number] = asyncio.create_task(self._answer(frame.number, frame.body))
                 self._report_later()
-            case Kind.CANCEL:
+            case FrameKind.CANCEL:
                 if frame.number in self.calls:
                     self.calls[frame.number].cancel()
-            case Kind.CLOSE:
+            case FrameKind.CLOSE:
                 name = wire.decode_text(frame.body)
                 self.sessions.discard(name)
                 self.client.close_session(name)
-            case Kind.PING:
+            case FrameKind.PING:
                 self._report_usage()
             case _:
                 raise ValueError(f"{frame.kind.name} with number {frame.number}")
@@ -399,31 +399,34 @@ class FrameConnection:
         try:
             kind, reply = await self._outcome(body)
         except asyncio.CancelledError:
-            kind, reply = Kind.RESPONSE, wire.encode(failed("", ServiceOutcome.CANCELLED, "the caller cancelled it"))
+            kind, reply = (
+                FrameKind.RESPONSE,
+                wire.encode(failed("", ServiceOutcome.CANCELLED, "the caller cancelled it")),
+            )
         finally:
             self.service.forwarding -= 1
             del self.calls[number]
         self.push(kind, number, reply)
         self._report_later()
 
-    async def _outcome(self, body: bytes) -> tuple[Kind, bytes]:
+    async def _outcome(self, body: bytes) -> tuple[FrameKind, bytes]:
         peek = CallPeek()
         try:
             peek = decode_call(body)
             if refusal := self._refusal(peek, len(body)):
-                return Kind.RESPONSE, wire.encode(refusal)
+                return FrameKind.RESPONSE, wire.encode(refusal)
             if peek.session:
                 self.sessions.add(peek.session)
             frame = await self.client.forward(body, session=peek.session, patience_seconds=peek.patience_seconds)
-            if frame.kind is Kind.RESPONSE:
+            if frame.kind is FrameKind.RESPONSE:
                 self.service.ended(Response(id="", **structs.asdict(decode_response(frame.body))))
             return frame.kind, frame.body
         except SessionLost as error:
-            return Kind.LOST, wire.encode(str(error))
+            return FrameKind.LOST, wire.encode(str(error))
         except SandboxDown as error:
-            return Kind.RESPONSE, wire.encode(failed(peek.id, ServiceOutcome.INTERNAL, str(error)))
+            return FrameKind.RESPONSE, wire.encode(failed(peek.id, ServiceOutcome.INTERNAL, str(error)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return Kind.RESPONSE, wire.encode(failed(peek.id, ProgramOutcome.REJECTED, f"no call: {error}"))
+            return FrameKind.RESPONSE, wire.encode(failed(peek.id, ProgramOutcome.REJECTED, f"no call: {error}"))
 
     def _refusal(self, peek: CallPeek, size: int) -> Response | None:
         if self.service.draining:
@@ -444,7 +447,7 @@ class FrameConnection:
             self.usage_timer.cancel()
             self.usage_timer = None
         usage = self.client.usage()
-        self.push(Kind.USAGE, 0, wire.encode(usage))
+        self.push(FrameKind.USAGE, 0, wire.encode(usage))
         if self.calls or usage.running:  # a daemon may not have said yet that a call runs, or that it has ended
             self._report_later()
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.sft.format import Call, Conversation, Role
+from rocstar.data.sft.format import Conversation, FunctionCall, Role
 from rocstar.data.sft.layouts.base import Layout, Row, Surroundings, Turns, each, list_of, mapping_of, text_of
 from rocstar.data.sft.reading import read_rows
 from rocstar.data.sft.refusal import Reason, Refused
@@ -45,7 +45,7 @@ def _conversation(row: Row, tools: Mapping[str, ToolSpec]) -> Conversation:
         role = fields.get("role")
         if role == "API":
             name = text_of(fields, "api_name")
-            turns.calls([Call(name=name, arguments=_arguments(fields))])
+            turns.calls([FunctionCall(name=name, arguments=_arguments(fields))])
             turns.add(Role.TOOL, _result(mapping_of(fields.get("result"), "result")))
             called.append(name)
         elif role in SPEAKERS:

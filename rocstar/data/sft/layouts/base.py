@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.sft.format import Call, Conversation, Message, Role, decoded
+from rocstar.data.sft.format import Conversation, FunctionCall, Message, Role, decoded
 from rocstar.data.sft.reading import read_rows
 from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.errors import DataError
@@ -45,8 +45,8 @@ class Turns:
     def add(self, role: Role, content: str) -> None:
         self._messages.append(Message(role=role, content=content))
 
-    def calls(self, calls: Sequence[Call]) -> None:
-        content, before = "", ()  # type: str, tuple[Call, ...]
+    def calls(self, calls: Sequence[FunctionCall]) -> None:
+        content, before = "", ()  # type: str, tuple[FunctionCall, ...]
         if self._messages and self._messages[-1].role is Role.ASSISTANT:
             last = self._messages.pop()
             content, before = last.content, last.calls

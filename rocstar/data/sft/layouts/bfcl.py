@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rocstar.data.sft.format import Call, Conversation, Role, message_of, tools_of
+from rocstar.data.sft.format import Conversation, FunctionCall, Role, message_of, tools_of
 from rocstar.data.sft.layouts.base import (
     Layout,
     Row,
@@ -50,10 +50,10 @@ def _conversation(row: Row, answers: Mapping[str, list[Any]]) -> Conversation:
     return turns.conversation(tools)
 
 
-def _calls(answer: Any) -> Iterable[Call]:
+def _calls(answer: Any) -> Iterable[FunctionCall]:
     for name, options in mapping_of(answer, "ground_truth").items():
         chosen = {key: _first(accepted) for key, accepted in mapping_of(options, "ground_truth").items()}
-        yield Call(name=name, arguments={key: value for key, value in chosen.items() if value is not _NOTHING})
+        yield FunctionCall(name=name, arguments={key: value for key, value in chosen.items() if value is not _NOTHING})
 
 
 def _first(accepted: Any) -> Any:

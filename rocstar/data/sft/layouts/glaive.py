@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any
 
-from rocstar.data.sft.format import Call, Conversation, Role, call_of, decoded
+from rocstar.data.sft.format import Conversation, FunctionCall, Role, call_of, decoded
 from rocstar.data.sft.layouts.base import Layout, Row, Surroundings, Turns, each, text_of
 from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.data.sft.schema import tool_spec
@@ -48,7 +48,7 @@ def _conversation(row: Row) -> Conversation:
     return turns.conversation(_tools(str(row.get("system") or "")))
 
 
-def _call(text: str) -> Call:
+def _call(text: str) -> FunctionCall:
     quoted = QUOTED.search(text)
     if quoted:
         inner = quoted[2].replace("\\'", "'")

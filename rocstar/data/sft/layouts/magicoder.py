@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import re
 
-from rocstar.data.sft.format import Call, Conversation, Role
+from rocstar.data.sft.format import Conversation, FunctionCall, Role
 from rocstar.data.sft.layouts.base import Layout, Row, Surroundings, Turns, each, text_of
 from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.protocols import ToolSpec
@@ -39,5 +39,5 @@ def _conversation(row: Row, tool: ToolSpec) -> Conversation:
     before = response[: blocks[0].start()].strip()
     if before:
         turns.add(Role.ASSISTANT, before)
-    turns.calls([Call(name=tool.name, arguments={next(iter(tool.parameters["properties"])): code})])
+    turns.calls([FunctionCall(name=tool.name, arguments={next(iter(tool.parameters["properties"])): code})])
     return turns.conversation([tool])

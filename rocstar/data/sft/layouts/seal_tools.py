@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocstar.data.sft.format import Call, Conversation, Role, dumped
+from rocstar.data.sft.format import Conversation, FunctionCall, Role, dumped
 from rocstar.data.sft.layouts.base import (
     Layout,
     Row,
@@ -67,7 +67,9 @@ def _shelf(files: Sequence[Path]) -> _Shelf:
 
 def _conversation(row: Row, shelf: _Shelf, around: Surroundings) -> Conversation:
     calling = [mapping_of(call, "calling") for call in list_of(row, "calling")]
-    calls = [Call(name=text_of(c, "api"), arguments=mapping_of(c.get("parameters"), "calling")) for c in calling]
+    calls = [
+        FunctionCall(name=text_of(c, "api"), arguments=mapping_of(c.get("parameters"), "calling")) for c in calling
+    ]
     for call in calls:
         unknown = RESULT.search(str(call.arguments))
         if unknown:
@@ -81,7 +83,7 @@ def _conversation(row: Row, shelf: _Shelf, around: Surroundings) -> Conversation
     return turns.conversation([shelf.tools[name] for name in _offered(calls, shelf, around.other_tools, rng)])
 
 
-def _offered(calls: Sequence[Call], shelf: _Shelf, others: int, rng: random.Random) -> list[str]:
+def _offered(calls: Sequence[FunctionCall], shelf: _Shelf, others: int, rng: random.Random) -> list[str]:
     called = list(dict.fromkeys(call.name for call in calls))
     near = [name for field in dict.fromkeys(shelf.fields[c] for c in called) for name in shelf.by_field[field]]
     free = [name for name in near if name not in called]

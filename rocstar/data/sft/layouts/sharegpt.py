@@ -10,7 +10,7 @@ import re
 from itertools import groupby
 from typing import Any
 
-from rocstar.data.sft.format import Call, Conversation, Role, call_of, decoded, tools_of
+from rocstar.data.sft.format import Conversation, FunctionCall, Role, call_of, decoded, tools_of
 from rocstar.data.sft.layouts.base import Layout, Row, Surroundings, Turns, each, list_of, mapping_of
 from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.dialogue.calls import parse_calls
@@ -68,7 +68,7 @@ def _turn(turn: Any) -> tuple[str, str]:
     return speaker, value
 
 
-def _calls(value: str) -> list[Call]:
+def _calls(value: str) -> list[FunctionCall]:
     written = decoded(value, "conversations", Reason.CALL)
     return [call_of(call, "conversations") for call in (written if isinstance(written, list) else [written])]
 
@@ -90,4 +90,4 @@ def _tagged(value: str, turns: Turns) -> None:
     if broken:
         raise Refused(Reason.CALL, "conversations", broken)
     turns.add(Role.ASSISTANT, CALL_BLOCK.sub("", value).strip())
-    turns.calls([Call(name=call.tool, arguments=call.arguments) for call in found])
+    turns.calls([FunctionCall(name=call.tool, arguments=call.arguments) for call in found])

@@ -11,7 +11,7 @@ import ast
 import json
 from typing import Any
 
-from rocstar.data.sft.format import Call, Conversation, Role, decoded, tools_of
+from rocstar.data.sft.format import Conversation, FunctionCall, Role, decoded, tools_of
 from rocstar.data.sft.layouts.base import Layout, Row, Surroundings, Turns, each, list_of, mapping_of, text_of
 from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.protocols import ToolSpec
@@ -59,7 +59,7 @@ def _is_call_list(value: str, names: set[str]) -> bool:
     return value.startswith("[") and value.endswith("]") and any(f"{name}(" in value for name in names)
 
 
-def _calls(value: str) -> list[Call]:
+def _calls(value: str) -> list[FunctionCall]:
     calls = []
     rest = value[1:-1].strip()
     while rest:
@@ -67,7 +67,7 @@ def _calls(value: str) -> list[Call]:
         end = _closing(rest, len(name)) if opened else -1
         if end < 0:
             raise Refused(Reason.CALL, "conversations", f"cannot read a call in {rest[:60]!r}")
-        calls.append(Call(name=name.strip(), arguments=_arguments(rest[len(name) : end + 1])))
+        calls.append(FunctionCall(name=name.strip(), arguments=_arguments(rest[len(name) : end + 1])))
         rest = rest[end + 1 :].lstrip(" \n,")
     return calls
 

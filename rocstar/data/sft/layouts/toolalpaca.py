@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rocstar.data.sft.format import Call, Conversation, Role, decoded
+from rocstar.data.sft.format import Conversation, FunctionCall, Role, decoded
 from rocstar.data.sft.layouts.base import Layout, Row, Surroundings, Turns, list_of, mapping_of, text_of
 from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.data.sft.schema import TYPES, from_columns
@@ -70,11 +70,11 @@ def _trained(instance: Mapping[str, Any]) -> Turns:
     return turns
 
 
-def _call(name: Any, written: Any, field: str) -> Call:
+def _call(name: Any, written: Any, field: str) -> FunctionCall:
     arguments = decoded(written, field, Reason.CALL) if isinstance(written, str) else written
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise Refused(Reason.CALL, field, f"expected a name and an object of arguments, got {str(written)[:40]!r}")
-    return Call(name=name, arguments=arguments)
+    return FunctionCall(name=name, arguments=arguments)
 
 
 def _tool(name: str, text: str) -> ToolSpec:
