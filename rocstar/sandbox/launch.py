@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ WORKDIRS = "rocstar-sandbox-"
 """How folders of working directories begin; those of dead daemons are found by it."""
 ROOT = str(Path(__file__).resolve().parents[2])
 # They must run this very package, wherever it lies, without its folder staying ahead of the standard library.
-# Ctrl-C reaches all processes of a terminal, also those that are starting; theirs is to wait for us to end them.
+# Ctrl-C reaches all processes of a terminal, also those that are starting; theirs is to wait for us to end them. Until
+# they can say so, it is blocked.
 BOOT = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path.insert(0, {root!r}); "
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); import sys; sys.path.insert(0, {root!r}); "
     "import rocstar.sandbox; del sys.path[0]; from {module} import main; main()"
 )
 ENVIRONMENT = {
@@ -50,7 +54,7 @@ def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.s
     JSON in its first argument. Our end, not blocking, and the process. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     code = BOOT.format(root=ROOT, module=module)
-    with theirs:
+    with theirs, _without_ctrl_c():
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-s", "-c", code, json.dumps({**settings, "fd": theirs.fileno()})],
@@ -65,3 +69,13 @@ def start(module: str, settings: Mapping[str, Any], kind: int) -> tuple[socket.s
             raise
     ours.setblocking(False)
     return ours, process
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A process that is started in this context begins with SIGINT blocked; to us one comes when it is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
