@@ -254,7 +254,7 @@ def _start(
         material = read_material(recipe)
     if dry_run:
         given = settings if runs is None else [*settings, f"run.folder={runs}"]
-        _print_given(recipe, of_recipe(recipe, path, given, os.environ), as_json=as_json)
+        _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), as_json=as_json)
         return
     text = recipe_text(path, settings)
     folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
@@ -283,7 +283,7 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=not folder.checkpoint_steps())
     if dry_run:
-        _print_given(recipe, of_run(recipe, folder.name, settings, os.environ), as_json=as_json)
+        _print_given(recipe, material, of_run(recipe, folder.name, settings, os.environ), as_json=as_json)
         return
     _carry_out(material, folder, resume=True, as_json=as_json)
 
@@ -314,7 +314,7 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=False)
     if dry_run:
-        _print_given(recipe, of_run(recipe, source.name, settings, os.environ), as_json=as_json)
+        _print_given(recipe, material, of_run(recipe, source.name, settings, os.environ), as_json=as_json)
         return
     fill = partial(fill_branch, source=source, step=step)
     text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
@@ -322,14 +322,19 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 
-def _print_given(recipe: Recipe, given: Sequence[Given], *, as_json: bool) -> None:
+def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, as_json: bool) -> None:
     """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
+    from rocstar.training.material import few_problems
+
     if as_json:
         print_json({"settings": recipe.resolved(), "differs": [asdict(one) for one in given]})
-        return
-    for one in given:
-        print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
-    print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+    else:
+        for one in given:
+            print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
+        print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+    for stage in material.recipe.stage:
+        if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
+            print(few, file=sys.stderr)
 
 
 def _before(given: Given) -> str:

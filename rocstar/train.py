@@ -34,7 +34,7 @@ from rocstar.screen import Screen
 from rocstar.training.ahead import StepsAhead, steps_ahead
 from rocstar.training.coldstart import load_sft_rows
 from rocstar.training.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
-from rocstar.training.material import Material
+from rocstar.training.material import Material, few_problems
 from rocstar.training.pools import problems_of_step, stage_pool
 from rocstar.training.report import mean_of_updates, staleness_metrics, step_metrics
 from rocstar.training.rows import rows_of_step
@@ -100,10 +100,12 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         run.skip(stage, learner, f"every problem is solved by all {stage.data.drop_solved_attempts} attempts")
         return
     rollout = stage.rollout
+    if few := few_problems(stage, len(pool)):
+        run.screen.note(few)
     run.announce(
         stage,
-        f"{stage.steps} steps of {rollout.problems_per_step} problems x {rollout.attempts_per_problem} attempts from "
-        f"{len(pool)} problems, at most {rollout.max_response_tokens} tokens",
+        f"{stage.steps} steps of {min(rollout.problems_per_step, len(pool))} problems x {rollout.attempts_per_problem} "
+        f"attempts from {len(pool)} problems, at most {rollout.max_response_tokens} tokens",
     )
     with run.saved_when_stopped(learner):
         async with ahead_of_learning(run, stage, roller, pool) as attempts:

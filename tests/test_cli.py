@@ -150,6 +150,42 @@ def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFi
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
+    capsys: pytest.CaptureFixture[str], as_json: list[str]
+) -> None:
+    there = 40
+    assert cli.run(["train", "tiny.toml", f"rollout.problems_per_step={there}", "--dry-run", *as_json]) == exits.OK
+    assert "so each step takes all" not in capsys.readouterr().err
+    given = [f"rollout.problems_per_step={there + 1}", "rollout.attempts_per_problem=8", "resample.keep=4"]
+    assert cli.run(["train", "tiny.toml", *given, "--dry-run", *as_json]) == exits.OK
+    told = capsys.readouterr().err
+    assert f"stage stage1 has {there} problems and rollout.problems_per_step is {there + 1}" in told
+    assert f"so each step takes all {there} and makes {there * 8} attempts" in told
+
+
+def test_a_plan_counts_the_problems_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    plans = [planned(f"rollout.problems_per_step={asked}", capsys=capsys) for asked in (40, 2000)]
+    assert plans[0][0] == plans[1][0]
+    assert "each step takes all 40" in plans[1][1]
+
+
+def test_a_plan_counts_what_the_recipe_says_where_problems_are_not_there_yet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    absent = ("data.source='files'", "data.train_files=['train.jsonl']", "evaluate.problems=0")
+    few, many = (planned(f"rollout.problems_per_step={asked}", *absent, capsys=capsys) for asked in (40, 80))
+    assert "train.jsonl does not exist" in many[1]
+    assert many[0]["stages"][1]["tokens"] > 1.5 * few[0]["stages"][1]["tokens"]
+
+
+def planned(*settings: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    """The plan, and what was said beside it."""
+    assert cli.run(["plan", "tiny.toml", *settings, "--json"]) == exits.OK
+    told = capsys.readouterr()
+    return json.loads(told.out), told.err
+
+
 def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "hush")
     Path("child.toml").write_text('extends = "tiny.toml"\n[run]\nname = "child"\nkeep_checkpoints = 7\n')

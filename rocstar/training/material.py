@@ -126,6 +126,23 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     return material
 
 
+def pool_sizes(recipe: Recipe) -> dict[str, int]:
+    """Problems that each RL stage may learn from. Raises ConfigError and DataError."""
+    heldout = heldout_problems(task_of(recipe, recipe))
+    return {stage.name: len(_problems(recipe, stage, heldout)) for stage in recipe.stage if isinstance(stage, RlStage)}
+
+
+def few_problems(stage: RlStage, there: int) -> str | None:
+    """What a step takes where there are fewer problems than it asks for; None where there are enough."""
+    rollout = stage.rollout
+    if there >= rollout.problems_per_step:
+        return None
+    return (
+        f"stage {stage.name} has {there} problems and rollout.problems_per_step is {rollout.problems_per_step}, so "
+        f"each step takes all {there} and makes {there * rollout.attempts_per_problem} attempts"
+    )
+
+
 def fingerprint(material: Material) -> dict[str, str]:
     """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
     asked = {f"benchmark {benchmark.name}": benchmark.source.problems() for benchmark in material.benchmarks}

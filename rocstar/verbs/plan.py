@@ -3,6 +3,7 @@ Loads torch for the latter only."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from rocstar.exits import need
 from rocstar.verbs.common import AsJson, print_json, stoppable
 
 if TYPE_CHECKING:
-    from rocstar.config import Recipe
+    from rocstar.config import Recipe, RlStage
     from rocstar.plan.cpu import CpuPlan
     from rocstar.plan.plan import Plan
 
@@ -57,13 +58,38 @@ def plan(
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = make_plan(load_recipe(recipe, settings or []), gpu, GPUS[gpu], gpus, assumed)
+    made = make_plan(_within_pools(load_recipe(recipe, settings or [])), gpu, GPUS[gpu], gpus, assumed)
     if as_json:
         print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
     else:
         _print(made)
     if made.refusals:
         raise typer.Exit(THRESHOLD_MISSED)
+
+
+def _within_pools(recipe: Recipe) -> Recipe:
+    """With as many problems a step as there are. Where they cannot be read yet, the recipe's number counts."""
+    from rocstar.errors import ConfigError, DataError
+    from rocstar.training.material import pool_sizes
+
+    try:
+        pools = pool_sizes(recipe)
+    except (ConfigError, DataError) as error:
+        unread = str(error).rstrip(".")
+        print(f"problems can't be read ({unread}), so rollout.problems_per_step counts as it stands", file=sys.stderr)
+        return recipe
+    return recipe.model_copy(
+        update={"stage": [_within(stage, pools[stage.name]) if stage.kind == "rl" else stage for stage in recipe.stage]}
+    )
+
+
+def _within(stage: RlStage, pool: int) -> RlStage:
+    from rocstar.training.material import few_problems
+
+    if few := few_problems(stage, pool):
+        print(few, file=sys.stderr)
+        return stage.model_copy(update={"rollout": stage.rollout.model_copy(update={"problems_per_step": pool})})
+    return stage
 
 
 def _here(recipe: Recipe, length_share: float, *, as_json: bool) -> None:
