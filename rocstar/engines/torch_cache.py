@@ -59,10 +59,10 @@ class PagedCache:
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
 
-    def clear(self) -> None:
-        """Zeros everywhere: masked positions are multiplied by zero, which leaves what is not finite as it is."""
-        self.keys.zero_()
-        self.values.zero_()
+    def clear(self, pages: list[int] | slice = slice(None)) -> None:
+        """Zeros in these: masked positions are multiplied by zero, which leaves what is not finite as it is."""
+        self.keys[:, pages] = 0
+        self.values[:, pages] = 0
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:

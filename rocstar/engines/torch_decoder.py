@@ -25,12 +25,13 @@ from rocstar.engines.torch_rows import Ints, Sequence, Work
 from rocstar.engines.torch_sampling import draw, uniforms
 from rocstar.engines.torch_table import SequenceTable
 from rocstar.engines.torch_weights import take_weights
+from rocstar.errors import EngineUnavailable
 from rocstar.types import Completion, Finish, Weights, spans_of
 
 PREFILL_TOKENS = 256  # of prompts and replies in one step, beside one token of each sequence
 MIN_BATCH = 4  # tokens; CPU matrix products change their summation order below four rows
 
-Ended = tuple[Work, Completion]
+Ended = tuple[Work, Completion | EngineUnavailable]
 
 
 class PagedDecoder:
@@ -163,8 +164,9 @@ class PagedDecoder:
         noise = uniforms(columns.seeds[rows], known - columns.start[rows])
         tokens, logprobs = draw(logits, columns.temperatures[rows], columns.top_ps[rows], columns.top_ks[rows], noise)
         ids, values = tokens.cpu().numpy(), logprobs.cpu().numpy()
-        if not np.isfinite(values).all():
-            raise RuntimeError(f"the weights of version {self.version} give logprobs that are not finite")
+        if not (finite := np.isfinite(values)).all():
+            self._fail(rows[~finite].tolist())
+            rows, known, ids, values = rows[finite], known[finite], ids[finite], values[finite]
         columns.ids[rows, known], columns.logprobs[rows, known], columns.versions[rows, known] = (
             ids,
             values,
@@ -184,6 +186,16 @@ class PagedDecoder:
             assert sequence.row is not None
             finish = Finish.STOP if stopped[sequence.row] else Finish.LENGTH
             self._end([self._table.end(sequence)], finish)
+
+
+    def _fail(self, rows: list[int]) -> None:
+        """End the sessions of these rows, and forget what they cached: it may be no numbers either."""
+        error = EngineUnavailable(f"the weights of version {self.version} give logprobs that are not finite")
+        for sequence in [sequence for sequence in self._table.running if sequence.row in rows]:
+            pages = tuple(sequence.pages)
+            self._ended += [(work, error) for work in self._table.close(sequence.session_id)]
+            self._cache.clear([0, *(page.number for page in pages if not page.holders)])
+        self._table.admit()
 
 
 def completion_of(work: Work, finish: Finish) -> Completion:

@@ -128,8 +128,9 @@ class TorchEngine:
                     break
                 ended = self._decoder.step()
                 self._load = self._measured()
-                for work, completion in ended:
-                    _tell(work.owner, work.owner.set_result, completion)
+                for work, found in ended:
+                    failed = isinstance(found, EngineUnavailable)
+                    _tell(work.owner, work.owner.set_exception if failed else work.owner.set_result, found)
             except RuntimeError as error:
                 self._fail_all(EngineUnavailable(f"decoding failed: {error}"))
             except Exception as error:  # a bug of ours: whoever waits must hear of it, or waits for ever

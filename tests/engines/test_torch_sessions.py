@@ -223,6 +223,30 @@ async def test_weights_that_are_not_finite_write_no_token() -> None:
     await engine.close()
 
 
+@pytest.mark.parametrize("shared", [2, 40])
+async def test_only_a_session_whose_logprobs_are_not_finite_fails_and_leaves_nothing_to_others(shared: int) -> None:
+    model = llama(0)
+    with torch.no_grad():  # what reads token 9 is lost; the head that writes is another matrix
+        model.get_input_embeddings().weight[9] = float("nan")
+    engine = TorchEngine(model, rows=4, positions=64, kv_tokens=160, vocab_size=8)
+    opening = [n % 7 + 1 for n in range(shared)]
+    asked = ([*opening, 3], [*opening, 9], [*opening, 5])
+    alone = [(await ask(engine, ids, f"alone{ids[-1]}", "r")).token_ids for ids in (asked[0], asked[2])]
+    for ids in asked:
+        await engine.close_session(f"alone{ids[-1]}")
+    sound, broken, other = await asyncio.gather(
+        *(ask(engine, ids, f"s{ids[-1]}", f"r{ids[-1]}") for ids in asked), return_exceptions=True
+    )
+    assert isinstance(broken, EngineUnavailable) and "logprobs that are not finite" in str(broken)
+    assert [isinstance(found, Completion) and found.token_ids for found in (sound, other)] == alone
+    for ids in asked:
+        await engine.close_session(f"s{ids[-1]}")
+    everywhere = [n * 3 % 7 + 1 for n in range(56)]  # two of these take every page there is
+    for found in await asyncio.gather(*(ask(engine, [n, *everywhere], f"t{n}", f"t{n}") for n in (1, 2))):
+        assert len(found.token_ids) == 7
+    await engine.close()
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"the tokenizer has 70 ids and the model embeds {VOCAB}"):
         TorchEngine(qwen(0), rows=2, positions=16, vocab_size=70)
