@@ -116,9 +116,31 @@ class Screen:
             self._said = self._clock()
 
     def summary(self, shown: Mapping[str, Any]) -> None:
-        """The last table of a run; `shown` is what `runs.show.show_run` returns."""
+        """What a run came to; `shown` is what `runs.show.show_run` returns."""
         self.close()
         summary, transcripts = shown["summary"], shown.get("transcripts") or {}
+        if shown.get("state", "finished") != "finished":
+            self._print(f"{shown['name']} {_stands(shown)}")
+        self._compared(shown["name"], summary)
+        for stage in shown.get("stages", ()):
+            if stage.get("ended"):
+                self._print(
+                    f"{stage['name']} ended after {stage['done']} of at most {stage['steps']} steps: {stage['ended']}"
+                )
+        for warning in shown.get("warnings", ()):
+            self._print(f"warning at step {warning['step']}: {warning['evidence']}; {warning['action']}")
+        if seconds := summary.get("cpu_seconds"):
+            phases = "  ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
+            self._print(f"CPU seconds: {phases}  (total {sum(seconds.values()):.1f})")
+        for when in ("before", "after"):
+            if transcripts.get(when):
+                self._print(f"\none attempt {when}:", transcript(transcripts[when]))
+
+    def _compared(self, name: str, summary: Mapping[str, Any]) -> None:
+        """Before against after, once anything is evaluated."""
+        figures = (summary.get(f"{key}_{when}") for _, key, _ in COMPARED for when in ("before", "after"))
+        if not any(summary.get("benchmarks", ())) and all(figure is None for figure in figures):
+            return
         table = _table("", "before", "after")
         for label, key, form in COMPARED:
             figures = (summary.get(f"{key}_{when}") for when in ("before", "after"))
@@ -130,22 +152,7 @@ class Screen:
                 label, *(f"{_value(p['accuracy'], percent)}{_interval(p['accuracy'], percent)}" for p in points)
             )
         caption = "sampled: drawn as in training; greedy: always the most likely token; in brackets: 95% interval"
-        self._print(f"\n{shown['name']}: before and after", caption, table)
-        for stage in shown.get("stages", ()):
-            if stage.get("ended"):
-                self._print(
-                    f"{stage['name']} ended after {stage['done']} of at most {stage['steps']} steps: {stage['ended']}"
-                )
-        if shown.get("state", "finished") != "finished":
-            self._print(f"{shown['name']} {_stands(shown)}")
-        for warning in shown.get("warnings", ()):
-            self._print(f"warning at step {warning['step']}: {warning['evidence']}; {warning['action']}")
-        if seconds := summary.get("cpu_seconds"):
-            phases = "  ".join(f"{phase} {value:.1f}" for phase, value in seconds.items())
-            self._print(f"CPU seconds: {phases}  (total {sum(seconds.values()):.1f})")
-        for when in ("before", "after"):
-            if transcripts.get(when):
-                self._print(f"\none attempt {when}:", transcript(transcripts[when]))
+        self._print(f"\n{name}: before and after", caption, table)
 
     def figures(self, result: Mapping[str, Any]) -> None:
         """An evaluation: one row per number; `{value, interval, n}` with its interval and with the attempts that are

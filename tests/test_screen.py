@@ -216,10 +216,19 @@ def test_an_evaluation_says_how_many_attempts_are_missing_in_a_figure() -> None:
     assert "seed" not in results.getvalue()
 
 
-def test_a_run_without_any_evaluation_still_has_a_table() -> None:
+def test_a_run_that_failed_says_why_and_shows_no_table_of_nothing() -> None:
     screen, _, results = screens()
-    screen.summary({"name": "tiny", "summary": {"cpu_seconds": {}}, "transcripts": {}})
-    assert "right answers, sampled" in results.getvalue()
+    failed = {"name": "tiny", "state": "failed", "reason": "the sandbox is gone", "step": 3}
+    screen.summary({**failed, "summary": {"accuracy_before": None, "cpu_seconds": {}, "benchmarks": []}})
+    assert results.getvalue() == "tiny failed after 3 steps: the sandbox is gone\n"
+
+
+def test_a_run_that_failed_says_why_before_its_table() -> None:
+    screen, _, results = screens()
+    failed = {"name": "tiny", "state": "failed", "reason": "the sandbox is gone", "step": 3}
+    screen.summary({**failed, "summary": {"accuracy_before": {"value": 0.0, "interval": [0.0, 0.1], "n": 40}}})
+    shown = results.getvalue()
+    assert shown.startswith("tiny failed after 3 steps") and "right answers, sampled" in shown
 
 
 def test_lines_of_a_transcript_stay_whole_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

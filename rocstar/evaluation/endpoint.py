@@ -80,7 +80,7 @@ class EndpointSolver:
         try:
             stop = await talk.carry_out()
         except Unavailable as error:
-            fault = f"{type(error).__name__}: {error}"
+            fault = str(error)
         finally:
             await talk.environment.close()
         return Trajectory(

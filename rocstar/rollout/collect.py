@@ -138,5 +138,5 @@ def _repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
 def _with(trajectory: Trajectory, outcome: Outcome | VerifierUnavailable | None) -> Trajectory:
     """An outage is a fault of ours and never an outcome."""
     if isinstance(outcome, VerifierUnavailable):
-        return replace(trajectory, stop=Stop.ENVIRONMENT_FAILED, fault=f"VerifierUnavailable: {outcome}")
+        return replace(trajectory, stop=Stop.ENVIRONMENT_FAILED, fault=str(outcome))
     return replace(trajectory, outcome=outcome)

@@ -56,7 +56,7 @@ async def run_episode(
             ids += [*completion.token_ids, *reply.reply_ids]
             stop = reply.stop
     except Unavailable as error:
-        stop, fault = Stop.ENVIRONMENT_FAILED, f"{type(error).__name__}: {error}"
+        stop, fault = Stop.ENVIRONMENT_FAILED, str(error)
     finally:
         await asyncio.shield(_close(engine, environment, session_id, note))
     return Trajectory(

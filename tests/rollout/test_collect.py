@@ -158,7 +158,7 @@ async def test_one_verdict_that_could_not_be_had_costs_the_others_nothing() -> N
     assert (lost.stop, lost.outcome, lost.fault) == (
         Stop.ENVIRONMENT_FAILED,
         None,
-        "VerifierUnavailable: worker lost",
+        "worker lost",
     )
     verdicts = [t.outcome.verdict if t.outcome else None for t in group.trajectories]
     assert verdicts == [Verdict.RIGHT, None, Verdict.UNDECIDED, Verdict.RIGHT]
@@ -187,7 +187,7 @@ async def test_a_verifier_that_is_gone_is_our_fault_and_no_reward() -> None:
     (group,) = await roller(Listening(), Gone()).roll([PROBLEM], attempts=2, seed=1)
     for trajectory in group.trajectories:
         assert (trajectory.stop, trajectory.outcome) == (Stop.ENVIRONMENT_FAILED, None)
-        assert trajectory.fault == "VerifierUnavailable: worker lost"
+        assert trajectory.fault == "worker lost"
 
 
 async def test_an_error_of_the_person_is_told_plainly_and_ends_all_attempts() -> None:

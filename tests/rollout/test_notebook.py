@@ -155,7 +155,7 @@ async def test_a_sandbox_that_stays_away_ends_the_attempt_as_ours_and_its_sessio
     (group,) = await roller(notebooks.conversation(Lost), texts).roll([PROBLEM], attempts=2, seed=1)
     for trajectory in group.trajectories:
         assert (trajectory.stop, trajectory.outcome) == (Stop.ENVIRONMENT_FAILED, None)
-        assert trajectory.fault == "SandboxUnavailable: gone"
+        assert trajectory.fault == "gone"
         assert trajectory.turns[1].results == ()
     assert (len(notebooks.sessions), notebooks.open) == (2, 0)
 

@@ -23,7 +23,7 @@ export function Run({ name, tab }) {
   const { value, error } = useAnswer(ofRun(name), {}, { every: 2, again: (run) => run.state === "running" });
   if (!value) return html`<${Problem} error=${error} />`;
   const view = { evaluations: Evaluations, events: Events, settings: Settings }[tab] || Curves;
-  return html`<${Header} run=${value} /><${Tabs} name=${name} tab=${tab} /><${Problem} error=${error || value.broken} />
+  return html`<${Header} run=${value} /><${Tabs} name=${name} tab=${tab} /><${Problem} error=${error || value.broken || (value.reason && `failed: ${value.reason}`)} />
     ${value.broken_lines > 0 && html`<p class="problem">${value.broken_lines} lines of metrics.jsonl could not be read and are left out</p>`}
     <${view} name=${name} run=${value} />`;
 }
