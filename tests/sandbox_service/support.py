@@ -39,7 +39,7 @@ class RunningService:
             [sys.executable, "-c", first + START, given], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
         )
         assert self.process.stderr is not None
-        said = self.process.stderr.readline()
+        said = self.process.stderr.readline() + self.process.stderr.readline()  # that it starts, and where it listens
         found = re.search(r"http://\S+", said)
         if found is None:
             raise RuntimeError(said + self.process.communicate()[1])

@@ -12,8 +12,9 @@ STDIO_SLOTS = 2  # one model asks; now and then two calls at once
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> int:
-    """Serve until SIGTERM or Ctrl-C; the exit code. `say` is told where we listen. Raises SandboxDown when a daemon
-    cannot be started or a node cannot be reached, OSError when the address cannot be had."""
+    """Serve until SIGTERM or Ctrl-C; the exit code. `say` is told that it starts, and where it listens. Raises
+    SandboxDown when a daemon cannot be started or a node cannot be reached, OSError when the address cannot be had."""
+    say("starting; it is ready once its address stands here")
     if settings.is_gateway:
         client = SandboxClient.connect(settings.nodes, token=settings.token)
     else:
