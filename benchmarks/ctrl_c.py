@@ -6,8 +6,10 @@ left behind.
 Each command is started in a process group of its own. At a random moment, or so long after a line of its own that says
 which phase it is in, the whole group gets SIGINT, as a terminal sends it. Wanted: over within 2 seconds with exit code
 130 (0 where Ctrl-C is how a command ends), one sentence, no traceback, no process left. A training run is then resumed
-as the sentence says, is interrupted again, and in the end must have learnt what an undisturbed one learnt. `--only`
-names phases. Prints a table and, last, one JSON line; exit code 1 where something else happened."""
+as the sentence says, is interrupted again, and in the end must have learnt what an undisturbed one learnt; with
+`--equal` so is one that was interrupted once, for each phase of a small run. Compared are metrics, evaluations,
+attempts and the bytes of the last weights. `--only` names phases. Prints a table and, last, one JSON line; exit code 1
+where something else happened."""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.tiny_run import Command, metrics, results, workplace
+from tests.tiny_run import Command, attempts, last_checkpoint, metrics, results, workplace
 
 MARK = "ROCSTAR_CTRL_C"
 """An environment variable by which every process of a command is found."""
@@ -118,6 +120,21 @@ PHASES = (
 )
 
 
+TINY = ("train", "tiny.toml")
+EQUAL = (
+    Phase(name="equal: start", words=TINY, spread=2.0),
+    Phase(name="equal: cold start", words=TINY, said="cold start:"),
+    Phase(name="equal: imitation", words=TINY, said="cold: "),
+    Phase(name="equal: evaluation", words=TINY, said="cold step 110/110"),
+    Phase(name="equal: rollouts", words=TINY, said="stage1: "),
+    Phase(name="equal: step", words=TINY, said="stage1 step [12]/4"),
+    Phase(name="equal: pool", words=TINY, said="stage1 step 4/4", spread=0.5),
+    Phase(name="equal: last stage", words=TINY, said="stage3: "),
+    Phase(name="equal: last evaluation", words=TINY, said="stage3 step 3/3", spread=0.5),
+)
+"""Of the tests' small run, whose cold start, pool and steps take about a second each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """How a command took Ctrl-C."""
@@ -148,25 +165,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=5, help="Interruptions of each phase.")
     parser.add_argument("--resumed", type=int, default=10, help="Interruptions of the run that is resumed; 0: none.")
+    parser.add_argument("--equal", type=int, default=0, help="Interruptions in each phase of a small run.")
     parser.add_argument("--data", type=Path, required=True, help="Folder of published data sets.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help="Phases whose name matches this pattern.")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    # A shell lets what it starts in the background ignore SIGINT, and commands would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given.out.mkdir(parents=True, exist_ok=True)
     names = places(given.out.resolve(), given.data.resolve())
     draw = random.Random(given.seed)
     found = []
     print(f"{'phase':24}{'times':>6}{'median s':>10}{'worst s':>9}{'CPU s':>8}  complaints", flush=True)
-    for phase in (phase for phase in PHASES if re.search(given.only, phase.name)):
+    for phase in (phase for phase in PHASES if given.times and re.search(given.only, phase.name)):
         found.append(row(phase, [interrupted(phase, names, draw) for _ in range(given.times)]))
-        print(
-            "{name:24}{times:6}{median:10.2f}{worst:9.2f}{worst_cpu:8.2f}  {complaints}".format(**found[-1]), flush=True
-        )
+        tell(found[-1])
+    for phase in (phase for phase in EQUAL if given.equal and re.search(given.only, phase.name)):
+        found.append(resumed_once(phase, given.out.resolve(), names, given.equal, draw))
+        tell(found[-1])
     if given.resumed and not given.only:
         found.append(resumed_again_and_again(given.out.resolve(), names, given.resumed, draw))
     print(json.dumps(found))
     sys.exit(any(line["complaints"] for line in found))
+
+
+def tell(found: dict[str, Any]) -> None:
+    print("{name:24}{times:6}{median:10.2f}{worst:9.2f}{worst_cpu:8.2f}  {complaints}".format(**found), flush=True)
 
 
 def places(out: Path, data: Path) -> dict[str, str]:
@@ -192,6 +217,11 @@ def interrupted(phase: Phase, names: dict[str, str], draw: random.Random) -> End
     folder = Path(names["OUT"]) / "work"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+    return stopped_in(phase, words, folder, draw)
+
+
+def stopped_in(phase: Phase, words: Sequence[str], folder: Path, draw: random.Random) -> Ended:
+    """The command, interrupted in the phase."""
     mark = uuid.uuid4().hex
     log = folder / "log"
     with log.open("wb") as out:
@@ -280,6 +310,33 @@ def row(phase: Phase, all_ended: Sequence[Ended]) -> dict[str, Any]:
     }
 
 
+def resumed_once(phase: Phase, out: Path, names: dict[str, str], times: int, draw: random.Random) -> dict[str, Any]:
+    """The small run, interrupted in the phase and then resumed to its end, so many times."""
+    folder, found, unlike = out / "once", [], set()
+    for _ in range(times):
+        shutil.rmtree(folder, ignore_errors=True)
+        workplace(folder)
+        found.append(stopped_in(phase, phase.words, folder, draw))
+        there = (folder / "runs" / "tiny" / "run.json").exists()
+        with (folder / "log").open("wb") as log:
+            process = started(["train", "--resume", "tiny"] if there else phase.words, folder, uuid.uuid4().hex, log)
+        if process.wait():
+            print((folder / "log").read_text()[-1500:], file=sys.stderr)
+        unlike.add(differs(folder, Path(names["TINY"]).parent.parent))
+    told = row(phase, found)
+    return {**told, "complaints": told["complaints"] + "".join(sorted(unlike))}
+
+
+def differs(folder: Path, whole: Path) -> str:
+    """In what a run came to something else than the undisturbed one; empty where in nothing."""
+    looks: dict[str, Callable[[Path], Any]] = {
+        **{"metrics": metrics, "evaluations": results, "attempts": attempts},
+        "weights": lambda run: (last_checkpoint(run) / "model" / "model.safetensors").read_bytes(),
+    }
+    unlike = [name for name, look in looks.items() if look(folder) != look(whole)]
+    return f" other {', '.join(unlike)} than the undisturbed run;" if unlike else ""
+
+
 def resumed_again_and_again(out: Path, names: dict[str, str], times: int, draw: random.Random) -> dict[str, Any]:
     """One run, interrupted at random moments and resumed each time, beside one that was not."""
     folder = out / "again"
@@ -301,10 +358,8 @@ def resumed_again_and_again(out: Path, names: dict[str, str], times: int, draw: 
             process.wait()
             break
     told = row(phase, found)
-    whole = Path(names["TINY"]).parent.parent
-    if metrics(folder) != metrics(whole) or results(folder) != results(whole):
-        told["complaints"] += " learnt something else than the undisturbed run"
-    print("{name:24}{times:6}{median:10.2f}{worst:9.2f}{worst_cpu:8.2f}  {complaints}".format(**told), flush=True)
+    told["complaints"] += differs(folder, Path(names["TINY"]).parent.parent)
+    tell(told)
     return told
 
 
