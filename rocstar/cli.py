@@ -268,7 +268,6 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     from rocstar.origins import of_run
     from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.folder import RunFolder
-    from rocstar.training.material import read_material
 
     for given in settings:
         if not given.startswith(("cluster.", "engine.", "run.stall_")):
@@ -276,9 +275,15 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
                 f"--resume goes on with the run's own settings and takes no {given!r}; leave that out (only "
                 "cluster.KEY=VALUE, engine.NAME.KEY=VALUE and run.stall_KEY=VALUE may change)"
             )
+    folder = RunFolder.find(name, runs)
+    if folder.summary.exists() and not dry_run:
+        print(f"run {folder.name} is finished, so there is nothing to go on with", file=sys.stderr)
+        _show_result(folder, as_json=as_json)
+        return
     if not dry_run:
         need("train")
-    folder = RunFolder.find(name, runs)
+    from rocstar.training.material import read_material  # heavy, and a finished run needs none of it
+
     recipe = changed(resolved_from_json(folder.resolved), settings, {})
     with stoppable(NOTHING_YET):
         material = read_material(recipe, rows=not folder.checkpoint_steps())
@@ -361,6 +366,10 @@ def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: 
         if not is_disk_full(error):
             raise
         stop(FAILED, f"the disk is full; free some space, then {go_on}")
+    _show_result(folder, as_json=as_json)
+
+
+def _show_result(folder: RunFolder, *, as_json: bool) -> None:
     run_verbs.print_run(folder, as_json=as_json)
     where = folder.name if _is_default(folder) else str(folder.path)
     tell_next(f"rocstar view {where}", f"rocstar runs rollouts {where} --wrong", f"rocstar chat {where}")

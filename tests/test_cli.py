@@ -208,6 +208,18 @@ def test_a_dry_run_tells_each_source(capsys: pytest.CaptureFixture[str], monkeyp
     assert found["ROCSTAR_SANDBOX_TOKEN"]["source"] == "environment variable"
 
 
+def test_a_finished_run_that_is_resumed_shows_its_result_without_loading_anything_heavy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train_with(monkeypatch, finish)
+    assert cli.run(["train", "tiny.toml"]) == exits.OK
+    code = "import sys; from rocstar import cli; code = cli.run(sys.argv[1:])\n"
+    code += "print({'torch', 'transformers', 'pyarrow', 'sympy'} & set(sys.modules)); sys.exit(code)"
+    done = child("train", "--resume", "tiny", python=code)
+    assert done.returncode == exits.OK and "run tiny is finished" in done.stderr
+    assert "98.0% (96.0 to 99.0)" in done.stdout and done.stdout.endswith("set()\n")
+
+
 def test_resume_reads_the_settings_of_the_run_and_takes_no_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ def _curves(methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for place, method in enumerate(methods):
             columns.append((method["method"], lambda row, place=place, form=form: _range(row["points"][place], form)))  # type: ignore[misc]
         if rows:
-            yield _section(title, table([*columns, ("", lambda _: "")], thinned(rows)))
+            yield _section(title, steps_table([*columns, ("", lambda _: "")], rows))
 
 
 def _range(point: Mapping[str, Any] | None, form: Callable[[float], str]) -> str:
@@ -89,7 +89,7 @@ def _training(report: Mapping[str, Any]) -> str:
         ("failed", lambda row: share(row["failed_call_share"])),
         ("in right", lambda row: share(row["failed_call_share_in_right"])),
     ]
-    return table(columns, thinned(report["training"]))
+    return steps_table(columns, report["training"])
 
 
 def _section(title: str, body: str) -> str:
@@ -124,7 +124,7 @@ def _part(row: Mapping[str, Any], name: str) -> float | None:
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
     if len(rows) < 2:
         return ""
-    return table([("step", lambda row: f"{row['step']}"), *FIGURES], thinned(rows))
+    return steps_table([("step", lambda row: f"{row['step']}"), *FIGURES], rows)
 
 
 def _levels(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -187,7 +187,7 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
     return [
         _section(
             "Tokens: the fifth with the highest entropy of each attempt (§5.4)",
-            table(columns, thinned(tokens["by_step"])),
+            steps_table(columns, tokens["by_step"]),
         ),
         _section("Most frequent of them", words),
         *examples,
@@ -222,11 +222,12 @@ def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """At most MOST_STEPS of them, evenly, the first and the last among them."""
+def steps_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row a step; at most MOST_STEPS of them, evenly, the first and the last among them."""
     if len(rows) <= MOST_STEPS:
-        return list(rows)
-    return [rows[round(place * (len(rows) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
+        return table(columns, rows)
+    shown = [rows[round(place * (len(rows) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
+    return f"{table(columns, shown)}\n  {MOST_STEPS} of {len(rows)} steps are shown; --json has all"
 
 
 def share(value: float | None) -> str:

@@ -187,7 +187,6 @@ class PagedDecoder:
             finish = Finish.STOP if stopped[sequence.row] else Finish.LENGTH
             self._end([self._table.end(sequence)], finish)
 
-
     def _fail(self, rows: list[int]) -> None:
         """End the sessions of these rows, and forget what they cached: it may be no numbers either."""
         error = EngineUnavailable(f"the weights of version {self.version} give logprobs that are not finite")

@@ -13,7 +13,6 @@ from rocstar.evaluation.intervals import Estimate
 from rocstar.evaluation.metrics import avg_at_k
 from rocstar.evaluation.paired import (
     POWER,
-    Right,
     Spread,
     attempts_needed,
     compare_paired,
@@ -41,16 +40,20 @@ class Kept:
     setup: Mapping[str, Any]
     right: Mapping[str, Sequence[bool]]
     """Problem id -> whether each decided attempt was right; problems without one are left out."""
+    questions: Mapping[str, str]
+    """Problem id -> the question."""
 
 
 def read_kept(folder: Path) -> Kept:
     """Raises DataError for a folder that lacks its attempts."""
     setup = read_json(folder / RESULT).get("setup", {})
     right: dict[str, list[bool]] = defaultdict(list)
-    for problem, verdict in _verdicts(folder / SAMPLES):
+    questions: dict[str, str] = {}
+    for problem, question, verdict in _verdicts(folder / SAMPLES):
+        questions[problem] = question
         if verdict in ("right", "wrong"):
             right[problem].append(verdict == "right")
-    return Kept(folder=folder, setup=setup, right=dict(right))
+    return Kept(folder=folder, setup=setup, right=dict(right), questions=questions)
 
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
@@ -86,7 +89,7 @@ def compared(a: Kept, b: Kept) -> dict[str, Any]:
         "only_b": len(b.right.keys() - shared),
         **found,
         "difference": _figure(Estimate(**found["difference"])),
-        "table": _table(a.right, b.right, sorted(shared)),
+        "table": _table(a, b, sorted(shared)),
     }
 
 
@@ -125,11 +128,12 @@ def _assumption(b: Kept | None, attempts: int, spread: Spread) -> str:
     return "the spread that these two show"
 
 
-def _verdicts(file: Path) -> Iterator[tuple[str, str | None]]:
+def _verdicts(file: Path) -> Iterator[tuple[str, str, str | None]]:
+    """Problem id, question and verdict of each attempt."""
     from pyarrow import ArrowException, parquet
 
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(columns=["problem_id", "verdict"]):
+        for batch in parquet.ParquetFile(file).iter_batches(columns=["problem_id", "question", "verdict"]):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
     except (ArrowException, OSError) as error:
         raise DataError(f"{file} can't be read as attempts: {str(error).splitlines()[0]}") from None
@@ -166,15 +170,11 @@ def _figure(estimate: Estimate) -> dict[str, Any]:
     return {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
 
 
-def _table(a: Right, b: Right, names: Sequence[str]) -> list[dict[str, Any]]:
+def _table(a: Kept, b: Kept, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each problem, the largest gain first."""
+    shares = {name: [sum(kept.right[name]) / len(kept.right[name]) for kept in (a, b)] for name in names}
     rows = [
-        {
-            "problem_id": name,
-            "a": sum(a[name]) / len(a[name]),
-            "b": sum(b[name]) / len(b[name]),
-            "difference": sum(b[name]) / len(b[name]) - sum(a[name]) / len(a[name]),
-        }
-        for name in names
+        {"problem_id": name, "question": a.questions[name], "a": first, "b": second, "difference": second - first}
+        for name, (first, second) in shares.items()
     ]
     return sorted(rows, key=lambda row: (-row["difference"], row["problem_id"]))

@@ -335,7 +335,8 @@ async def opened_run(
             screen.note(f"going on after step {progress.step}")
         with meter.phase("cold start"):
             if checkpoint is None:
-                screen.stage("cold start", "demonstrations, tokenizer, model")
+                imitates = any(isinstance(stage, SftStage) for stage in material.recipe.stage)
+                screen.stage("cold start" if imitates else "start", _made_first(material, imitates))
             made = opening(material, folder.path) if checkpoint is None else opened(checkpoint)
         recipe = material.recipe
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
@@ -385,6 +386,12 @@ async def opened_run(
             progress=progress,
             checkpoint=checkpoint,
         )
+
+
+def _made_first(material: Material, imitates: bool) -> str:
+    """What a fresh run opens with, in words."""
+    parts = ["demonstrations"] * imitates + ["tokenizer"] * (material.pretrained is None) + ["model"]
+    return ", ".join(parts)
 
 
 def _same_problems(material: Material, folder: RunFolder) -> None:

@@ -12,6 +12,8 @@ from rocstar.verbs.common import AsJson, print_json
 
 SHOWN = 10  # problems on the screen, from each end; --json has all
 
+QUESTION = 60  # characters of a question that tell which problem it is
+
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="RUN/EVALUATION[@STEP], or the folder of an evaluation.")],
@@ -83,7 +85,18 @@ def _subject(subject: Mapping[str, Any]) -> str:
 def _problems(table: list[Mapping[str, Any]]) -> list[str]:
     won = [row for row in table if row["difference"] > 0][:SHOWN]
     lost = [row for row in reversed(table) if row["difference"] < 0][:SHOWN]
-    return [f"  {row['problem_id']}  {row['a']:.0%} -> {row['b']:.0%}" for rows in (won, lost) for row in rows]
+    return [
+        f"  {row['problem_id']}  {row['a']:4.0%} -> {row['b']:4.0%}  {_start(row['question'])}"
+        for rows in (won, lost)
+        for row in rows
+    ]
+
+
+def _start(question: str) -> str:
+    from rocstar.attempts.page import visible
+
+    text = visible(" ".join(question.split()))
+    return text if len(text) <= QUESTION else f"{text[: QUESTION - 3]}..."
 
 
 def _plan(plan: Mapping[str, Any]) -> str:

@@ -139,8 +139,12 @@ def _compared(result: Mapping[str, Any]) -> Iterator[str]:
     from rocstar.runs.differences import LAST_STEPS
 
     yield f"A {result['a']}, B {result['b']}; metrics are means of the last {LAST_STEPS} of so many steps"
+    alone = _alone(result["settings"])
+    for name, whose in alone.items():
+        yield f"  {name}: only {whose} has it"
     for row in result["settings"]:
-        yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
+        if ".".join(row["setting"].split(".")[:2]) not in alone:
+            yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
     for row in result["metrics"]:
         yield f"  {row['stage']} after {row['steps']} steps, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
     for row in result["evaluations"]:
@@ -153,6 +157,16 @@ def _compared(result: Mapping[str, Any]) -> Iterator[str]:
             f"{row['difference']['value']:+.1%} (95%: {low:+.1%} to {high:+.1%}) over {row['problems']} problems, "
             f"p = {row['p_value']:.3g}"
         )
+
+
+def _alone(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Stages that only one of two runs has, each with that run's letter."""
+    kinds = (row for row in settings if row["setting"].startswith("stage.") and row["setting"].endswith(".kind"))
+    return {
+        row["setting"].removesuffix(".kind"): "A" if row["b"] is None else "B"
+        for row in kinds
+        if row["a"] is None or row["b"] is None
+    }
 
 
 def _short(value: Any) -> str:

@@ -47,14 +47,21 @@ def test_two_evaluations_are_paired_problem_by_problem(tmp_path: Path, capsys: p
     assert (result["better"], result["worse"], result["same"]) == (2, 0, 2)
     assert result["p_value"] == result["sign_p_value"] == 0.5
     assert [row["problem_id"] for row in result["table"]] == ["p", "q", "r", "s"]
-    assert result["table"][0] == {"problem_id": "p", "a": 0.5, "b": 1.0, "difference": 0.5}
+    first = result["table"][0]
+    question = first.pop("question")
+    assert first == {"problem_id": "p", "a": 0.5, "b": 1.0, "difference": 0.5}
+    assert isinstance(question, str) and question
     assert result["plan"]["problems_needed"] > 4 and result["plan"]["power"] < 0.8
 
 
 def test_the_screen_says_difference_tests_and_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B)]) == 0
     shown = capsys.readouterr().out
-    assert "B - A +25.0%" in shown and "2 problems better, 0 worse, 2 the same" in shown and "p  50% -> 100%" in shown
+    assert (
+        "B - A +25.0%" in shown
+        and "2 problems better, 0 worse, 2 the same" in shown
+        and "p   50% -> 100%  What is p?" in shown
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rocstar import cli, exits
 from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.recipe import recipe_of
@@ -33,6 +34,20 @@ def test_settings_that_differ_are_named_once(tmp_path: Path) -> None:
     a, b = made(tmp_path, "a", max_turns=3), made(tmp_path, "b", max_turns=5)
     named = {row["setting"]: (row["a"], row["b"]) for row in settings_that_differ(a, b)}
     assert named == {"run.name": ("a", "b"), "rollout.max_turns": (3, 5)}
+
+
+def test_a_stage_that_only_one_run_has_is_one_line_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, "a", max_turns=3)
+    other = recipe_of({"run": {"name": "b"}, "rollout": {**SHORT, "max_turns": 3}}, STAGES[:1])
+    RunFolder.create(other, tmp_path, ["rocstar"])
+    for pair, letter in ((("a", "b"), "A"), (("b", "a"), "B")):
+        assert cli.run(["runs", "compare", *pair, "--runs", str(tmp_path)]) == exits.OK
+        lines = capsys.readouterr().out.splitlines()
+        assert f"  stage.stage2: only {letter} has it" in lines and len(lines) == 3
+    assert cli.run(["runs", "compare", "a", "b", "--runs", str(tmp_path), "--json"]) == exits.OK
+    assert '"stage.stage2.rollout.max_turns"' in capsys.readouterr().out
 
 
 def test_metrics_are_compared_after_as_many_steps(tmp_path: Path) -> None:
