@@ -323,6 +323,23 @@ def test_runs_says_where_a_run_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--data", "odd.jsonl"], 'no field "question"'),
+        (["--data", "absent.jsonl"], "absent.jsonl does not exist"),
+        (["--benchmark", "aime24", "--data-folder", "absent"], "absent is not a folder"),
+    ],
+)
+def test_data_that_cannot_be_asked_is_told_before_torch_is_loaded(given: list[str], sentence: str) -> None:
+    Path("odd.jsonl").write_text('{"height": 1, "width": 2}\n')
+    code = "import sys; from rocstar import cli; code = cli.run(sys.argv[1:])\n"
+    code += "print({'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
+    done = child("eval", "some", "--endpoint", "http://127.0.0.1:9/v1", *given, python=code)
+    assert (done.returncode, done.stdout) == (exits.USAGE, "set()\n")
+    assert sentence in done.stderr
+
+
 @pytest.mark.parametrize("error", [ContractBroken("a bug"), KeyError("x"), ModuleNotFoundError("", name="rocstar.x")])
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -89,6 +89,12 @@ class Benchmark:
             )
 
 
+def refuse_no_folder(folder: Path | None, name: str) -> None:
+    """Raises ConfigError where rows of a benchmark are to lie in a folder that is not there."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; give the one that holds the rows of {name}")
+
+
 def find_benchmarks(names: str) -> list[Benchmark]:
     """Of a comma list of names and paths. Raises ConfigError."""
     return [_find(name.strip()) for name in names.split(",")]

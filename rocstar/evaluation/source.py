@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from rocstar.data.files import columns_of, load_problems
 from rocstar.data.rows import fingerprint, read_rows
-from rocstar.errors import ConfigError
-from rocstar.evaluation.benchmark import Benchmark, ProtocolSection, checksum
+from rocstar.evaluation.benchmark import Benchmark, ProtocolSection, checksum, refuse_no_folder
 from rocstar.evaluation.kinds import KINDS, Kind
 from rocstar.types import Problem
 
@@ -96,8 +95,7 @@ class BenchmarkRows:
         self._limit = limit
         self.kind: Kind = KINDS[benchmark.file.kind]
         self.kind.check()
-        if folder is not None and not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder; give the one that holds the rows of {benchmark.name}")
+        refuse_no_folder(folder, benchmark.name)
         rows, self._place = benchmark.read(folder)
         self._sha256 = checksum(rows, self.kind.columns(benchmark.file))
         benchmark.checked(self._sha256, accept=accept)

@@ -97,7 +97,9 @@ def evaluate(
 
     Example: rocstar eval last --benchmark aime24,math500 --data-folder data"""
     need("train")
-    _refuse_absent(model if endpoint is None else None, benchmark, runs)
+    _refuse_absent(model if endpoint is None else None, benchmark, data_folder, runs)
+    if data is not None and benchmark is None:
+        _refuse_columns(data, question, answer)
     quiet()
     from rocstar.evaluation.plan import Given
 
@@ -142,15 +144,22 @@ def _measure(given: Given, *, as_json: bool) -> None:
         print_json(results[0] if len(results) == 1 else {"results": results})
 
 
-def _refuse_absent(model: str | None, benchmark: str | None, runs: Path) -> None:
+def _refuse_absent(model: str | None, benchmark: str | None, data_folder: Path | None, runs: Path) -> None:
     """What is not there, before anything that takes seconds is loaded. Raises ConfigError."""
-    from rocstar.evaluation.benchmark import find_benchmarks
+    from rocstar.evaluation.benchmark import find_benchmarks, refuse_no_folder
     from rocstar.modelfolder import model_named
 
     if model is not None:
         model_named(model, runs)
-    if benchmark is not None:
-        find_benchmarks(benchmark)
+    for one in find_benchmarks(benchmark) if benchmark is not None else ():
+        refuse_no_folder(data_folder, one.name)
+
+
+def _refuse_columns(data: str, question: list[str] | None, answer: str) -> None:
+    """By the first row, at the same moment. Raises ConfigError, DataError."""
+    from rocstar.evaluation.source import ProblemFile
+
+    ProblemFile(path=data, question=question or ["question"], answer=answer, limit=1).problems()
 
 
 def key_in(variable: str) -> str | None:
