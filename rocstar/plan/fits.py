@@ -55,6 +55,29 @@ def here(recipe: Recipe) -> int:
     return torch + (sum(entry.count for entry in recipe.servers) if recipe.cluster.launcher == "processes" else 0)
 
 
+def idle_learners(recipe: Recipe, learners: int) -> str | None:
+    """Why some of so many would have nothing to learn from, in words."""
+    for stage in recipe.stage:
+        if isinstance(stage, SftStage):
+            rows, what = stage.sft.batch_rows, "sft.batch_rows"
+        else:
+            drawn = stage.rollout.problems_per_step * stage.resample.keep
+            rows, what = drawn // stage.learning.updates_per_step, "rollout.problems_per_step x resample.keep"
+        if learners > rows:
+            return f"{learners} learners are more than the {rows} rows of an update of stage {stage.name} ({what})"
+    return None
+
+
+def idle_engines(recipe: Recipe, engines: int) -> str | None:
+    """Why some of so many would have nothing to write, in words."""
+    for stage in recipe.stage:
+        if isinstance(stage, RlStage):
+            attempts = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem
+            if engines > attempts:
+                return f"{engines} engines are more than the {attempts} attempts of a step of stage {stage.name}"
+    return None
+
+
 def _has_two_moments(stage: SftStage | RlStage) -> bool:
     """Muon keeps one for matrices."""
     return isinstance(stage, RlStage) or stage.sft.optimizer == "adamw"

@@ -12,7 +12,7 @@ from statistics import fmean
 from rocstar.config import Recipe, RlStage, SftStage
 from rocstar.errors import ConfigError
 from rocstar.places import TorchEngines, VllmEngines
-from rocstar.plan.fits import kv_tokens_of, longest_response, refusals
+from rocstar.plan.fits import idle_engines, idle_learners, kv_tokens_of, longest_response, refusals
 from rocstar.plan.gpus import Gpu
 from rocstar.plan.memory import engine_bytes, learner_bytes
 from rocstar.plan.shape import Shape, shape_of
@@ -122,7 +122,10 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptio
     kv_tokens = kv_tokens_of(recipe, shape, gpu.memory_bytes, learner)
     engine = engine_bytes(shape, max(0.0, kv_tokens))
     longest = longest_response(recipe)
-    found = list(refusals(f"a GPU of kind {gpu_name}", gpu.memory_bytes, learner, kv_tokens, longest))
+    found = [
+        f"{idle}; take fewer GPUs" for idle in (idle_learners(recipe, learners), idle_engines(recipe, engines)) if idle
+    ]
+    found += list(refusals(f"a GPU of kind {gpu_name}", gpu.memory_bytes, learner, kv_tokens, longest))
     stages = [] if found else list(_stages(recipe, shape, gpu, engines, learners, kv_tokens, assumed))
     return Plan(
         gpu=gpu_name,

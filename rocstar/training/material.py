@@ -27,7 +27,7 @@ from rocstar.exits import need
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
-from rocstar.plan.fits import here, refuse_here, refuse_on_gpu
+from rocstar.plan.fits import here, idle_learners, refuse_here, refuse_on_gpu
 from rocstar.plan.shape import Shape, shape_of
 from rocstar.protocols import Task
 from rocstar.runs.folder import HELD_OUT
@@ -81,7 +81,8 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     check_verifier(recipe.evaluate.verifier, recipe.run.modules)
     if not recipe.sandbox.urls:
         _refuse_absent_modules(recipe.sandbox.preload)
-    _refuse_idle_learners(recipe)
+    if idle := idle_learners(recipe, recipe.cluster.learners):
+        raise ConfigError(f"{idle}; lower cluster.learners")
     _refuse_lone_ray(recipe)
     _refuse_other_ranks(recipe)
     for entry in recipe.servers:
@@ -340,17 +341,3 @@ def _refuse_other_ranks(recipe: Recipe) -> None:
         raise ConfigError(
             f"cluster.learners is {recipe.cluster.learners} but torchrun started {started} processes; make them equal"
         )
-
-
-def _refuse_idle_learners(recipe: Recipe) -> None:
-    for stage in recipe.stage:
-        if isinstance(stage, SftStage):
-            rows, what = stage.sft.batch_rows, "sft.batch_rows"
-        else:
-            drawn = stage.rollout.problems_per_step * stage.resample.keep
-            rows, what = drawn // stage.learning.updates_per_step, "rollout.problems_per_step x resample.keep"
-        if recipe.cluster.learners > rows:
-            raise ConfigError(
-                f"cluster.learners {recipe.cluster.learners} are more than the {rows} rows of an update of stage "
-                f"{stage.name} ({what}); lower cluster.learners"
-            )

@@ -136,3 +136,15 @@ def test_a_small_model_is_counted_in_thousands(capsys: pytest.CaptureFixture[str
 
     assert run(["plan", str(RECIPES / "quickstart.toml"), "--gpus", "1", *SMALL]) == 0
     assert "344.06K parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "said"),
+    [
+        ("quickstart.toml", 100_000_000, "100000000 learners are more than the"),
+        ("paper/stage1.toml", 100_000, "engines are more than the"),
+    ],
+)
+def test_gpus_that_would_have_nothing_to_do_are_refused(name: str, gpus: int, said: str) -> None:
+    made = plan(name, "h200", gpus)
+    assert any(said in refusal for refusal in made.refusals) and not made.stages
