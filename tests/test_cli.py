@@ -404,6 +404,7 @@ def test_an_evaluation_is_a_table_or_one_object(
     install(monkeypatch, "rocstar.evaluation.plan", evaluations=measure, Given=SimpleNamespace)
     Path("last").mkdir()
     Path("last/config.json").touch()
+    Path("t.jsonl").write_text('{"Body": "A story.", "Question": "How many?", "question": "Which?", "answer": "3"}\n')
     asking = ["--question", "Body", "--question", "Question", "--template", "papr", "rollout.top_p=0.5"]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", *asking]) == exits.OK
     table, told = capsys.readouterr()

@@ -14,7 +14,6 @@ STDIO_SLOTS = 2  # one model asks; now and then two calls at once
 def serve(settings: Settings, say: Callable[[str], None]) -> int:
     """Serve until SIGTERM or Ctrl-C; the exit code. `say` is told that it starts, and where it listens. Raises
     SandboxDown when a daemon cannot be started or a node cannot be reached, OSError when the address cannot be had."""
-    say("starting; it is ready once its address stands here")
     if settings.is_gateway:
         client = SandboxClient.connect(settings.nodes, token=settings.token)
     else:
@@ -24,6 +23,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
         from rocstar.sandbox.service.server import Server, address_of, listen
 
         listener = listen(settings)
+        say("starting; it is ready once its address stands here")
         if not settings.is_gateway:
             client.await_hello()
         say(f"serving on {address_of(listener)}  (pages: /docs /v1/status /metrics)")
