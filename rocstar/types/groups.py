@@ -20,11 +20,6 @@ class Group:
     def rewards_G(self) -> tuple[float, ...]:
         return tuple(t.outcome.reward if t.outcome else 0.0 for t in self.trajectories)
 
-    @property
-    def is_mixed(self) -> bool:
-        """Some right and some wrong: only such a group has an advantage."""
-        return len(set(self.rewards_G)) > 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalty:
