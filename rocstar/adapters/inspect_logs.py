@@ -48,6 +48,8 @@ CUT = ("max_tokens", "model_length")
 FEEDBACK = {"feedback_max_chars": 1 << 30, "feedback_truncate": "left", "feedback_errors": "full"}
 """The log has what the model read, so nothing is shortened when it is shown again."""
 CODEC = CodePoints()
+NAME_CHARACTERS = 100
+MOST_TOKENS = 2**31
 
 
 def import_log(file: Path | str, runs: Path | str = RUNS, *, scorer: str | None = None) -> Path:
@@ -56,11 +58,16 @@ def import_log(file: Path | str, runs: Path | str = RUNS, *, scorer: str | None 
     Raises DataError for a log that cannot be used, and ConfigError where the folder is there already."""
     path = Path(file)
     log = read_log(path)
-    folder = Path(runs) / "evals" / re.sub(r"[^\w.-]+", "_", log.eval.model) / path.stem
+    folder = Path(runs) / "evals" / _folder_name(log.eval.model) / path.stem
     if folder.exists():
         raise ConfigError(f"{folder} is there already; delete it, or import to another place with --runs")
     evaluation_of(log, scorer=scorer).write(folder, 0)
     return folder
+
+
+def _folder_name(model: str) -> str:
+    """A name that stays below the folder of evaluations, whatever the log calls its model."""
+    return re.sub(r"[^\w.-]+", "_", model)[-NAME_CHARACTERS:].strip(".") or "model"
 
 
 def read_log(path: Path) -> EvalLog:
@@ -82,6 +89,9 @@ def evaluation_of(log: EvalLog, *, scorer: str | None = None) -> Evaluation:
         raise DataError(f"the log has no scorer {scorer}; it has {', '.join(known) or 'none'}")
     name = scorer or next(iter(known), None)
     groups = [group_of(list(siblings), log, name) for _, siblings in groupby(samples, key=lambda one: str(one.id))]
+    outcomes = [one.outcome for group in groups for one in group.trajectories]
+    if not any(outcome and outcome.verdict is not Verdict.UNDECIDED for outcome in outcomes):
+        raise DataError(f"none of the {len(outcomes)} samples has a score; score the log before it is imported")
     attempts = max(len(group.trajectories) for group in groups)
     return kept_evaluation({"samples": groups}, attempts, CODEC, setup_of(log, groups, name))
 
@@ -134,8 +144,16 @@ def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
         outcome=None if fault else outcome_of(sample, scorer),
         fault=fault,
         seconds=sample.total_time or 0.0,
-        told_tokens=sum(usage.output_tokens for usage in sample.model_usage.values()),
+        told_tokens=_told_tokens(sample),
     )
+
+
+def _told_tokens(sample: EvalSample) -> int:
+    """Raises DataError for a number that no model wrote."""
+    told: int = sum(usage.output_tokens for usage in sample.model_usage.values())
+    if not 0 <= told < MOST_TOKENS:
+        raise DataError(f"sample {sample.id} is said to have {told:.3g} output tokens; mend the log's model_usage")
+    return told
 
 
 def fault_of(sample: EvalSample) -> str | None:
@@ -163,6 +181,8 @@ def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
     if score is not None and not isinstance(score.value, str | int | float | bool):
         raise DataError(f"scorer {scorer} gave sample {sample.id} no number or letter; name another with --scorer")
     reward = math.nan if score is None else value_to_float()(score.value)
+    if math.isinf(reward):
+        raise DataError(f"scorer {scorer} gave sample {sample.id} an infinite score; name another with --scorer")
     verdict = Verdict.UNDECIDED if math.isnan(reward) else Verdict.RIGHT if reward >= 1 else Verdict.WRONG
     return Outcome(
         verdict=verdict,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("inspect_ai", reason="inspect_ai has an environment of its o
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.log import read_eval_log
+from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import CORRECT, INCORRECT, Score, Target, accuracy, match, mean, scorer
 from inspect_ai.solver import TaskState, generate, use_tools
@@ -175,6 +176,36 @@ def test_what_cannot_be_a_verdict_is_refused(tmp_path: Path) -> None:
     assert rows(import_log(log, tmp_path, scorer="match"))[0]["method"] == "match"
     with pytest.raises(DataError, match="no scorer thing"):
         import_log(log, tmp_path / "again", scorer="thing")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "/../..", "m" * 400, "\0"])
+def test_whatever_a_log_calls_its_model_the_attempts_stay_below_the_folder(tmp_path: Path, name: str) -> None:
+    folder = import_log(altered(tmp_path, lambda log: setattr(log.eval, "model", name)), tmp_path / "runs")
+    assert folder.resolve().parent.parent == (tmp_path / "runs" / "evals").resolve()
+
+
+def test_what_no_model_wrote_and_no_scorer_marked_is_refused(tmp_path: Path) -> None:
+    def unmarked(log: EvalLog) -> None:
+        for sample in log.samples or ():
+            sample.scores = None
+
+    def endless(log: EvalLog) -> None:
+        (log.samples or [])[0].model_usage = {"m": ModelUsage(output_tokens=10**30)}
+
+    with pytest.raises(DataError, match="none of the 2 samples has a score"):
+        import_log(altered(tmp_path, unmarked), tmp_path / "runs")
+    with pytest.raises(DataError, match=r"1e\+30 output tokens; mend the log's model_usage"):
+        import_log(altered(tmp_path, endless), tmp_path / "runs")
+
+
+def altered(folder: Path, change: Callable[[EvalLog], None]) -> Path:
+    """A log of one attempt at each problem, with something else in it."""
+    path = log_of(folder, [said("5"), said("8")], epochs=1)
+    log = read_eval_log(str(path))
+    change(log)
+    other = folder / "altered.json"
+    write_eval_log(log, str(other))
+    return other
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b'{"version": 2}', b"[[[["])
