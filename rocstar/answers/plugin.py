@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grade, Grader
-from rocstar.answers.rewards import VERL, Function, load_function, raised_by, signature_of
+from rocstar.answers.rewards import VERL, Function, load_function, number_of, raised_by, signature_of
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -188,10 +188,10 @@ class RewardVerifier:
         if given is None:
             return Verdict.UNDECIDED
         try:
-            return VERDICTS[float(given)]
+            return VERDICTS[number_of(given)]
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigError(
-                f"{self._reward.name} gave {str(given)[:80]!r} as a reward; let it return 1 for right and 0 for wrong."
+                f"{self._reward.name} gave {repr(given)[:80]} as a reward; let it return 1 for right and 0 for wrong."
             ) from error
 
 

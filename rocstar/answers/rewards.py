@@ -92,6 +92,8 @@ def _score_batch(function: Function, cases: Sequence[Case], *, chat: bool) -> li
         rewards = list(asyncio.run(given) if inspect.iscoroutine(given) else given)
         told = "" if len(rewards) == len(cases) else f"gave {len(rewards)} rewards for {len(cases)} completions"
     except Exception as error:
+        if len(cases) > 1:  # whose case it was is said, and the others have their rewards
+            return [scored for case in cases for scored in _score_batch(function, [case], chat=chat)]
         told = raised_by(function, error)
     if told:
         rewards = [None] * len(cases)
@@ -121,10 +123,18 @@ def raised_by(function: Function, error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:MAX_RAISED]} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
+def number_of(given: Any) -> float:
+    """What a reward function gave; numbers of numpy and torch are taken, the text of a number is not. Raises TypeError,
+    ValueError."""
+    if isinstance(given, str | bytes):
+        raise TypeError("a text is no number")
+    return float(given)
+
+
 def _scored(case: Case, reward: Any, told: str, milliseconds: float) -> Scored:
     if reward is not None:
         try:
-            reward = float(reward)
+            reward = number_of(reward)
         except (TypeError, ValueError):
             reward, told = None, f"gave {reward!r} instead of a number"
         else:

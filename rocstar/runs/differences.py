@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from rocstar.errors import ConfigError
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.journal import read_journal
 
@@ -16,6 +17,16 @@ METRICS = (
     *("len/tokens", "len/truncated", "policy/entropy", "policy/logprob_gap", "step/seconds"),
 )
 """Compared unless others are asked for."""
+SHAPE = tuple(
+    f"model.{key}"
+    for key in (
+        *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "rope_theta"),
+        *("max_positions", "vocab_size", "word_merges"),
+    )
+)
+"""In force only for random weights."""
+MADE_UP = ("data.families", "data.demo_mix", "data.pool")
+"""In force only for problems that are made up."""
 Row = dict[str, Any]
 
 
@@ -31,16 +42,25 @@ def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
 
 
 def settings_that_differ(a: RunFolder, b: RunFolder) -> list[Row]:
-    """`setting`, `a`, `b` for each key of config.resolved.json that is not the same; None where one has it not. A
-    stage's own value is left out where it differs as the run's does. Raises DataError."""
+    """`setting`, `a`, `b` for each key of config.resolved.json that is not the same; None where one has it not. Left
+    out are keys that are not in force in both, and a stage's own value where it differs as the run's does. Raises
+    DataError."""
     mine, theirs = (dict(flat(read_json(run.resolved))) for run in (a, b))
+    idle = {*_not_in_force(mine), *_not_in_force(theirs)}
     differ = {
         name: (mine.get(name), theirs.get(name))
         for name in sorted({*mine, *theirs})
-        if mine.get(name) != theirs.get(name)
+        if mine.get(name) != theirs.get(name) and name not in idle and _of_the_run(name) not in idle
     }
     own = (name for name in differ if differ.get(_of_the_run(name)) != differ[name])
     return [{"setting": name, "a": differ[name][0], "b": differ[name][1]} for name in own]
+
+
+def _not_in_force(settings: Mapping[str, Any]) -> Iterator[str]:
+    if settings.get("model.path") is not None:
+        yield from SHAPE
+    if settings.get("data.source") != "arithmetic":
+        yield from MADE_UP
 
 
 def _of_the_run(name: str) -> str:
@@ -48,15 +68,23 @@ def _of_the_run(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("stage.") and name.count(".") > 2 else ""
 
 
-def metrics_side_by_side(a: RunFolder, b: RunFolder, metrics: Sequence[str] = METRICS) -> list[Row]:
-    """For each stage that both began and each metric that both have: the means over the last LAST_STEPS of as many
-    steps as both did, `stage, steps, metric, a, b`. Raises DataError."""
+def metrics_side_by_side(a: RunFolder, b: RunFolder, asked: Sequence[str] = ()) -> list[Row]:
+    """For each stage that both began and each metric that both have, of METRICS or those asked for: the means over the
+    last LAST_STEPS of as many steps as both did, `stage, steps, metric, a, b`. Raises DataError, and ConfigError for a
+    metric asked for that one of them has not."""
     mine, theirs = (_by_stage(run) for run in (a, b))
+    for run, rows in ((a, mine), (b, theirs)):
+        known = sorted(
+            {name for of_stage in rows.values() for row in of_stage for name in row if "/" in name} | {"loss"}
+        )
+        for name in asked:
+            if name not in known:
+                raise ConfigError(f"{run.name} has no metric {name}; it has {', '.join(known)}")
     return [
         {"stage": stage, "steps": steps, "metric": metric, "a": first, "b": second}
         for stage in mine
         if stage in theirs and (steps := min(len(mine[stage]), len(theirs[stage])))
-        for metric in metrics
+        for metric in asked or METRICS
         if (first := _came_to(mine[stage][:steps], metric)) is not None
         and (second := _came_to(theirs[stage][:steps], metric)) is not None
     ]

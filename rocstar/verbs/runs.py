@@ -105,7 +105,7 @@ def compare(
     evaluations paired problem by problem. Two evaluations of one run: `rocstar compare`.
 
     Example: rocstar runs compare roc grpo --metric reward/mean"""
-    from rocstar.runs.differences import METRICS, metrics_side_by_side, settings_that_differ
+    from rocstar.runs.differences import metrics_side_by_side, settings_that_differ
     from rocstar.runs.folder import RunFolder
 
     first, second = (RunFolder.find(name, runs) for name in (a, b))
@@ -113,7 +113,7 @@ def compare(
         "a": first.name,
         "b": second.name,
         "settings": settings_that_differ(first, second),
-        "metrics": metrics_side_by_side(first, second, metric or METRICS),
+        "metrics": metrics_side_by_side(first, second, metric or ()),
         "evaluations": list(_paired(first, second)),
     }
     print_json(result) if as_json else print("\n".join(_compared(result)))

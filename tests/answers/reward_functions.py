@@ -29,7 +29,7 @@ def moody(solution_str: str, **_: Any) -> Any:
         raise SystemExit("no mood")
     if solution_str == "sleep":
         time.sleep(30)
-    return {"half": 0.5, "much": "much", "yes": True}.get(solution_str, 0)
+    return {"half": 0.5, "much": "much", "digit": "1", "yes": True}.get(solution_str, 0)
 
 
 def greedy(completions: Sequence[str], answer: Sequence[str], width: int) -> list[float]:

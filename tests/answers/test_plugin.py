@@ -58,8 +58,8 @@ async def test_a_function_that_fails_is_an_outage_and_no_reward(text: str, told:
     assert isinstance(found, VerifierUnavailable) and told in str(found)
 
 
-@pytest.mark.parametrize("text", ["half", "much"])
-async def test_a_reward_between_right_and_wrong_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["half", "much", "digit"])
+async def test_a_reward_between_right_and_wrong_and_the_text_of_one_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="let it return 1 for right and 0 for wrong"):
         await asked("moody", text)
 

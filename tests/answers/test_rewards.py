@@ -61,6 +61,16 @@ def test_what_goes_wrong_in_the_function_is_told_for_its_cases() -> None:
     assert all(one.error for one in found)
 
 
+def test_a_batch_that_fails_is_asked_case_by_case_and_a_text_is_no_number() -> None:
+    def odd(completions: Sequence[str], **_: Any) -> list[Any]:
+        return [{"0": 1 / (one != "2"), "3": "1"}.get(one, 0.5) for one in completions]
+
+    cases = [Case(line=n, text=str(n), gold="") for n in range(4)]
+    found = score(odd, TRL, cases)
+    assert [one.reward for one in found] == [1.0, 0.5, None, None]
+    assert "ZeroDivisionError" in found[2].error and found[3].error == "gave '1' instead of a number"
+
+
 def test_functions_are_loaded_by_module_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rewards_for_a_test.py").write_text(
         "class Score:\n    def __call__(self, completions): return [1]\n"

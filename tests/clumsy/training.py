@@ -137,7 +137,7 @@ VALUES = [
         ["9000", "256", "model.max_positions"],
     ),
     train("cuda without a GPU", [*TINY, "model.device=cuda"], ["cuda", "model.device"]),
-    train("more learners than rows", [*TINY, "cluster.learners=64"], ["cluster.learners 64"]),
+    train("more learners than rows", [*TINY, "cluster.learners=64"], ["64 learners", "lower cluster.learners"]),
     train("model template without a model", [*TINY, "rollout.template=model"], ["model", "model.path"]),
 ]
 

@@ -36,6 +36,13 @@ def test_settings_that_differ_are_named_once(tmp_path: Path) -> None:
     assert named == {"run.name": ("a", "b"), "rollout.max_turns": (3, 5)}
 
 
+def test_settings_that_are_not_in_force_are_not_named(tmp_path: Path) -> None:
+    a = RunFolder.create(recipe_of({"run": {"name": "a"}, "model": {"hidden_size": 48}}, STAGES), tmp_path, ["rocstar"])
+    from_a = {"model": {"path": str(tmp_path)}, "data": {"source": "mine:Sums", "pool": 7}}
+    b = RunFolder.create(recipe_of({"run": {"name": "b"}, **from_a}, STAGES), tmp_path, ["rocstar"])
+    assert {row["setting"] for row in settings_that_differ(a, b)} == {"run.name", "model.path", "data.source"}
+
+
 def test_a_stage_that_only_one_run_has_is_one_line_on_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,7 +59,9 @@ def test_a_stage_that_only_one_run_has_is_one_line_on_the_screen(
 
 def test_metrics_are_compared_after_as_many_steps(tmp_path: Path) -> None:
     a, b = made(tmp_path, "a", steps=20, slope=1.0), made(tmp_path, "b", steps=12, slope=2.0)
-    (row,) = metrics_side_by_side(a, b, ["reward/mean", "no/such"])
+    with pytest.raises(ConfigError, match=r"a has no metric no/such; it has loss, reward/mean, step/seconds"):
+        metrics_side_by_side(a, b, ["reward/mean", "no/such"])
+    (row,) = metrics_side_by_side(a, b, ["reward/mean"])
     assert row == {"stage": "stage1", "steps": 12, "metric": "reward/mean", "a": 7.5, "b": 15.0}
 
 
