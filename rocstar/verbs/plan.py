@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 THRESHOLD_MISSED = 4
 CPU = "cpu"
+ASSUMED = "h200"
 
 
 def plan(
@@ -29,8 +30,13 @@ def plan(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     gpu: Annotated[
-        str, typer.Option(help="h200, h100, mi300x, a100 or 4090; cpu: this machine, its parts tried for a moment.")
-    ] = "h200",
+        str | None,
+        typer.Option(
+            help="h200 (assumed where none is named), h100, mi300x, a100 or 4090; cpu: this machine, its parts tried "
+            "for a moment.",
+            show_default=False,
+        ),
+    ] = None,
     length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
     learning_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak operations, in learning.")] = 0.35,
@@ -47,6 +53,12 @@ def plan(
     from rocstar.plan.plan import Assumptions, make_plan
     from rocstar.recipe import load_recipe
 
+    if gpu is None:
+        gpu = ASSUMED
+        print(
+            f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu, or this machine: --gpu cpu",
+            file=sys.stderr,
+        )
     if gpu == CPU:
         _here(load_recipe(recipe, settings or []), length_share, as_json=as_json)
         return
@@ -58,7 +70,11 @@ def plan(
         learning_share=learning_share,
         tool_calls=tool_calls,
     )
-    made = make_plan(_within_pools(load_recipe(recipe, settings or [])), gpu, GPUS[gpu], gpus, assumed)
+    loaded = load_recipe(recipe, settings or [])
+    made = make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
+    if made.learners != loaded.cluster.learners:
+        said = f"{made.learners} learners are planned for, the recipe has cluster.learners = {loaded.cluster.learners}"
+        print(f"{said}; to train as planned: cluster.learners={made.learners}", file=sys.stderr)
     if as_json:
         print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
     else:
@@ -113,7 +129,7 @@ def _print_here(made: CpuPlan) -> None:
     for phase in made.phases:
         step = f"{phase.steps:7}{phase.tokens:8.0f}{phase.rollout_seconds:11.2f}{phase.learning_seconds:12.2f}"
         print(f"{phase.name:23}{step if phase.steps else '':38}{phase.seconds:10.1f}")
-    print(f"\n{made.seconds:,.0f} seconds ({made.seconds / 3600:.1f} hours)")
+    print(f"\n{made.seconds:,.0f} seconds ({_duration(made.seconds / 3600)})")
     for process, size in made.memory.items():
         print(f"memory of {process}: {size / 1e6:,.0f} MB")
 
@@ -133,11 +149,12 @@ def _print(made: Plan) -> None:
     print(f"\nan engine's KV cache holds {made.sequences:,.0f} attempts of mean length\n")
     print("stage       steps  M tokens  rollout s  learning s    calls  cores    hours")
     for stage in made.stages:
+        digits = 1 if stage.hours >= 1 else 3
         print(
             f"{stage.name:10}{stage.steps:7}{stage.tokens / 1e6:10.2f}{stage.rollout_seconds:11.1f}"
-            f"{stage.learning_seconds:12.1f}{stage.calls:9,.0f}{stage.cores:7.0f}{stage.hours:9.1f}"
+            f"{stage.learning_seconds:12.1f}{stage.calls:9,.0f}{stage.cores:7.0f}{stage.hours:9.{digits}f}"
         )
-    print(f"\n{made.hours:,.1f} hours ({made.hours / 24:.1f} days); most of it goes into {made.limit}")
+    print(f"\n{_duration(made.hours)}; most of it goes into {made.limit}")
     print(f"disk: {made.disk_bytes_a_day / 1e9:,.0f} GB in a day of the longest stage")
     changes = ", ".join(f"{name} {factor - 1:+.0%}" for name, factor in made.matters.items())
     print(f"hours when an assumption is a quarter larger: {changes}")
@@ -149,3 +166,7 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:.2f}{letter}"
     return f"{number:.0f}"
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.1f} hours ({hours / 24:.1f} days)" if hours >= 1 else f"{hours * 60:.1f} minutes"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocstar.adapters.roc import Drawn, is_kept, penalty_of_messages, reasons_of
@@ -42,6 +42,7 @@ def test_a_batch_is_chosen_group_by_group_as_select_does(batch: list[Drawn], kee
     )
 
 
+@settings(deadline=None)
 @given(ATTEMPTS, st.randoms())
 def test_the_order_of_groups_changes_nothing(batch: list[Drawn], order: random.Random) -> None:
     groups = [[one for one in batch if one.group == group] for group in "abc"]

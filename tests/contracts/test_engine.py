@@ -317,17 +317,19 @@ async def test_later_tokens_are_those_of_the_new_weights_with_nothing_cached_of_
 async def test_a_swap_of_weights_in_flight_is_exact_on_either_side_of_it(
     placed: tuple[Case, str], tmp_path: Path
 ) -> None:
-    """A request that ends before it is interrupted shows nothing about that, so another one is asked."""
+    """A request that ends before it is interrupted shows nothing about that, so another, longer one is asked."""
     real, place = placed
+    room = real.kind.positions - len(LONG_PROMPT)
     made = [real.made(0, place, tmp_path / str(seed), seed) for seed in (0, 1)]
     for version in range(1, 20):
         models = {version - 1: made[(version - 1) % 2][0], version: made[version % 2][0]}
         before = real.engine.load().produced_tokens
-        request = asking(real.engine, ids=LONG_PROMPT, session=f"s{version}", tokens=200)
+        tokens = min(200 * version, room)
+        request = asking(real.engine, ids=LONG_PROMPT, session=f"s{version}", tokens=tokens)
         await until(lambda before=before: real.engine.load().produced_tokens > before + 5)  # type: ignore[misc]
         await real.engine.load_weights(replace(made[version % 2][1], version=version))
         completion = await request
-        assert (len(completion.token_ids), completion.finish) == (200, Finish.LENGTH)
+        assert (len(completion.token_ids), completion.finish) == (tokens, Finish.LENGTH)
         assert_exact(models, LONG_PROMPT, completion)
         if versions_of(completion) == [version - 1, version]:
             return
