@@ -35,6 +35,7 @@ from rocstar.sandbox.call import (
     ProgramOutcome,
     Response,
     SandboxDown,
+    ServiceOutcome,
 )
 from rocstar.sandbox.daemon import watch
 from rocstar.sandbox.daemon.pool import Pool, Pools
@@ -174,12 +175,19 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
     await asyncio.wait((lost, gone, watching), return_when=asyncio.FIRST_COMPLETED)
 
 
-async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
-    """Properties missing in force, found by running a program. Raises SandboxDown when not even that runs."""
+async def _probed(pools: Pools, pool: Pool) -> Response | None:
+    """Of the probe, in an idle slot; None when the slot died."""
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
     call = Call(id="probe", code=PROBE, limits=PROBE_LIMITS)
     ProgramRun(call, pool.idle.pop(), pools.settings.grace_seconds, answered.set_result).start()
-    response = await answered
+    return await answered
+
+
+async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
+    """Properties missing in force, found by running a program. Raises SandboxDown when not even that runs."""
+    response = await _probed(pools, pool)
+    if pool.idle and (response is None or response.outcome is ServiceOutcome.INTERNAL):
+        response = await _probed(pools, pool)  # a machine that is busy as we start may be late once
     if response is None or response.outcome is not ProgramOutcome.OK:
         seen = "its slot died" if response is None else f"{response.outcome}: {response.stderr.strip()[-300:]}"
         raise SandboxDown(f"the sandbox started as {pools.plan.level} but cannot run a program ({seen})")
