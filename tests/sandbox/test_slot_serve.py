@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,3 +127,21 @@ def test_the_compiled_loop_refuses_to_run_where_it_would_kill_others() -> None:
     compiled = pytest.importorskip("rocstar.sandbox.slot._fork")
     with pytest.raises(ValueError, match="first process of a pid namespace"):
         compiled.serve(socket.socketpair()[0], None)
+
+
+def test_a_program_that_has_no_group_yet_when_it_should_make_way_is_waited_for() -> None:
+    """As on a busy machine, where a fresh process may not run for a tenth of a second."""
+    waits = """
+        import os, signal, time
+        from rocstar.sandbox.slot.serve import AGE_SECONDS, await_end
+        from rocstar.sandbox.walls.plans import Inside, Walls
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        pid = os.fork()
+        if not pid:
+            time.sleep(3 * AGE_SECONDS)
+            os._exit(7)
+        walls = Walls(os.getpid(), os.getppid(), -1, "/", Inside(None, False))
+        print(os.waitstatus_to_exitcode(await_end(pid, walls)[0]))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(waits)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("7\n", "")

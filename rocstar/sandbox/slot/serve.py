@@ -73,7 +73,8 @@ def await_end(pid: int, walls: Walls) -> tuple[int, bool, float, float, float, i
                 walls.kill_all(pid)
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             elif (seen := signal.sigtimedwait({signal.SIGCHLD, signal.SIGUSR1}, patience)) is None:
-                os.setpriority(os.PRIO_PGRP, pid, AGED_NICE)
+                with suppress(ProcessLookupError):  # on a busy machine it may not have made its group yet
+                    os.setpriority(os.PRIO_PGRP, pid, AGED_NICE)
             elif seen.si_signo == signal.SIGUSR1:
                 stopped = True
                 walls.kill_all(pid)
