@@ -132,8 +132,8 @@ def in_chromium(server: Server, name: str, axe: Path | None, screenshots: Path |
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         figures: dict[str, Any] = {"chromium: first page, cold": _shown(server, page, *views["runs"])}
         for what, (address, wanted) in views.items():
-            page.goto(f"{server.address}/#/nothing")  # within the page, as a click would
-            page.wait_for_selector("table.runs")
+            page.goto(f"{server.address}/#/nothing")  # what follows is asked from within the page, as a click would
+            page.wait_for_selector(".problem")
             figures[f"chromium: {what}"] = _shown(server, page, address, wanted)
             if axe:
                 page.evaluate(axe.read_text())
