@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,9 @@ FEEDBACK = {"feedback_max_chars": 1 << 30, "feedback_truncate": "left", "feedbac
 """The log has what the model read, so nothing is shortened when it is shown again."""
 CODEC = CodePoints()
 NAME_CHARACTERS = 100
-MOST_TOKENS = 2**31
+MOST_TOKENS = MOST_EPOCHS = 2**31
+WORDS = ("C", "I", "P", "N", "yes", "no", "true", "false")
+"""Scores that inspect_ai reads as numbers; any other word would be 0 to it."""
 
 
 def import_log(file: Path | str, runs: Path | str = RUNS, *, scorer: str | None = None) -> Path:
@@ -58,7 +60,7 @@ def import_log(file: Path | str, runs: Path | str = RUNS, *, scorer: str | None 
     Raises DataError for a log that cannot be used, and ConfigError where the folder is there already."""
     path = Path(file)
     log = read_log(path)
-    folder = Path(runs) / "evals" / _folder_name(log.eval.model) / path.stem
+    folder = Path(runs) / "evals" / _folder_name(log.eval.model) / _folder_name(path.stem)
     if folder.exists():
         raise ConfigError(f"{folder} is there already; delete it, or import to another place with --runs")
     evaluation_of(log, scorer=scorer).write(folder, 0)
@@ -83,7 +85,10 @@ def read_log(path: Path) -> EvalLog:
 
 def evaluation_of(log: EvalLog, *, scorer: str | None = None) -> Evaluation:
     """Raises DataError."""
-    samples = sorted(map(resolved, log.samples or ()), key=lambda sample: (str(sample.id), sample.epoch))
+    samples = sorted(map(resolved, log.samples or ()), key=_place)
+    for before, after in pairwise(map(_place, samples)):
+        if before == after:
+            raise DataError(f"sample {after[0]} stands twice in epoch {after[1]}; leave one of them in the log")
     known = dict.fromkeys(name for sample in samples for name in sample.scores or ())
     if scorer is not None and scorer not in known:
         raise DataError(f"the log has no scorer {scorer}; it has {', '.join(known) or 'none'}")
@@ -94,6 +99,13 @@ def evaluation_of(log: EvalLog, *, scorer: str | None = None) -> Evaluation:
         raise DataError(f"none of the {len(outcomes)} samples has a score; score the log before it is imported")
     attempts = max(len(group.trajectories) for group in groups)
     return kept_evaluation({"samples": groups}, attempts, CODEC, setup_of(log, groups, name))
+
+
+def _place(sample: EvalSample) -> tuple[str, int]:
+    """Its problem, and which sibling it is. Raises DataError."""
+    if not 1 <= sample.epoch < MOST_EPOCHS:
+        raise DataError(f"sample {sample.id} is of epoch {sample.epoch:.6g}; epochs count from 1")
+    return str(sample.id), sample.epoch
 
 
 def resolved(sample: EvalSample) -> EvalSample:
@@ -112,6 +124,7 @@ def setup_of(log: EvalLog, groups: Sequence[Group], scorer: str | None) -> dict[
         "data": {"task": log.eval.task, "problems": len(groups), "problems_sha256": digest},
         "verifier": scorer,
         "generate": config,
+        **({} if log.status == "success" else {"status": log.status}),
         "feedback": FEEDBACK,
         "versions": {**log.eval.packages, "created": log.eval.created},
     }
@@ -133,7 +146,7 @@ def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
     first = next((n for n, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
     turns = turns_of(sample.messages[first:], cut=was_cut(sample))
     fault = fault_of(sample)
-    stop = Stop.ENVIRONMENT_FAILED if fault else stop_of(sample)
+    stop = Stop.ENVIRONMENT_FAILED if fault is not None else stop_of(sample)
     asked = "\n\n".join(message.text for message in sample.messages[:first])
     return Trajectory(
         problem_id=str(sample.id),
@@ -141,11 +154,18 @@ def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
         prompt_ids=tuple(CODEC.encode(asked)),
         turns=tuple(turns),
         stop=stop,
-        outcome=None if fault else outcome_of(sample, scorer),
+        outcome=None if fault is not None else outcome_of(sample, scorer),
         fault=fault,
-        seconds=sample.total_time or 0.0,
+        seconds=_seconds(sample),
         told_tokens=_told_tokens(sample),
     )
+
+
+def _seconds(sample: EvalSample) -> float:
+    seconds = sample.total_time or 0.0
+    if not 0 <= seconds < math.inf:
+        raise DataError(f"sample {sample.id} is said to have taken {seconds} seconds; mend the log's total_time")
+    return seconds
 
 
 def _told_tokens(sample: EvalSample) -> int:
@@ -180,6 +200,9 @@ def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
     score = (sample.scores or {}).get(scorer or "")
     if score is not None and not isinstance(score.value, str | int | float | bool):
         raise DataError(f"scorer {scorer} gave sample {sample.id} no number or letter; name another with --scorer")
+    if score is not None and isinstance(score.value, str) and not _is_read(score.value):
+        told = f"scorer {scorer} gave sample {sample.id} the score {score.value[:40]!r}"
+        raise DataError(f"{told}, which is no number or letter; name another with --scorer")
     reward = math.nan if score is None else value_to_float()(score.value)
     if math.isinf(reward):
         raise DataError(f"scorer {scorer} gave sample {sample.id} an infinite score; name another with --scorer")
@@ -191,6 +214,14 @@ def outcome_of(sample: EvalSample, scorer: str | None) -> Outcome:
         method=scorer or "none",
         format_facts=FormatFacts(answer_tags=0, reason_after_answer=False, boxed=False),
     )
+
+
+def _is_read(word: str) -> bool:
+    """Whether inspect_ai makes a number of it."""
+    try:
+        return word in WORDS or word.lower() in WORDS or math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def turns_of(messages: Sequence[ChatMessage], *, cut: bool) -> list[Turn]:

@@ -30,17 +30,16 @@ class Drawn(NamedTuple):
 def reasons_of(batch: Sequence[Drawn], keep: int, *, seed: int, step: int) -> list[Reason]:
     """[N] why each attempt is kept or dropped: at most `keep` of each group, and none of a group whose rewards are
     equal. The same seed and step choose the same again, in whatever order groups stand. Raises ValueError for a `keep`
-    under 2."""
+    under 2 and numbers that are not finite, TypeError for a reward that is text."""
     groups: dict[Hashable, list[int]] = {}
     for row, drawn in enumerate(batch):
         groups.setdefault(drawn.group, []).append(row)
     reasons: dict[int, Reason] = {}
     for group, rows in groups.items():
-        usable = [row for row in rows if batch[row].reward is not None and not batch[row].outage]
-        rewards = [float(batch[row].reward or 0.0) for row in usable]
+        rewards = {row: reward for row in rows if (reward := batch[row].reward) is not None and not batch[row].outage}
         rng = random.Random(seed_of_choice(seed, step, str(group)))
-        _, chosen = select(rewards, [batch[row].penalty for row in usable], keep, rng)
-        reasons |= zip(usable, chosen, strict=True)
+        _, chosen = select([*rewards.values()], [batch[row].penalty for row in rewards], keep, rng)
+        reasons |= zip(rewards, chosen, strict=True)
     return [reasons.get(row) or _unusable(drawn) for row, drawn in enumerate(batch)]
 
 

@@ -43,7 +43,10 @@ class Quality:
 
 def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int) -> Penalty:
     """The same of plain counts, for trainers that do not share our types. `turns` are all completions, at least 1.
-    Source: paper §2.2.3, eq. 4-5."""
+    Source: paper §2.2.3, eq. 4-5. Raises ValueError for counts that no attempt has."""
+    if not (0 <= failed_calls <= calls and answer_blocks >= 0 and turns >= min(1, answer_blocks)):
+        told = f"{calls} calls, {failed_calls} of them failed, {answer_blocks} answer blocks, {turns} turns"
+        raise ValueError(f"no attempt has {told}; count them anew")
     errors = failed_calls / calls if calls else NO_CALL_PENALTY
     form = min(1.0, (answer_blocks - 1) / turns) if answer_blocks else 1.0
     return Penalty(errors=errors, format=form)

@@ -70,7 +70,8 @@ def select(
     `rewards` and `penalties` (p_total) are [n], siblings of one problem; a reward above 0 is a success. Returns the
     kept indices in rising order and one reason for each sibling. Nothing is kept when n < 2 or all rewards are equal.
     Raises ValueError when the lengths differ, a reward is not finite, a penalty is negative or not finite, or `keep` is
-    under 2."""
+    no whole number of 2 or more, and TypeError for rewards that are no numbers."""
+    rewards, penalties = list(map(_plain, rewards)), list(map(_plain, penalties))
     if len(rewards) != len(penalties):
         raise ValueError(f"rewards and penalties must pair up, got {len(rewards)} and {len(penalties)}")
     for index, (reward, penalty) in enumerate(zip(rewards, penalties, strict=True)):
@@ -80,6 +81,13 @@ def select(
     fates = _fates(rewards, penalties, rng, RocPaper(keep)._choose)
     kept = tuple(index for index, (reason, _) in enumerate(fates) if reason in KEPT)
     return kept, tuple(reason for reason, _ in fates)
+
+
+def _plain(number: float) -> float:
+    """Also of a tensor's element, which equals no other one in a set. Raises TypeError for text."""
+    if isinstance(number, str):
+        raise TypeError(f"{number!r} is text; give a number")
+    return float(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,5 +295,5 @@ def _split(rewards: Sequence[float]) -> tuple[list[int], list[int]]:
 
 
 def _check_keep(keep: int) -> None:
-    if keep < 2:
-        raise ValueError(f"keep is {keep}, but siblings are compared with each other; keep at least 2")
+    if not isinstance(keep, int) or keep < 2:
+        raise ValueError(f"keep is {keep}, but siblings are compared with each other; keep a whole number, at least 2")

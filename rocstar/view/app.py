@@ -268,10 +268,11 @@ def evaluation(desk: Desk, request: Request) -> Any:
         return shown
     other, _, rest = asked["against"].partition("/")
     its_name, _, its_step = rest.rpartition("/")
+    at = _number({"against": its_step}, "against")
     against = desk.opened(desk.library.source(other))[0]
     for one in (index, against):
         one.settle()
-    return {**shown, "paired": paired((against, its_name, int(its_step)), (index, name, step))}
+    return {**shown, "paired": paired((against, its_name, at), (index, name, step))}
 
 
 ANSWERS: dict[str, Answer] = {

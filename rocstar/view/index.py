@@ -264,7 +264,8 @@ class Index:
         highest: int = cursor.execute("SELECT coalesce(max(id), 0) FROM files").fetchall()[0][0]
         number = self._last_number = max(highest, self._last_number) + 1
         path = str(file.path.relative_to(self.source.root))
-        row = [number, path, file.part, file.step, state.st_mtime_ns, state.st_size, broken]
+        step = None if broken else file.step  # one that is no number of the table's is a reason to be broken
+        row = [number, path, file.part, step, state.st_mtime_ns, state.st_size, broken]
         cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return number
 

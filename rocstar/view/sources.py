@@ -5,6 +5,7 @@ Not here: what an attempt says (index.py, attempt.py) and metrics over steps (cu
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class Library:
     def source(self, name: str) -> RunSource:
         """Raises KeyError."""
         run = RunFolder(self.base / name)
-        if name == Path(name).name and name not in ("", ".", "..") and (run.path / "run.json").is_file():
+        if name == Path(name).name and name not in ("", ".", "..") and os.path.isfile(run.path / "run.json"):
             return RunSource(name=name, root=run.path, run=run)  # without listing all the others
         return {source.name: source for source in self.sources()}[name]
 

@@ -14,10 +14,10 @@ pytest.importorskip("inspect_ai", reason="inspect_ai has an environment of its o
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
-from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.model import ChatMessageTool, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import CORRECT, INCORRECT, Score, Target, accuracy, match, mean, scorer
 from inspect_ai.solver import TaskState, generate, use_tools
-from inspect_ai.tool import Tool, ToolError, tool
+from inspect_ai.tool import Tool, ToolCallError, ToolError, tool
 
 from rocstar import cli
 from rocstar.adapters.inspect_logs import import_log
@@ -196,6 +196,39 @@ def test_what_no_model_wrote_and_no_scorer_marked_is_refused(tmp_path: Path) -> 
         import_log(altered(tmp_path, unmarked), tmp_path / "runs")
     with pytest.raises(DataError, match=r"1e\+30 output tokens; mend the log's model_usage"):
         import_log(altered(tmp_path, endless), tmp_path / "runs")
+
+
+BROKEN = {
+    "twice in epoch 1": lambda samples: samples.append(samples[0]),
+    "epoch 0; epochs count from 1": lambda samples: setattr(samples[0], "epoch", 0),
+    r"epoch 1.18059e\+21": lambda samples: setattr(samples[0], "epoch", 2**70),
+    "taken -5.0 seconds": lambda samples: setattr(samples[0], "total_time", -5.0),
+    "the score 'banana', which is no number or letter": lambda samples: setattr(
+        samples[0].scores["match"], "value", "banana"
+    ),
+}
+
+
+@pytest.mark.parametrize("told", BROKEN)
+def test_a_log_that_contradicts_itself_is_refused(tmp_path: Path, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        import_log(altered(tmp_path, lambda log: BROKEN[told](log.samples)), tmp_path / "runs")
+
+
+def test_an_outage_without_a_message_is_in_no_figure(tmp_path: Path) -> None:
+    def out(log: EvalLog) -> None:
+        (log.samples or [])[0].messages.append(
+            ChatMessageTool(content="", error=ToolCallError(type="sandbox_unavailable", message=""))
+        )
+
+    folder = import_log(altered(tmp_path, out), tmp_path / "runs")
+    assert [row["stop"] for row in rows(folder)].count("environment_failed") == 1
+    assert json.loads((folder / "result.json").read_text())["environment_failed"] == 1
+
+
+def test_a_log_of_a_task_that_was_cut_short_says_so(tmp_path: Path) -> None:
+    folder = import_log(altered(tmp_path, lambda log: setattr(log, "status", "cancelled")), tmp_path / "runs")
+    assert json.loads((folder / "result.json").read_text())["setup"]["status"] == "cancelled"
 
 
 def altered(folder: Path, change: Callable[[EvalLog], None]) -> Path:

@@ -6,7 +6,9 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from typing import cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +58,31 @@ def test_what_cannot_be_compared_says_why() -> None:
     batch = [Drawn("a", 1.0, 0.0), Drawn("a", 0.0, 0.0), Drawn("a", None, 0.0), Drawn("a", 1.0, 0.0, outage=True)]
     assert reasons_of(batch, 2, seed=0, step=0) == [
         Reason.KEPT_ALL, Reason.KEPT_ALL, Reason.DROPPED_UNDECIDED, Reason.DROPPED_ENVIRONMENT]  # fmt: skip
+
+
+class Element:
+    """A number that equals itself only, as an element of a tensor does in a set."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def test_equal_rewards_are_equal_whatever_holds_them() -> None:
+    batch = [Drawn("a", cast(float, Element(1.0)), 0.0) for _ in range(4)]
+    assert reasons_of(batch, 2, seed=0, step=0) == [Reason.DROPPED_EQUAL_REWARDS] * 4
+
+
+def test_what_no_attempt_has_is_refused() -> None:
+    with pytest.raises(TypeError, match="'1' is text"):
+        reasons_of([Drawn("a", cast(float, "1"), 0.0), Drawn("a", 0.0, 0.0)], 2, seed=0, step=0)
+    with pytest.raises(ValueError, match="whole number"):
+        reasons_of([Drawn("a", n, 0.0) for n in (0.0, 1.0)], cast(int, 2.5), seed=0, step=0)
+    for counts in ((1, 5, 1, 1), (0, 3, 1, 1), (1, 0, -1, 1), (1, 0, 1, 0)):
+        with pytest.raises(ValueError, match="count them anew"):
+            penalty_of(**dict(zip(("calls", "failed_calls", "answer_blocks", "turns"), counts, strict=True)))
 
 
 def test_it_needs_no_torch_and_no_trainer() -> None:

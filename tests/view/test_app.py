@@ -205,6 +205,16 @@ def test_a_file_of_another_shape_is_left_out_with_its_reason(tmp_path: Path) -> 
         assert settled(client, "/api/run/made/attempts")["rows"]
 
 
+def test_a_step_that_no_table_holds_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    add_step(run, 1)
+    endless = f"step={10**24}.parquet"
+    (run.rollouts / endless).write_bytes(run.rollout_file(1).read_bytes())
+    with page(run.path.parent, tmp_path / "cache") as client:
+        found = settled(client, "/api/run/made/attempts")
+        assert found["rows"] and [told.partition(":")[0] for told in found["broken"]] == [f"rollouts/{endless}"]
+
+
 def test_a_broken_table_is_made_again(made: RunFolder, tmp_path: Path) -> None:
     total = listed(made, tmp_path)["total"]
     for file in tmp_path.glob("*.duckdb"):
@@ -224,10 +234,20 @@ def test_one_broken_run_does_not_hide_the_others(made: RunFolder, tmp_path: Path
     assert "run.json" in found["torn"]["broken"]
 
 
-HOSTILE_NAMES = ["..", "%2e%2e", "..%2f..%2fetc", "made%2f..%2fmade", "made%00", "/etc/passwd", "%5c..%5c", "last"]
+HOSTILE_NAMES = [
+    "n" * 5000,
+    "..",
+    "%2e%2e",
+    "..%2f..%2fetc",
+    "made%2f..%2fmade",
+    "made%00",
+    "/etc/passwd",
+    "%5c..%5c",
+    "last",
+]
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=lambda name: name[:20])
 def test_names_lead_to_no_other_folder(made: RunFolder, tmp_path: Path, name: str) -> None:
     (made.path.parent.parent / "run.json").write_text("{}")
     with page(made.path.parent, tmp_path) as client:
