@@ -175,7 +175,8 @@ def _of_run(run: RunFolder, remembered: Remembered) -> dict[str, Any]:
 def _told(result: Path) -> dict[str, Any]:
     """`asked` is equal where the problems are."""
     found = read_json(result)
-    return {"accuracy": found.get("accuracy"), "asked": found.get("setup", {}).get("data", {}).get("problems_sha256")}
+    asked = found.get("setup", {}).get("data", {}).get("problems_sha256")
+    return {"accuracy": found.get("accuracy"), "greedy": found.get("greedy"), "asked": asked}
 
 
 def _stages(resolved: Path) -> list[dict[str, Any]]:

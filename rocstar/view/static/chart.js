@@ -33,6 +33,13 @@ export function Chart({ title, series, marks = [], unit, sync = "run" }) {
 
 const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // no tick between two steps
 
+/** From lowest to highest value with some air; the air of shares ends at 1. */
+function range(plot, low, high) {
+  if (low === null) return [0, 1];
+  const [from, to] = uPlot.rangeNum(low, high, 0.1, true);
+  return [from, high <= 1 ? Math.min(1, to) : to];
+}
+
 function options(box, series, marks, sync, setAt, unit) {
   const axis = { stroke: color("--dim"), grid: { stroke: color("--edge"), width: 1 }, ticks: { show: false }, font: "11px system-ui", values: (_, values) => values.map((value) => number(value)) };
   return {
@@ -41,7 +48,7 @@ function options(box, series, marks, sync, setAt, unit) {
     padding: [marks.some(({ kind }) => kind === "stage") ? 18 : null, null, null, null],
     legend: { show: false },
     cursor: { sync: { key: sync }, points: { size: 5 }, drag: { x: true, y: false } },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range } },
     axes: [{ ...axis, size: 24, ...(unit.endsWith("step") && { incrs: WHOLE }) }, { ...axis, size: 46 }],
     series: [{}, ...series.map((_, place) => ({ stroke: color(LINES[place % LINES.length]), width: 1.6, spanGaps: true, points: { show: series[0].x.length < 3 } }))],
     hooks: {

@@ -85,8 +85,8 @@ function marks(run, found, axis) {
 function Evaluations({ name, run }) {
   if (!run.evals.length) return html`<p class="dim empty">no evaluation is finished yet</p>`;
   const before = run.evals.find((one) => one.name === "before");
-  return html`<table class="plain"><thead><tr><th>evaluation</th><th>step</th><th>right, with 95% interval</th><th>compare</th></tr></thead><tbody>${run.evals.map((one) => html`<tr key=${one.name + one.step}>
-    <td data-label="evaluation"><a class="open" href=${link(["eval", name, one.name, one.step])}>${visible(one.name)}</a></td><td data-label="step">${number(one.step)}</td><td data-label="right"><${Figure} figure=${one.accuracy} /></td>
+  return html`<table class="plain"><thead><tr><th>evaluation</th><th>step</th><th>right, with 95% interval</th><th>greedy</th><th>compare</th></tr></thead><tbody>${run.evals.map((one) => html`<tr key=${one.name + one.step}>
+    <td data-label="evaluation"><a class="open" href=${link(["eval", name, one.name, one.step])}>${visible(one.name)}</a></td><td data-label="step">${number(one.step)}</td><td data-label="right"><${Figure} figure=${one.accuracy} /></td><td data-label="greedy">${one.greedy ? html`<${Figure} figure=${one.greedy} />` : html`<span class="dim">–</span>`}</td>
     <td data-label="compare">${before && before !== one && before.asked === one.asked ? html`<a href=${link(["eval", name, one.name, one.step], { against: `${name}/before/${before.step}` })}>with before</a>` : html`<span class="dim">–</span>`}</td></tr>`)}</tbody></table>`;
 }
 
