@@ -66,22 +66,6 @@ app = typer.Typer(
     help="Small language models that learn to reason with a Python tool (GRPO-RoC).",
     epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
 )
-app.add_typer(run_verbs.app, name="runs")
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(sandbox.app, name="sandbox")
-app.add_typer(data.app, name="data")
-app.add_typer(answers.app, name="reward")
-app.command()(answers.verify)
-app.command()(simulate.simulate)
-app.command()(plan.plan)
-app.command()(analyze.analyze)
-app.command()(compare.compare)
-app.command()(doctor.doctor)
-app.command()(serve.chat)
-app.command()(serve.serve)
-app.command()(view.view)
-app.command(name="eval")(evaluate.evaluate)
-
 RunsOrNone = Annotated[
     Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
 ]
@@ -217,6 +201,24 @@ def sft(
     _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
 
 
+# In the order of the help page: a first run, looking at it, talking to it, then what is needed now and then.
+app.command(name="eval")(evaluate.evaluate)
+app.command()(view.view)
+app.command()(serve.chat)
+app.command()(serve.serve)
+app.command()(compare.compare)
+app.command()(analyze.analyze)
+app.command()(doctor.doctor)
+app.command()(plan.plan)
+app.command()(simulate.simulate)
+app.command()(answers.verify)
+app.add_typer(run_verbs.app, name="runs")
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
+app.add_typer(answers.app, name="reward")
+app.add_typer(sandbox.app, name="sandbox")
+
+
 # Runs
 
 
@@ -340,6 +342,9 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, 
     for stage in material.recipe.stage:
         if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
             print(few, file=sys.stderr)
+    if 0 < len(material.heldout) < recipe.evaluate.problems:
+        told = f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
+        print(f"{told}; all of them are asked", file=sys.stderr)
 
 
 def _before(given: Given) -> str:

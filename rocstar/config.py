@@ -11,7 +11,6 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -389,8 +388,8 @@ class EvaluateSection(Section):
     @classmethod
     def verifier_is_known(cls, name: str) -> str:
         if name not in VERIFIERS and ":" not in name:
-            close = get_close_matches(name, VERIFIERS, n=1, cutoff=0.0)[0]
-            raise ValueError(f"there is no verifier {name!r}; did you mean {close!r}? Your own is package.module:name")
+            told = f"there is no verifier {name!r}; there are {', '.join(VERIFIERS)}"
+            raise ValueError(f"{told}, and your own reward function as package.module:name")
         return name
 
 

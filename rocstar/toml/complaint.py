@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rocstar.toml.tree import Keys, Model, Table, all_keys, annotation_at, chosen, holds, lists_tables, members
+from rocstar.toml.tree import Keys, Model, Table, all_keys, annotation_at, chosen, holds, lists_tables, members, named
 
 HEADER = re.compile(r"\s*(\[\[?)\s*([^\]#]+?)\s*\]")
 ASSIGNMENT = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -135,9 +135,12 @@ def _short(value: Any) -> str:
 
 
 def _elsewhere(place: Place, top: Model, table: Table) -> str | None:
-    """Where a key that an entry may not carry belongs: to entries of another kind, or to the whole."""
+    """Where a key belongs that is none there: to entries of another kind, to the whole, or, where it is the name of an
+    entry, behind the entry's kind."""
     if not place.entry:
-        return None
+        kinds = (kind for kind, field in top.model_fields.items() if lists_tables(field.annotation))
+        kind = next((kind for kind in kinds if named(table.get(kind), place.keys[0])), None)
+        return f"did you mean {kind}.{place.keys[0]}.KEY?" if kind else None
     given = ".".join(place.keys)
     kind, annotation = place.entry[0], annotation_at(top, table, place.entry[:1])
     others = [tag for model in members(annotation) if place.keys in set(all_keys(model)) for tag in _tags([model])]

@@ -62,7 +62,8 @@ async def _on_held_out(run: Run, name: str, rollout: StageRolloutSection) -> Non
     folder = run.folder.evaluation(name, run.progress.step)
     if not problems or (folder / "result.json").exists():
         return
-    run.screen.stage(name, f"evaluation on {len(problems)} held-out problems")
+    fewer = f", fewer than the {settings.problems} asked for" if len(problems) < settings.problems else ""
+    run.screen.stage(name, f"evaluation on {len(problems)} held-out problems{fewer}")
     protocol = Protocol(
         attempts=settings.attempts,
         temperature=settings.temperature,
