@@ -343,7 +343,9 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, 
         if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
             print(few, file=sys.stderr)
     if 0 < len(material.heldout) < recipe.evaluate.problems:
-        told = f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
+        told = (
+            f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
+        )
         print(f"{told}; all of them are asked", file=sys.stderr)
 
 

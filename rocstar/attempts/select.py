@@ -6,13 +6,16 @@ The short columns are read first; the long ones (tokens, text, turns) only of ba
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import nlargest
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocstar.analysis.errors import error_of_result
-from rocstar.errors import DataError
+from rocstar.errors import ConfigError, DataError
 from rocstar.runs.folder import step_of
 from rocstar.runs.rollouts import COLUMNS
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 BATCH_ROWS = 256
 TOKENS = tuple(name for name, kind in COLUMNS.items() if kind.startswith("list<") and name != "text")
 """Columns of one value a token, which no person reads; rows come without them."""
+SORTS = tuple(name for name, kind in COLUMNS.items() if kind in ("float", "int32", "int64"))
+"""Columns of one number an attempt."""
 Row = dict[str, Any]
 
 
@@ -76,6 +81,15 @@ def _of_group(opened: ParquetFile, group: int, wanted: Wanted) -> Iterator[Row]:
                 decoded = {**row, "turns": json.loads(row["turns"])}
                 if wanted.error is None or wanted.error.lower() in map(str.lower, failures(decoded)):
                     yield decoded
+
+
+def first(rows: Iterable[Row], count: int, column: str | None) -> list[Row]:
+    """The first `count` of them, or those with most in a column of numbers, most first. Raises ConfigError."""
+    if column is None:
+        return list(islice(rows, count))
+    if column not in SORTS:
+        raise ConfigError(f"attempts cannot be sorted by {column}; choose one of {', '.join(SORTS)}")
+    return nlargest(count, rows, key=lambda row: -math.inf if row[column] in (None, math.nan) else row[column])
 
 
 def failures(row: Mapping[str, Any]) -> list[str]:

@@ -207,6 +207,10 @@ def rollouts(
     ended: Ended = None,
     error: ErrorClass = None,
     text: Text = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.", show_default=False),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
     full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
     as_json: AsJson = False,
@@ -215,31 +219,35 @@ def rollouts(
     """Attempts that a run or an evaluation kept: all, or those that fit.
 
     Example: rocstar runs rollouts last --wrong --error NameError --full"""
-    from itertools import islice
-
     from rocstar.attempts.formats import facts
     from rocstar.attempts.messages import structured
-    from rocstar.attempts.select import select
+    from rocstar.attempts.select import first, select
 
     wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
     files, origin = _source(name, runs)
-    rows = list(islice(select(files, wanted), limit))
+    rows = first(select(files, wanted), limit, sort)
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
     elif not rows:
-        print(f"{origin.name} has no such attempt{_failures_there(files, wanted) if error else ''}")
+        print(f"{origin.name} has no such attempt{_there(files, wanted)}")
     else:
         print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
 
 
-def _failures_there(files: Sequence[Path], wanted: Wanted) -> str:
-    """What calls failed with where they did not fail as it was asked for."""
+def _there(files: Sequence[Path], wanted: Wanted) -> str:
+    """Which steps were kept where the one asked for was not, and what calls failed with where none failed so."""
     from collections import Counter
     from dataclasses import replace
 
     from rocstar.attempts.select import failures, select
+    from rocstar.runs.folder import step_of
 
+    steps = sorted(step_of(file) for file in files if file.name.startswith("step="))
+    if steps and wanted.step not in (None, *steps):
+        return f"; the steps that kept theirs go from {steps[0]} to {steps[-1]}"
+    if wanted.error is None:
+        return ""
     there = Counter(name for row in select(files, replace(wanted, error=None)) for name in failures(row))
     told = ", ".join(f"{name} ({count})" for name, count in there.most_common())
     return f"; failures that are there: {told}" if told else "; no call failed there"
@@ -451,6 +459,7 @@ def _exactly(name: str, known: Mapping[str, RunFolder]) -> RunFolder:
 def gc(
     keep: Annotated[int, typer.Option(min=0, help="Checkpoints of each run that stay, the newest.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and stop.")] = False,
+    as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Delete old checkpoints and what kills left half written, of all runs that nobody writes. Checkpoints of ended
@@ -461,6 +470,8 @@ def gc(
     from rocstar.runs.space import delete, leftovers, size_of
 
     total = 0
+    gone: list[str] = []
+    left_alone: list[str] = []
     for run in list_runs(runs):
         try:
             with run.locked():
@@ -469,12 +480,15 @@ def gc(
                 if not dry_run:
                     delete(paths)
         except ConfigError as error:
-            print(f"left alone: {error}")
+            left_alone.append(str(error))
             continue
         total += freed
-        for path in paths:
-            print(path)
-    print(f"{_bytes(total)} {'would be freed' if dry_run else 'freed'}")
+        gone += map(str, paths)
+    if as_json:
+        print_json({"paths": gone, "bytes": total, "left_alone": left_alone, "deleted": not dry_run})
+    else:
+        print(*(f"left alone: {why}" for why in left_alone), *gone, sep="\n", end="\n" if gone or left_alone else "")
+        print(f"{_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
 def _bytes(size: float) -> str:

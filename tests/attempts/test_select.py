@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rocstar.attempts.select import TOKENS, Wanted, failures, select
-from rocstar.errors import DataError
+from rocstar.attempts.select import TOKENS, Wanted, failures, first, select
+from rocstar.errors import ConfigError, DataError
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.rollouts import AttemptRecord, write_attempts
 from rocstar.types import Reason, Verdict
@@ -76,12 +76,20 @@ def test_a_cut_file_is_refused_by_name(files: list[Path]) -> None:
         (["--error", "Nope"], "; failures that are there: exit status (2)"),
         (["--error", "Nope", "--wrong"], "; no call failed there"),
         (["--stop", "max_turns"], ""),
+        (["--step", "9"], "; the steps that kept theirs go from 3 to 4"),
     ],
 )
-def test_a_failure_that_is_not_there_is_answered_with_those_that_are(
-    files: list[Path], asked: list[str], told: str
-) -> None:
+def test_what_is_not_there_is_answered_with_what_is(files: list[Path], asked: list[str], told: str) -> None:
     run = files[0].parent.parent
     shown = CliRunner().invoke(app, ["rollouts", run.name, "--runs", str(run.parent), *asked])
     assert shown.exit_code == 0, shown.output
     assert shown.output.strip() == f"{run.name} has no such attempt{told}"
+
+
+def test_those_with_most_come_first(files: list[Path]) -> None:
+    rows = list(select(files, Wanted()))
+    for column in ("response_tokens", "reward", "step"):
+        values = [row[column] for row in first(rows, 3, column)]
+        assert values == sorted((row[column] for row in rows), key=lambda value: -1 if value is None else value)[:-4:-1]
+    with pytest.raises(ConfigError, match="cannot be sorted by verdict; choose one of step, index"):
+        first(rows, 3, "verdict")
