@@ -83,7 +83,7 @@ class Codec:
         if len(ids) != 1 or self.decode(ids) != text:
             raise ConfigError(
                 f"{text!r} is {len(ids)} tokens in this tokenizer and must be one; "
-                "use a tokenizer that has it as a special token, or another rollout.template, as in model, its own."
+                "use a tokenizer that has it as a special token, or rollout.template = 'model', the model's own."
             )
         return ids[0]
 

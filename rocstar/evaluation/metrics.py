@@ -16,7 +16,7 @@ from math import comb
 from statistics import fmean
 from typing import Any
 
-from rocstar.evaluation.intervals import Estimate, figure, mean_difference, mean_over_problems
+from rocstar.evaluation.intervals import Estimate, figure, mean_over_problems
 from rocstar.types import Group, Problem, Stop, Trajectory, Verdict
 
 BUDGETS = (4096, 8192, 16384, 30720)
@@ -51,16 +51,6 @@ def maj_at_k(votes_PR: Sequence[Sequence[tuple[str | None, bool]]]) -> Estimate:
     Attempts without an answer do not vote; among answers tied for first the credit is shared. Answers are compared as
     text, so two spellings of one number split the vote. Interval as in `avg_at_k`."""
     return mean_over_problems([_majority_credit(votes) for votes in votes_PR if votes])
-
-
-def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate:
-    """Mean change, after minus before, over the problems in both (keys are problem ids); -1 to 1.
-
-    Its interval is `mean_difference`'s. Raises ValueError when no problem is in both."""
-    differences = [after[name] - before[name] for name in sorted(before.keys() & after.keys())]
-    if not differences:
-        raise ValueError("before and after share no problem; evaluate both on the same file")
-    return mean_difference(differences)
 
 
 def accuracy_by_budget(groups: Sequence[Group], cap: int | None) -> dict[str, Any]:
@@ -149,14 +139,6 @@ def accuracy_by(results: Results, key: Callable[[Problem], str]) -> dict[str, Es
     for problem, attempts in results:
         parts[key(problem)].append((problem, attempts))
     return {name: avg_at_k(_right_PR(part)) for name, part in sorted(parts.items())}
-
-
-def problem_means(results: Results) -> dict[str, float]:
-    """Share of right attempts for each problem id with a decided attempt: what `paired_difference` compares."""
-    right_by_id: dict[str, list[bool]] = defaultdict(list)
-    for (problem, _), right in zip(results, _right_PR(results), strict=True):
-        right_by_id[problem.id] += right  # a file may hold the same question twice
-    return {name: fmean(right) for name, right in right_by_id.items() if right}
 
 
 def _is_decided(attempt: Trajectory) -> bool:

@@ -15,9 +15,7 @@ from rocstar.evaluation.metrics import (
     accuracy_by,
     avg_at_k,
     maj_at_k,
-    paired_difference,
     pass_at_k,
-    problem_means,
     summarise,
 )
 from rocstar.types import (
@@ -110,21 +108,10 @@ def test_the_majority_decides_and_ties_share_the_credit() -> None:
     assert maj_at_k([[(None, False)]]).value == 0.0
 
 
-def test_paired_difference_takes_the_problems_in_both() -> None:
-    before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0, "only before": 1.0}
-    after = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0, "only after": 0.0}
-    assert paired_difference(before, after) == mean_difference([1.0, 0.0, 0.0, 0.0])
-
-
 def test_no_change_among_few_problems_is_not_certainty() -> None:
-    estimate = paired_difference({"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.0})
+    estimate = mean_difference([0.0, 0.0])
     assert estimate.value == 0.0
     assert estimate.low == -estimate.high == pytest.approx(-wilson(0, 2).high)
-
-
-def test_problems_in_common_are_needed() -> None:
-    with pytest.raises(ValueError, match="share no problem"):
-        paired_difference({"a": 1.0}, {"b": 1.0})
 
 
 def test_the_cluster_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
@@ -197,9 +184,3 @@ def test_a_summary_of_nothing_claims_nothing() -> None:
         assert summary.avg_at_k == summary.pass_at_k == Estimate(0.0, 0.0, 1.0, 0)
         assert summary.tool_error_share_in_correct is None
         assert summary.mean_response_tokens is None
-
-
-def test_problem_means_leave_out_the_undecided_and_join_repeated_questions() -> None:
-    undecided = (problem("d", ""), [attempt(Verdict.UNDECIDED)])
-    again = (problem("a", "gcd"), [attempt(Verdict.WRONG), attempt(Verdict.WRONG)])
-    assert problem_means([*RESULTS, undecided, again]) == {"a": 0.5, "b": 0.0, "c": 0.0}
