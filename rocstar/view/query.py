@@ -25,6 +25,7 @@ RANGES = {
     "version": "policy_version",
 }
 LISTS = {"error": "errors", "tool": "tools"}
+BESIDE = ("stage", "q", "sort", "offset", "limit")  # of a URL, and no conditions on a column
 SORTS = (
     *("step", "reward", "penalty_total", "advantage", "tokens", "turns", "calls", "failed_calls", "entropy"),
     *("seconds", "tool_seconds", "problem_id", "verdict", "reason", "stop"),
@@ -78,6 +79,8 @@ def _plain_conditions(asked: Mapping[str, str]) -> Iterable[tuple[str, list[Any]
             yield ("kept" if _yes(name, text) else "NOT kept"), []
         elif name == "fault":
             yield ("fault IS NOT NULL" if _yes(name, text) else "fault IS NULL"), []
+        elif name not in BESIDE:
+            raise BadFilter(f"{name} is no filter")
 
 
 def _stage_condition(name: str | None, stages: Sequence[Span]) -> list[tuple[str, list[Any]]]:

@@ -261,7 +261,7 @@ def test_names_lead_to_no_other_folder(made: RunFolder, tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize(
-    "query", ["step=x", "sort=verdict;drop", "kept=maybe", "limit=-1", "stage=none", "q=a", "tokens=.."]
+    "query", ["step=x", "sort=verdict;drop", "kept=maybe", "limit=-1", "stage=none", "q=a", "tokens=..", "verdit=wrong"]
 )
 def test_a_filter_that_says_nothing_is_told_in_a_sentence(made: RunFolder, tmp_path: Path, query: str) -> None:
     with page(made.path.parent, tmp_path) as client:

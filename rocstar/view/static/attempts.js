@@ -70,7 +70,7 @@ function Filters({ name, what }) {
   const { value, error } = useAnswer(ofRun(name, "facets"), { ...filters(query), q: usePaused(query.q || "", 250) }, { every: 1, again: (found) => found.indexing > 0 || found.of > found.searched });
   const options = (field) => [...new Set([...(query[field] ? [query[field]] : []), ...(value?.facets[field] || []).map(([one]) => one)])];
   const counts = Object.fromEntries(FIELDS.flatMap((field) => (value?.facets[field] || []).map(([one, n]) => [field + one, n])));
-  const set = filters(query);
+  const set = filters(query), unknown = Object.keys(query).filter((one) => ![...FILTERS, "sort"].includes(one));
   const clear = Object.fromEntries(FILTERS.map((field) => [field, ""]));
   const active = ([, preset]) => Object.entries(preset).every(([key, one]) => query[key] === one);
   return html`<div class="bar filters">
@@ -88,5 +88,5 @@ function Filters({ name, what }) {
       ${RANGES.map(([field, label]) => html`<label>${label} <input class="range" placeholder="5..9" value=${query[field] || ""} onChange=${(e) => amend({ [field]: e.target.value.trim() })} /></label>`)}
       ${query.problem && html`<span class="chip">problem ${visible(query.problem.slice(0, 12))} <button aria-label="all problems" onClick=${() => amend({ problem: "" })}>×</button></span>`}
     </div><div class="bar presets">${PRESETS.map((preset) => html`<button aria-pressed=${active(preset)} class="chip" onClick=${() => amend(active(preset) ? Object.fromEntries(Object.keys(preset[1]).map((key) => [key, ""])) : preset[1])}>${preset[0]}</button>`)}</div></details>
-    <${Problem} error=${error} />${about?.broken?.map((one) => html`<${Problem} error=${`left out, because it cannot be read: ${one}`} />`)}`;
+    <${Problem} error=${error} />${unknown.map((one) => html`<${Problem} error=${`the address asks for ${one}, which is no filter of this list`} />`)}${about?.broken?.map((one) => html`<${Problem} error=${`left out, because it cannot be read: ${one}`} />`)}`;
 }
