@@ -168,16 +168,21 @@ class Screen:
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A list of runs, each as `show_run` returns it."""
+        """A list of runs, each as `show_or_broken` returns it."""
         table = _table("run", "started", "state", "steps", "accuracy before", "after")
         for row in rows:
+            if "broken" in row:
+                table.add_row(row["name"], "", "broken")
+                continue
             done, steps = (sum(stage[key] for stage in row["stages"]) for key in ("done", "steps"))
             of = f"{done}" if row["finished"] else f"{done}/{steps}"  # a stage may end early by its rule
             accuracies = [_value(row["summary"].get(f"accuracy_{when}"), percent) for when in ("before", "after")]
             table.add_row(row["name"], (row["started"] or "")[:16].replace("T", " "), row["state"], of, *accuracies)
         self._print(table)
         for row in rows:
-            if row["reason"]:
+            if "broken" in row:
+                self._print(f"{row['name']} cannot be read: {row['broken']}")
+            elif row["reason"]:
                 self._print(f"{row['name']} {_stands(row)}")
 
     def close(self) -> None:

@@ -421,6 +421,27 @@ def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert "tiny-2" in listed and "98.0%" in listed
 
 
+def test_a_broken_run_keeps_no_other_from_being_listed_or_deleted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_with(monkeypatch, finish)
+    assert cli.run(["train", "tiny.toml"]) == exits.OK
+    Path("runs/torn").mkdir()
+    Path("runs/torn/run.json").write_text("{")
+    Path("runs/latest").symlink_to("tiny")
+    capsys.readouterr()
+    assert cli.run(["runs", "list", "--json"]) == exits.OK
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
+    assert list(listed) == ["latest", "tiny", "torn"]
+    assert "run.json does not hold a JSON object" in listed["torn"]["broken"]
+    assert cli.run(["runs", "list"]) == exits.OK
+    assert "torn cannot be read" in capsys.readouterr().out
+    assert cli.run(["runs", "rm", "latest", "--yes"]) == exits.USAGE
+    assert "is a link; delete the run where it lies" in capsys.readouterr().err
+    assert cli.run(["runs", "rm", "tiny", "torn", "--yes"]) == exits.OK
+    assert not Path("runs/tiny").exists() and not Path("runs/torn").exists()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [["--version"], ["runs", "list"], ["train", "tiny.toml", "--dry-run"]])
 def test_a_full_disk_under_stdout_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:

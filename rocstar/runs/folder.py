@@ -105,7 +105,8 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        """Of the folder, or of the link to it."""
+        return os.path.basename(os.path.abspath(self.path))
 
     @property
     def metrics(self) -> Path:

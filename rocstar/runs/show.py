@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rocstar.errors import DataError
 from rocstar.runs.folder import SCHEMA_VERSION, RunFolder, read_json
 from rocstar.runs.journal import read_journal
 from rocstar.runs.state import failure_of, state_of
@@ -31,6 +32,14 @@ OF_HELD_OUT = ("before", "during", "after")
 Row = dict[str, Any]
 Evaluated = tuple[str, int, Mapping[str, Any]]
 """(name, step, result)."""
+
+
+def show_or_broken(folder: RunFolder) -> Row:
+    """The same as `show_run`; of a run whose files are not what they should be, its name, its path and the reason."""
+    try:
+        return show_run(folder)
+    except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        return {"name": folder.name, "path": str(folder.path), "broken": str(error) or type(error).__name__}
 
 
 def show_run(folder: RunFolder) -> Row:

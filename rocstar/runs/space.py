@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, DataError
 from rocstar.runs.atomic import half_written
 from rocstar.runs.folder import RunFolder
 
@@ -53,7 +53,10 @@ def remove(run: RunFolder) -> None:
 def branches_of(run: RunFolder, others: list[RunFolder]) -> Iterator[RunFolder]:
     """The runs that went on from one of its checkpoints."""
     for other in others:
-        origin = other.identity.get("branched_from")
+        try:
+            origin = other.identity.get("branched_from")
+        except DataError:
+            continue  # its run.json is broken, which must not keep others from being deleted
         if origin and Path(origin["run"]) == run.path.resolve():
             yield other
 

@@ -52,10 +52,10 @@ Text = Annotated[
 def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     """All runs, by name."""
     from rocstar.runs.folder import list_runs
-    from rocstar.runs.show import show_run
+    from rocstar.runs.show import show_or_broken
     from rocstar.screen import Screen
 
-    rows = [show_run(folder) for folder in list_runs(runs)]
+    rows = [show_or_broken(folder) for folder in list_runs(runs)]
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -472,7 +472,7 @@ def gc(
     total = 0
     gone: list[str] = []
     left_alone: list[str] = []
-    for run in list_runs(runs):
+    for run in {run.path.resolve(): run for run in list_runs(runs)}.values():  # each once, links apart
         try:
             with run.locked():
                 paths = leftovers(run, keep)
