@@ -11,6 +11,7 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -388,8 +389,9 @@ class EvaluateSection(Section):
     @classmethod
     def verifier_is_known(cls, name: str) -> str:
         if name not in VERIFIERS and ":" not in name:
-            told = f"there is no verifier {name!r}; there are {', '.join(VERIFIERS)}"
-            raise ValueError(f"{told}, and your own reward function as package.module:name")
+            near = get_close_matches(name, VERIFIERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VERIFIERS)}."
+            raise ValueError(f"there is no verifier {name!r}; {hint} Your own is package.module:name")
         return name
 
 

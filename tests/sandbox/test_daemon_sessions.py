@@ -234,6 +234,14 @@ def test_a_closed_session_is_gone_with_its_process_and_its_waiting_cells(own: Da
     assert own.run("1").value == "1"
 
 
+def test_the_end_of_a_session_is_reported_without_being_asked_for(own: Daemon) -> None:
+    own.cell("u", 1, "x = 1")
+    assert eventually(lambda: own.usage().sessions == 1)
+    own.end("u")
+    while (frame := own.next_frame()).kind is not FrameKind.USAGE or wire.decode_usage(frame.body).sessions:
+        pass  # one of before; where no other comes, the next read runs into its limit
+
+
 def test_a_cancelled_cell_is_interrupted_and_one_that_waits_is_passed_over(own: Daemon) -> None:
     own.cell("g", 1, "x = 1")
     running = own.begin("x = 2", session="g", cell=2)

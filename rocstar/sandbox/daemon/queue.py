@@ -53,7 +53,7 @@ class Queue(asyncio.Protocol):
         self.running = self.bytes = 0
         self.blocked = False
         self.usage_timer: asyncio.TimerHandle | None = None
-        self.sessions = Sessions(settings, pools.open_for_session, self.finish, self.leave)
+        self.sessions = Sessions(settings, pools.open_for_session, self.finish, self.leave, self.report_later)
         pools.on_change = self.rearrange
 
     # The connection

@@ -162,12 +162,13 @@ class Sessions:
         open_worker: Callable[[str], Awaitable[Worker]],
         finish: Callable[[Queued, Response | None], None],
         leave: Callable[[], None],
+        fewer: Callable[[], None],
     ) -> None:
         """open_worker: starts a slot for a session that begins with this code; raises SandboxDown. finish: answers,
         with None that the session is lost; harmless for what is answered. leave: a cell that was started runs no more.
-        """
+        fewer: one of `alive` has ended."""
         self.settings, self.open_worker = settings, open_worker
-        self.finish, self.leave = finish, leave
+        self.finish, self.leave, self.fewer = finish, leave, fewer
         self.alive: dict[str, NotebookSession] = {}
         self.opening: set[asyncio.Task[None]] = set()
 
@@ -260,6 +261,7 @@ class Sessions:
         if self.alive.get(session.name) is not session:
             return
         del self.alive[session.name]
+        self.fewer()
         for cell in session.queue:
             self.finish(cell, None)
         if session.run is not None:
