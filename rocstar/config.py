@@ -46,8 +46,8 @@ class RunSection(Section):
     keep_checkpoints: Count = 2
     """Number of newest checkpoints that are kept; the last one of each stage is kept besides."""
     fault_budget: Share = 0.05
-    """Share of the attempts of a step or of an evaluation that may end as ENVIRONMENT_FAILED; above it the run
-    halts."""
+    """Share of the attempts of a step or of an evaluation that may end as ENVIRONMENT_FAILED, in a step also of those
+    that the verifier leaves UNDECIDED; above it the run halts."""
     probe_seconds: Seconds = 600.0
     """Programs and answers whose result is known are sent through sandbox and grader before the first step of an RL
     stage, and between steps once this much time has passed; the run halts when a result is wrong."""
@@ -257,6 +257,14 @@ class ResampleSection(Section):
     """For roc_release: least number of right attempts that are kept, where there are as many."""
     min_negative: int = Field(default=2, ge=0)
     """For roc_release: least number of wrong attempts that are kept, where there are as many."""
+    failure_floor: int = Field(default=1, ge=0)
+    """For roc: least number of wrong attempts that are kept, where there are as many. 0: the paper's form, which rounds
+    one wrong attempt of 32 down to none, so that its group teaches nothing (§2.2.3)."""
+    format_penalty: Literal["asked", "always"] = "asked"
+    """Which attempts have a format penalty: 1 without an <answer> block, else (blocks - 1) / turns, at most 1 (§2.2.3).
+    asked: those whose prompt speaks of an <answer> block, as that of the template paper does; always: all."""
+    format_weight: float = Field(default=1.0, ge=0)
+    """Weight of the format penalty beside that of failed calls, which has 1; the paper's is 1."""
     repetition_weight: float = Field(default=0.0, ge=0)
     """Weight in the penalty of the share of an attempt's 5-grams that it repeats more than 5 times; the paper tried
     this without gain (§4.3.1)."""
@@ -270,6 +278,11 @@ class ResampleSection(Section):
             raise ValueError(
                 f"resample.min_positive {self.min_positive} and resample.min_negative {self.min_negative} do not fit "
                 f"into resample.keep {self.keep}; lower them or raise resample.keep"
+            )
+        if self.method == "roc" and self.failure_floor >= self.keep:
+            raise ValueError(
+                f"resample.failure_floor {self.failure_floor} leaves no right attempt in resample.keep {self.keep}; "
+                "lower it or raise resample.keep"
             )
         return self
 
@@ -384,6 +397,9 @@ class EvaluateSection(Section):
     verifier: str = "boxed"
     """How attempts are judged, in training too. boxed: by the last balanced box anywhere; boxed_strict: by the box
     inside <answer>; tool_output: by the last tool result; or a reward function of your own as `package.module:name`."""
+    right_above: float = 0.5
+    """For a reward function of your own: an attempt is right (in every share of right attempts, and for RoC a success)
+    where its reward is above this. Learning takes the reward itself."""
 
     @field_validator("verifier")
     @classmethod
@@ -421,7 +437,7 @@ class RlStage(Section):
 
     @model_validator(mode="after")
     def attempts_cover_group(self) -> RlStage:
-        if self.rollout.attempts_per_problem < self.resample.keep:
+        if self.resample.method != "all" and self.rollout.attempts_per_problem < self.resample.keep:
             raise ValueError(
                 f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
                 f"{self.rollout.attempts_per_problem}; raise rollout.attempts_per_problem or lower resample.keep"

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rocstar.config import Recipe, TaskSection
+from rocstar.config import Recipe, RlStage, TaskSection
 from rocstar.errors import ConfigError
+from rocstar.plugins import is_reference
 from rocstar.toml.complaint import Layer, Override
 from rocstar.toml.tree import Keys, holds
 
@@ -26,6 +27,8 @@ class Rule:
     useless: Callable[[Any], bool]
     own: bool = False
     """Only those that a stage says itself."""
+    agrees: Callable[[Any], bool] = lambda holder: False
+    """Whether the keys of a recipe or stage say what is done all the same."""
 
 
 RULES = (
@@ -56,10 +59,23 @@ RULES = (
     ),
     Rule(
         section="resample",
-        keys=("repetition_weight",),
+        keys=("repetition_weight", "format_penalty", "format_weight"),
         by=("resample", "method"),
         useless=lambda it: it not in ("roc", "roc_release"),
     ),
+    Rule(section="resample", keys=("failure_floor",), by=("resample", "method"), useless=lambda it: it != "roc"),
+    Rule(
+        section="resample",
+        keys=("keep",),
+        by=("resample", "method"),
+        useless=lambda it: it == "all",
+        agrees=lambda it: isinstance(it, RlStage) and it.resample.keep == it.rollout.attempts_per_problem,
+    ),
+    Rule(section="sft", keys=("muon_learning_rate",), by=("sft", "optimizer"), useless=lambda it: it != "muon"),
+    Rule(
+        section="evaluate", keys=("right_above",), by=("evaluate", "verifier"), useless=lambda it: not is_reference(it)
+    ),
+    Rule(section="data", keys=("drop_solved_age",), by=("data", "drop_solved_attempts"), useless=lambda it: it is None),
     Rule(
         section="data",
         keys=tuple(TaskSection.model_fields),
@@ -76,7 +92,7 @@ def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Ove
     for rule in RULES:
         for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:
             values = [value for holder in holders for value in _values(holder, rule.by)]
-            if values and all(map(rule.useless, values)):
+            if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
                 _refuse_given(rule, entry, values[0], layers, changes)
 
 
@@ -95,7 +111,7 @@ def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], 
 
 def _values(holder: Any, by: tuple[str, str]) -> list[Any]:
     section = getattr(holder, by[0], None)
-    return [] if section is None else [getattr(section, by[1])]
+    return [getattr(section, by[1])] if hasattr(section, by[1]) else []
 
 
 def _level(keys: Keys, layers: Sequence[Layer], changes: Sequence[Override]) -> int:

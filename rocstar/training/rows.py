@@ -49,9 +49,9 @@ def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, templat
 
 
 def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> list[SftRow]:
-    """`count` rows for one step (0 is the first); all of them where there are fewer. Epochs follow one another, each with
-    every row once, in an order that follows from (seed, epoch); a step may take the end of one and the beginning of the
-    next. Source: ours; the paper says 3 epochs and no order."""
+    """`count` rows for one step (0 is the first); all of them where there are fewer. Epochs follow one another, each
+    with every row once, in an order that follows from (seed, epoch); a step may take the end of one and the beginning
+    of the next. Source: ours; the paper says 3 epochs and no order."""
     count = min(count, len(rows))
     epoch, place = divmod(step * count, len(rows))
     order = _order(len(rows), seed, epoch)[place : place + count]

@@ -61,6 +61,8 @@ class FormatFacts:
     """A `<reason>` tag opens after the first answer block."""
     boxed: bool
     """At least one balanced `\\boxed{}` was found."""
+    answer_asked: bool = True
+    """The prompt speaks of an `<answer>` block; where it does not, nobody can miss one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,8 @@ class Outcome:
     verdict: Verdict
     """The verifier's finding."""
     reward: float
-    """1.0 for RIGHT, else 0.0. Meaningless for UNDECIDED, which never reaches a group."""
+    """1.0 for RIGHT, else 0.0; of a reward function of one's own any finite number, which is RIGHT above
+    `evaluate.right_above`. Meaningless for UNDECIDED, which never reaches a group."""
     extracted: str | None
     """The answer that was compared; None when none was found."""
     method: str

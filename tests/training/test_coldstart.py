@@ -38,9 +38,10 @@ def test_every_epoch_shows_every_row_once_in_an_order_of_its_own(there: int, cou
     assert all(sorted(epoch) == list(range(there)) for epoch in epochs)
     if there > 8:  # an order comes twice once in 362,880 times
         assert list(range(there)) not in epochs and epochs[0] != epochs[1]
-    assert shown[:there] == [
-        row.token_ids[0] for step in range(there) for row in rows_of_step(rows, step, count, seed)
-    ][:there]
+    assert (
+        shown[:there]
+        == [row.token_ids[0] for step in range(there) for row in rows_of_step(rows, step, count, seed)][:there]
+    )
 
 
 def test_a_file_of_one_kind_and_then_another_is_learnt_mixed() -> None:

@@ -64,7 +64,7 @@ def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves
 def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
     groups = add_step(run, 1, problems=6)
-    asked = {"part": "rollouts", "step": 1, "weight_errors": "0", "weight_format": "0"}
+    asked = {"part": "rollouts", "step": 1, "weight_errors": "0", "format_weight": "0"}
     with page(run.path.parent, tmp_path / "cache") as client:
         settled(client, "/api/run/made/attempts")
         answers = [
@@ -94,7 +94,8 @@ def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> 
         ({"keep": "1"}, "keep"),
         ({"keep": "x"}, "keep"),
         ({"method": "best"}, "method"),
-        ({"weight_format": "-1"}, "weights"),
+        ({"format_weight": "-1"}, "format_weight"),
+        ({"weight_errors": "-1"}, "weight_errors"),
     ],
 )
 def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: dict[str, str], word: str) -> None:
@@ -117,3 +118,4 @@ def test_a_recorded_row_turns_back_into_its_trajectory(tmp_path: Path) -> None:
         assert [turn.calls for turn in after.turns] == [turn.calls for turn in before.turns]
         assert after.sampled_logprobs == pytest.approx(before.sampled_logprobs)
         assert (after.stop, after.fault, after.index) == (before.stop, before.fault, before.index)
+        assert after.outcome == before.outcome
