@@ -308,6 +308,13 @@ class LearningSection(Section):
     """The probability ratio is clipped below 1 minus this."""
     clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
     """The probability ratio is clipped above 1 plus this."""
+    dual_clip: float = Field(default=3.0, ge=0)
+    """For attempts with a negative advantage: a token whose ratio is above this has no gradient either, where clip_high
+    has no say (3 in the release; the paper's eq. 6 has no such bound). 0: no bound; else more than 1."""
+    loss_mean: Literal["tokens", "questions"] = "tokens"
+    """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
+    (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
+    6)."""
     importance_cap: float | None = Field(default=None, ge=1)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger.
@@ -326,6 +333,15 @@ class LearningSection(Section):
     pass of its own."""
     reset_optimizer: bool = False
     """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
+
+    @model_validator(mode="after")
+    def dual_clip_leaves_the_first_update_alone(self) -> LearningSection:
+        if 0 < self.dual_clip <= 1:
+            raise ValueError(
+                f"learning.dual_clip {self.dual_clip:g} would keep wrong attempts from being learnt from at all, whose "
+                "ratio begins at 1; take more than 1, or 0 for no bound"
+            )
+        return self
 
 
 class EndSection(Section):
