@@ -460,6 +460,21 @@ class RlStage(Section):
             )
         return self
 
+    @property
+    def kept_attempts(self) -> int:
+        """Most that a step can learn from."""
+        kept = self.resample.keep if self.resample.method != "all" else self.rollout.attempts_per_problem
+        return self.rollout.problems_per_step * kept
+
+    @model_validator(mode="after")
+    def every_update_has_an_attempt(self) -> RlStage:
+        if self.learning.updates_per_step > self.kept_attempts:
+            raise ValueError(
+                f"learning.updates_per_step {self.learning.updates_per_step} is more than the {self.kept_attempts} "
+                "attempts that a step can keep (rollout.problems_per_step x resample.keep); lower it"
+            )
+        return self
+
 
 Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
 STAGES: dict[str, type[Section]] = {"sft": SftStage, "rl": RlStage}
@@ -497,6 +512,16 @@ class Recipe(Section):
             raise ValueError(
                 f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
                 f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_output_of_a_tool_needs_a_tool(self) -> Recipe:
+        rollouts = [stage.rollout for stage in self.stage if isinstance(stage, RlStage)]
+        if self.evaluate.verifier == "tool_output" and any(rollout.max_turns == 1 for rollout in rollouts):
+            raise ValueError(
+                "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
+                "for one; raise rollout.max_turns or take 'boxed'"
             )
         return self
 

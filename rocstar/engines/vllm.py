@@ -6,10 +6,10 @@ to its workers in inside_vllm/, how one is started in vllm_server.py (by hand: d
 At most as many requests are with the server as it can decode at once, but for one row: that one is left to the canary
 rows, which would wait for the end of a completion otherwise, and all that decode with them.
 
-It differs from the torch engine in three ways. The same request may get another completion (`deterministic`): on GPUs it
-brings its seed, but what else is in the batch changes the rounding of its logits, and on CPUs vLLM 0.32 dies of a
-request with a seed, so none is sent. top_p and top_k are refused, because vLLM reports log-probabilities either before the
-temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
+It differs from the torch engine in three ways. The same request may get another completion (`deterministic`): on GPUs
+it brings its seed, but what else is in the batch changes the rounding of its logits, and on CPUs vLLM 0.32 dies of a
+request with a seed, so none is sent. top_p and top_k are refused, because vLLM reports log-probabilities either before
+the temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
 
 from __future__ import annotations
 

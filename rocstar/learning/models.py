@@ -73,8 +73,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
     if broken is not None:
         raise ConfigError(
-            f"{source} is broken: its tensor {broken} holds nan or inf, so whatever it writes is noise; fetch the model "
-            "again, or take an earlier checkpoint"
+            f"{source} is broken: its tensor {broken} holds nan or inf; fetch the model again, or take an earlier "
+            "checkpoint"
         )
     model.config.dtype = came_in or torch.float32
     return model
