@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from rocstar.places import ClusterSection, Engines, SandboxSection, VllmEngines
+from rocstar.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
 from rocstar.values import SETTLE, Count, Place, Rate, Seconds, Section, Share, Word, settled
 
 
@@ -541,6 +541,10 @@ class Recipe(Section):
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             raise ValueError("top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs")
         return self
+
+    @property
+    def runs_torch_engines(self) -> bool:
+        return not self.engine or any(isinstance(entry, TorchEngines) for entry in self.engine)
 
     @property
     def servers(self) -> list[VllmEngines]:

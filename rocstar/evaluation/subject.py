@@ -107,7 +107,7 @@ def positions_of(
         problems,
         conversation or conversation_of(subject, recipe),
         response_tokens=recipe.rollout.max_response_tokens,
-        model_positions=model_facts(subject.model).positions,
+        model_positions=model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions,
         environment=environment or environment_of(recipe),
     )
 

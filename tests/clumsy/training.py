@@ -380,6 +380,23 @@ MODELS = [
         ["config.json lacks", "max_position_embeddings"],
         model_config(max_position_embeddings=None),
     ),
+    *(
+        train(f"a model with {word}", PRETRAINED, ["of type qwen3", word, "take one of those"], model_config(**changes))
+        for word, changes in {
+            "kv_lora_rank 512": {"kv_lora_rank": 512},  # DeepSeek-V3
+            "values of another width": {"v_head_dim": 999},
+            "linear_attention": {"layer_types": ["linear_attention", "full_attention"]},  # Qwen3-Next
+            "sliding window of 8": {"layer_types": None, "sliding_window": 8, "use_sliding_window": True},
+            "attn_logit_softcapping": {"attn_logit_softcapping": 50.0},  # Gemma 2
+            "alibi": {"alibi": True},
+        }.items()
+    ),
+    train(
+        "a model of the shape of GPT-2",
+        PRETRAINED,
+        ["of type gpt2", "Qwen2.5, Qwen3 and Llama"],
+        model_config(model_type="gpt2", max_position_embeddings=None, n_positions=1024),
+    ),
     train("no tokenizer", PRETRAINED, ["no tokenizer.json"], without("model/tokenizer.json")),
     train("broken tokenizer", PRETRAINED, ["tokenizer.json"], text("model/tokenizer.json", "{}")),
     train(
