@@ -162,7 +162,8 @@ class DataSection(StageDataSection):
 
 class SftSection(Section):
     batch_rows: Count = 128  # §5.1
-    """Rows (conversations) that one optimizer update learns from."""
+    """Rows (conversations) that one optimizer update learns from; all there are, if fewer. Every epoch shows each row
+    once, in an order that follows from run.seed."""
     optimizer: Literal["muon", "adamw"] = "adamw"
     """muon: Muon on matrices and AdamW on embeddings and norms, for models that start from random weights. adamw: AdamW
     on all."""

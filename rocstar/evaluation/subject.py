@@ -37,7 +37,8 @@ from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
 
-READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier", "run.threads", "run.seed",
+READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier",
+        "evaluate.right_above", "run.threads", "run.seed",
         "run.fault_budget", "run.modules")  # fmt: skip
 """How keys begin that `eval` and `chat` obey."""
 INSTEAD = {

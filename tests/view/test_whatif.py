@@ -10,7 +10,7 @@ import pytest
 
 from rocstar.config import ResampleSection
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.runs.rollouts import read_rollouts, trajectory_of
+from rocstar.runs.rollouts import read_rollouts, read_table, trajectory_of, write_table
 from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, page, problem, settled
 
@@ -106,6 +106,17 @@ def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: 
         found = client.get("/api/run/made/what-if", params={"step": 1, "grp": 1, "part": "rollouts", **asked})
     assert found.status_code == 400
     assert word in found.json()["error"]
+
+
+def test_a_file_of_an_older_run_without_format_facts_gives_the_same_choice(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    (one, *_) = add_step(run, 1, problems=1)
+    file = run.rollout_file(1)
+    write_table(file, read_table(file).drop_columns("format_facts"))
+    with page(run.path.parent, tmp_path / "cache") as client:
+        settled(client, "/api/run/made/attempts")
+        found = client.get("/api/run/made/what-if", params={"part": "rollouts", "step": 1, "grp": 1}).json()
+    assert [(s["kept"], s["reason"]) for s in found["recomputed"]] == fates([one])[0]
 
 
 def test_a_recorded_row_turns_back_into_its_trajectory(tmp_path: Path) -> None:
