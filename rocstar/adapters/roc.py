@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from rocstar.answers.extract import answer_blocks
 from rocstar.learning.quality import penalty_of
-from rocstar.learning.resample import KEPT, SUCCESS_ABOVE, seed_of_choice, select
-from rocstar.types import Reason
+from rocstar.learning.resample import KEPT, seed_of_choice, select
+from rocstar.types import RIGHT_ABOVE, Reason
 
 
 class Drawn(NamedTuple):
@@ -28,7 +28,7 @@ class Drawn(NamedTuple):
 
 
 def reasons_of(
-    batch: Sequence[Drawn], keep: int, *, seed: int, step: int, success_above: float = SUCCESS_ABOVE
+    batch: Sequence[Drawn], keep: int, *, seed: int, step: int, success_above: float = RIGHT_ABOVE
 ) -> list[Reason]:
     """[N] why each attempt is kept or dropped: at most `keep` of each group, and none of a group whose rewards are
     equal. A reward above `success_above` is a success. The same seed and step choose the same again, in whatever order

@@ -20,9 +20,8 @@ from trl import GRPOTrainer
 from rocstar.adapters.python_tool import SandboxThread
 from rocstar.adapters.roc import Drawn, is_kept, penalty_of_messages, reasons_of
 from rocstar.errors import ConfigError, SandboxUnavailable
-from rocstar.learning.resample import SUCCESS_ABOVE
 from rocstar.tools.notebook import NotebookTool
-from rocstar.types import Reason, ToolResult, problem_id
+from rocstar.types import RIGHT_ABOVE, Reason, ToolResult, problem_id
 
 Completion = str | Sequence[Mapping[str, Any]]
 Penalty = Callable[[Completion, "PythonEnvironment | None"], float]
@@ -123,7 +122,7 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
         *args: Any,
         keep: int,
         penalty: Penalty | None = None,
-        success_above: float = SUCCESS_ABOVE,
+        success_above: float = RIGHT_ABOVE,
         **kwargs: Any,
     ) -> None:
         """keep: G; `num_generations` is what is drawn, 2G in the paper. penalty: instead of `attempt_penalty`.

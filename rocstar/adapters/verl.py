@@ -24,11 +24,10 @@ from rocstar.adapters.python_tool import SandboxThread
 from rocstar.adapters.roc import Drawn, is_kept, reasons_of
 from rocstar.errors import ConfigError, SandboxUnavailable
 from rocstar.learning.quality import penalty_of
-from rocstar.learning.resample import SUCCESS_ABOVE
 from rocstar.sandbox.call import Limits
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.tools.python import DESCRIPTION
-from rocstar.types import Reason
+from rocstar.types import RIGHT_ABOVE, Reason
 
 CALLS, FAILED, OUTAGES = "rocstar_calls", "rocstar_failed_calls", "rocstar_outages"
 """What an attempt's calls came to, in verl's `extra_fields`; verl makes columns of a batch of them."""
@@ -92,7 +91,7 @@ def roc_filter(
     seed: int,
     step: int,
     penalties: Sequence[float] | None = None,
-    success_above: float = SUCCESS_ABOVE,
+    success_above: float = RIGHT_ABOVE,
 ) -> tuple[DataProto, list[Reason]]:
     """The kept rows of a batch, in its order, and [N] reasons for all rows.
 

@@ -28,13 +28,10 @@ from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncate
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
-from rocstar.types import Outcome, Problem, Trajectory, Verdict
+from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
-RIGHT_ABOVE = 0.5
-"""Of rewards from 0 to 1, or from -1 to 1, the upper half is right: half of the credit, or a little of it for form, is
-no right answer, so no figure of accuracy is too high by it."""
 
 
 def verifier_named(

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from rocstar.config import ResampleSection
 from rocstar.learning.quality import PAPER, Quality
 from rocstar.protocols import Resampler
-from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for
+from rocstar.types import RIGHT_ABOVE, Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for
 
 PENALTY_FLOOR = 0.01
 """Added to a penalty before it is inverted, because the paper leaves 1/0 open. It lies well under the smallest
@@ -45,10 +45,6 @@ KEPT = frozenset(
     }
 )
 """The reasons that mean kept."""
-
-SUCCESS_ABOVE = 0.5
-"""Where nobody said RIGHT or WRONG, a reward above this is a success: the upper half of rewards from 0 to 1 or -1 to 1.
-The release takes all above 0, which makes a success of partial credit for form."""
 
 Fate = tuple[Reason, float]
 """What happens to one sibling, and the weight of its draw (0 where none was made)."""
@@ -73,7 +69,7 @@ def select(
     keep: int,
     rng: random.Random,
     *,
-    success_above: float = SUCCESS_ABOVE,
+    success_above: float = RIGHT_ABOVE,
 ) -> tuple[tuple[int, ...], tuple[Reason, ...]]:
     """RoC in the paper's form on plain numbers, for trainers that do not share our types.
 

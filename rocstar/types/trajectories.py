@@ -51,6 +51,11 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"  # counted, and the trajectory leaves its group
 
 
+RIGHT_ABOVE = 0.5
+"""A graded reward above this is RIGHT where nothing else is said: the upper half of rewards from 0 to 1 or -1 to 1.
+Half of the credit, or a little of it for form, is no right answer, so no share of right attempts is too high by it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatFacts:
     """What the text of a trajectory shows about its form; facts, not judgements."""

@@ -1,11 +1,15 @@
 """Verifiers by name, and functions of other trainers as verifiers."""
 
+import inspect
+
 import pytest
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_named
+from rocstar.config import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
-from rocstar.types import Outcome, Stop, Verdict
+from rocstar.types import RIGHT_ABOVE, Outcome, Stop, Verdict
+from rocstar.verbs import answers
 from tests.contracts.test_verifier import Letters, attempt, problem, turn, verified
 
 RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
@@ -78,6 +82,12 @@ async def test_a_graded_reward_is_kept_and_right_above_the_threshold(
     """At f664d51 a reward of 0.5 ended the run in its first evaluation."""
     found = await asked("moody", text, right_above=above)
     assert isinstance(found, Outcome) and (found.verdict, found.reward) == (verdict, reward)
+
+
+def test_one_threshold_holds_where_nobody_names_another() -> None:
+    assert EvaluateSection().right_above == RIGHT_ABOVE
+    (shown,) = [one for one in inspect.signature(answers.test).parameters.values() if one.name == "right_above"]
+    assert shown.default == RIGHT_ABOVE
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "huge"])
