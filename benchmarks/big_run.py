@@ -263,6 +263,7 @@ def _rows(step: int, problem: Problem, made: list[Made]) -> list[dict[str, Any]]
             "reward": group.rewards_G[choice.index],
             "extracted": group.trajectories[choice.index].outcome.extracted,  # type: ignore[union-attr]
             "method": "integer",
+            "format_facts": None,
             "penalty_errors": choice.penalty.errors,
             "penalty_format": choice.penalty.format,
             "penalty_total": choice.penalty.total,

@@ -3,6 +3,8 @@
     python benchmarks/roc_ablation.py --out runs/ablation          # everything: about 45 minutes of CPU
     python benchmarks/roc_ablation.py --out runs/ablation --table  # only read what is there and print
     python benchmarks/roc_ablation.py --methods GRPO "RoC (paper)" --cold-seeds 0 --rl-seeds 10 11  # a part of it
+    python benchmarks/roc_ablation.py --out runs/floor --methods "RoC (paper)" "RoC, no floor" --cold-seeds 0
+                                                                   # at least one failure kept, or none (the paper)
 
 Every cell is one `rocstar train` in a process of its own; cells that are done are not run again. A cell keeps its
 attempts (2 MB), and `rocstar analyze` reads them. Prints a table, the paper's Fig. 4 by step with its range over
@@ -33,7 +35,10 @@ METHODS = {
     "uniform from 2G": ["resample.method=uniform"],
     "RoC (paper)": ["resample.method=roc"],
     "RoC (release)": ["resample.method=roc_release"],
+    "RoC, no floor": ["resample.method=roc", "resample.failure_floor=0"],
 }
+COMPARED = list(METHODS)[:4]
+"""What runs where nothing else is asked for."""
 ROOT = Path(__file__).resolve().parent.parent
 Cell = dict[str, Any]
 
@@ -42,14 +47,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=COMPARED)
     parser.add_argument("--cold-seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12])
+    parser.add_argument("--cold", nargs="*", default=[], help="further settings of the cold starts")
+    parser.add_argument("--rl", nargs="*", default=[], help="further settings of the cells")
     given = parser.parse_args()
     out: Path = given.out.resolve()
     seeds = list(product(given.cold_seeds, given.rl_seeds))
     if not given.table:
-        run_cells(out, given.methods, seeds)
+        run_cells(out, given.methods, seeds, given.cold, given.rl)
     runs = {method: done(out, method, seeds) for method in given.methods}
     cells = {method: [read_json(run / "summary.json") for run in found] for method, found in runs.items()}
     baseline = read_json(out / "no-tool" / "summary.json") if (out / "no-tool" / "summary.json").exists() else None
@@ -58,14 +65,14 @@ def main() -> None:
     print(json.dumps({"cells": cells, "no_tool": baseline, "methods": by_step}))
 
 
-def run_cells(out: Path, methods: list[str], seeds: list[tuple[int, int]]) -> None:
-    for cold, seed in seeds:
-        rocstar(out / f"cold-{cold}", "sft", "recipes/quickstart.toml", [f"run.seed={cold}"])
-        start = f"model.path={newest_model(out / f'cold-{cold}')}"
+def run_cells(out: Path, methods: list[str], seeds: list[tuple[int, int]], cold: list[str], rl: list[str]) -> None:
+    for start_seed, seed in seeds:
+        rocstar(out / f"cold-{start_seed}", "sft", "recipes/quickstart.toml", [f"run.seed={start_seed}", *cold])
+        start = f"model.path={newest_model(out / f'cold-{start_seed}')}"
         for method in methods:
-            settings = [start, f"run.seed={seed}", *METHODS[method]]
-            rocstar(out / cell_name(method, cold, seed), "train", "recipes/ablations/roc.toml", settings)
-    if len(methods) == len(METHODS):
+            settings = [start, f"run.seed={seed}", *METHODS[method], *rl]
+            rocstar(out / cell_name(method, start_seed, seed), "train", "recipes/ablations/roc.toml", settings)
+    if set(COMPARED) <= set(methods):
         rocstar(out / "no-tool", "train", "recipes/ablations/no_tool.toml", [])
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from rocstar.places import ClusterSection, Engines, SandboxSection, VllmEngines
+from rocstar.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
 from rocstar.values import SETTLE, Count, Place, Rate, Seconds, Section, Share, Word, settled
 
 
@@ -46,8 +46,8 @@ class RunSection(Section):
     keep_checkpoints: Count = 2
     """Number of newest checkpoints that are kept; the last one of each stage is kept besides."""
     fault_budget: Share = 0.05
-    """Share of the attempts of a step or of an evaluation that may end as ENVIRONMENT_FAILED; above it the run
-    halts."""
+    """Share of the attempts of a step or of an evaluation that may end as ENVIRONMENT_FAILED, in a step also of those
+    that the verifier leaves UNDECIDED; above it the run halts."""
     probe_seconds: Seconds = 600.0
     """Programs and answers whose result is known are sent through sandbox and grader before the first step of an RL
     stage, and between steps once this much time has passed; the run halts when a result is wrong."""
@@ -162,7 +162,8 @@ class DataSection(StageDataSection):
 
 class SftSection(Section):
     batch_rows: Count = 128  # §5.1
-    """Rows (conversations) that one optimizer update learns from."""
+    """Rows (conversations) that one optimizer update learns from; all there are, if fewer. Every epoch shows each row
+    once, in an order that follows from run.seed."""
     optimizer: Literal["muon", "adamw"] = "adamw"
     """muon: Muon on matrices and AdamW on embeddings and norms, for models that start from random weights. adamw: AdamW
     on all."""
@@ -257,6 +258,14 @@ class ResampleSection(Section):
     """For roc_release: least number of right attempts that are kept, where there are as many."""
     min_negative: int = Field(default=2, ge=0)
     """For roc_release: least number of wrong attempts that are kept, where there are as many."""
+    failure_floor: int = Field(default=1, ge=0)
+    """For roc: least number of wrong attempts that are kept, where there are as many. 0: the paper's form, which rounds
+    one wrong attempt of 32 down to none, so that its group teaches nothing (§2.2.3)."""
+    format_penalty: Literal["asked", "always"] = "asked"
+    """Which attempts have a format penalty: 1 without an <answer> block, else (blocks - 1) / turns, at most 1 (§2.2.3).
+    asked: those whose prompt speaks of an <answer> block, as that of the template paper does; always: all."""
+    format_weight: float = Field(default=1.0, ge=0)
+    """Weight of the format penalty beside that of failed calls, which has 1; the paper's is 1."""
     repetition_weight: float = Field(default=0.0, ge=0)
     """Weight in the penalty of the share of an attempt's 5-grams that it repeats more than 5 times; the paper tried
     this without gain (§4.3.1)."""
@@ -270,6 +279,11 @@ class ResampleSection(Section):
             raise ValueError(
                 f"resample.min_positive {self.min_positive} and resample.min_negative {self.min_negative} do not fit "
                 f"into resample.keep {self.keep}; lower them or raise resample.keep"
+            )
+        if self.method == "roc" and self.failure_floor >= self.keep:
+            raise ValueError(
+                f"resample.failure_floor {self.failure_floor} leaves no right attempt in resample.keep {self.keep}; "
+                "lower it or raise resample.keep"
             )
         return self
 
@@ -295,6 +309,13 @@ class LearningSection(Section):
     """The probability ratio is clipped below 1 minus this."""
     clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
     """The probability ratio is clipped above 1 plus this."""
+    dual_clip: float = Field(default=3.0, ge=0)
+    """For attempts with a negative advantage: a token whose ratio is above this has no gradient either, where clip_high
+    has no say (3 in the release; the paper's eq. 6 has no such bound). 0: no bound; else more than 1."""
+    loss_mean: Literal["tokens", "questions"] = "tokens"
+    """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
+    (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
+    6)."""
     importance_cap: float | None = Field(default=None, ge=1)
     """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
     learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger.
@@ -313,6 +334,15 @@ class LearningSection(Section):
     pass of its own."""
     reset_optimizer: bool = False
     """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
+
+    @model_validator(mode="after")
+    def dual_clip_leaves_the_first_update_alone(self) -> LearningSection:
+        if 0 < self.dual_clip <= 1:
+            raise ValueError(
+                f"learning.dual_clip {self.dual_clip:g} would keep wrong attempts from being learnt from at all, whose "
+                "ratio begins at 1; take more than 1, or 0 for no bound"
+            )
+        return self
 
 
 class EndSection(Section):
@@ -384,6 +414,9 @@ class EvaluateSection(Section):
     verifier: str = "boxed"
     """How attempts are judged, in training too. boxed: by the last balanced box anywhere; boxed_strict: by the box
     inside <answer>; tool_output: by the last tool result; or a reward function of your own as `package.module:name`."""
+    right_above: float = 0.5
+    """For a reward function of your own: an attempt is right (in every share of right attempts, and for RoC a success)
+    where its reward is above this. Learning takes the reward itself."""
 
     @field_validator("verifier")
     @classmethod
@@ -421,10 +454,25 @@ class RlStage(Section):
 
     @model_validator(mode="after")
     def attempts_cover_group(self) -> RlStage:
-        if self.rollout.attempts_per_problem < self.resample.keep:
+        if self.resample.method != "all" and self.rollout.attempts_per_problem < self.resample.keep:
             raise ValueError(
                 f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
                 f"{self.rollout.attempts_per_problem}; raise rollout.attempts_per_problem or lower resample.keep"
+            )
+        return self
+
+    @property
+    def kept_attempts(self) -> int:
+        """Most that a step can learn from."""
+        kept = self.resample.keep if self.resample.method != "all" else self.rollout.attempts_per_problem
+        return self.rollout.problems_per_step * kept
+
+    @model_validator(mode="after")
+    def every_update_has_an_attempt(self) -> RlStage:
+        if self.learning.updates_per_step > self.kept_attempts:
+            raise ValueError(
+                f"learning.updates_per_step {self.learning.updates_per_step} is more than the {self.kept_attempts} "
+                "attempts that a step can keep (rollout.problems_per_step x resample.keep); lower it"
             )
         return self
 
@@ -469,6 +517,16 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def the_output_of_a_tool_needs_a_tool(self) -> Recipe:
+        rollouts = [stage.rollout for stage in self.stage if isinstance(stage, RlStage)]
+        if self.evaluate.verifier == "tool_output" and any(rollout.max_turns == 1 for rollout in rollouts):
+            raise ValueError(
+                "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
+                "for one; raise rollout.max_turns or take 'boxed'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def one_place_for_programs(self) -> Recipe:
         if self.cluster.sandbox_nodes and self.sandbox.urls:
             raise ValueError(
@@ -484,6 +542,10 @@ class Recipe(Section):
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             raise ValueError("top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs")
         return self
+
+    @property
+    def runs_torch_engines(self) -> bool:
+        return not self.engine or any(isinstance(entry, TorchEngines) for entry in self.engine)
 
     @property
     def servers(self) -> list[VllmEngines]:

@@ -14,6 +14,8 @@ from rocstar.runs.folder import RunFolder
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHTS = ("*.safetensors", "*.bin")
+OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", "mamba_d_state", "linear_num_key_heads")
+"""Keys of config.json whose mere presence says that a layer does more, or something else, than attend to all tokens."""
 HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 
 
@@ -63,15 +65,40 @@ def model_name(folder: Path) -> str:
     return folder.parents[1].name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
 
 
-def model_facts(folder: Path) -> ModelFacts:
-    """Raises ConfigError where config.json lacks what every decoder has."""
+def model_facts(folder: Path, *, torch_engine: bool = True) -> ModelFacts:
+    """torch_engine: whether it is to run there. Raises ConfigError for a model that cannot be run."""
     config = _config(folder)
     positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
+    kind = f"{folder} holds a model of type {config.get('model_type', 'unknown')}"
     if not isinstance(positions, int) or not isinstance(embeddings, int):
-        raise ConfigError(f"{folder}/config.json lacks max_position_embeddings or vocab_size; it is no decoder's")
+        raise ConfigError(
+            f"{kind}, whose config.json lacks max_position_embeddings or vocab_size; rocstar runs decoders like "
+            "Qwen2.5, Qwen3 and Llama, so take one of those"
+        )
+    if torch_engine and (why := _unfit(config)):
+        raise ConfigError(
+            f"{kind}, which has {why}; the torch engine runs decoders like Qwen2.5, Qwen3 and Llama, so take one of "
+            "those or an [[engine]] of kind 'vllm'"
+        )
     if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
     return ModelFacts(folder=folder, positions=positions, embeddings=embeddings, cache=_cache(config))
+
+
+def _unfit(config: dict[str, Any]) -> str | None:
+    """What the torch engine has no form for: it keeps a key and a value of one width for each token of every layer, and
+    each token attends to all before it. What config.json does not tell the engine finds when it is opened."""
+    layers, cache, values = config.get("layer_types"), _cache(config), config.get("v_head_dim")
+    if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - {"full_attention"})):
+        return f"layers of kind {', '.join(other)}"
+    if not layers and config.get("sliding_window") and config.get("use_sliding_window", True):
+        return f"a sliding window of {config['sliding_window']} tokens"
+    if config.get("kv_lora_rank"):
+        return f"compressed keys and values (kv_lora_rank {config['kv_lora_rank']})"
+    if values and cache and values != cache[2]:
+        return f"values of another width ({values}) than keys ({cache[2]})"
+    named = (name for name in OTHER_ATTENTION if config.get(name))
+    return next((f"{name} {config[name]}" for name in named), None)
 
 
 def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:

@@ -130,6 +130,7 @@ def make_roller(
             truncated=rollout.truncated,
             calls=template.calls,
             folders=recipe.run.modules,
+            right_above=recipe.evaluate.right_above,
         ),
         limits=Limits(
             max_turns=rollout.max_turns,

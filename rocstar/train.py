@@ -5,9 +5,9 @@
 A *step* is one pass of a stage's loop: an SFT step learns from one batch of demonstrations, an RL step from one batch
 of rollouts, in `learning.updates_per_step` optimizer updates.
 
-What a step does follows from (run.seed, step) and the weights alone, so a resumed run repeats itself exactly. With
-`rollout.max_staleness_steps` attempts are made ahead of the updates; then it also depends on time which weights wrote
-which token.
+What a step does follows from (run.seed, step) and the weights alone, so a resumed run repeats itself exactly. Two
+things make tokens depend on time as well: engines of kind vllm, whose batches round differently, and
+`rollout.max_staleness_steps`, with which attempts are made ahead of the updates.
 """
 
 from __future__ import annotations

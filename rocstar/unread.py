@@ -6,12 +6,14 @@ command line) than the setting that makes it useless, or when that setting is it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from rocstar.config import Recipe, TaskSection
+from rocstar.config import Recipe, RlStage, SftStage, TaskSection
 from rocstar.errors import ConfigError
+from rocstar.plugins import is_reference
 from rocstar.toml.complaint import Layer, Override
 from rocstar.toml.tree import Keys, holds
 
@@ -26,6 +28,8 @@ class Rule:
     useless: Callable[[Any], bool]
     own: bool = False
     """Only those that a stage says itself."""
+    agrees: Callable[[Any], bool] = lambda holder: False
+    """Whether the keys of a recipe or stage say what is done all the same."""
 
 
 RULES = (
@@ -56,10 +60,24 @@ RULES = (
     ),
     Rule(
         section="resample",
-        keys=("repetition_weight",),
+        keys=("repetition_weight", "format_penalty", "format_weight"),
         by=("resample", "method"),
         useless=lambda it: it not in ("roc", "roc_release"),
     ),
+    Rule(section="resample", keys=("failure_floor",), by=("resample", "method"), useless=lambda it: it != "roc"),
+    Rule(
+        section="resample",
+        keys=("keep",),
+        by=("resample", "method"),
+        useless=lambda it: it == "all",
+        agrees=lambda it: isinstance(it, RlStage) and it.resample.keep == it.rollout.attempts_per_problem,
+    ),
+    Rule(section="sft", keys=("muon_learning_rate",), by=("sft", "optimizer"), useless=lambda it: it != "muon"),
+    Rule(
+        section="evaluate", keys=("right_above",), by=("evaluate", "verifier"), useless=lambda it: not is_reference(it)
+    ),
+    Rule(section="end", keys=("truncated_band",), by=("end", "truncated_share"), useless=lambda it: it is None),
+    Rule(section="data", keys=("drop_solved_age",), by=("data", "drop_solved_attempts"), useless=lambda it: it is None),
     Rule(
         section="data",
         keys=tuple(TaskSection.model_fields),
@@ -76,8 +94,38 @@ def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Ove
     for rule in RULES:
         for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:
             values = [value for holder in holders for value in _values(holder, rule.by)]
-            if values and all(map(rule.useless, values)):
+            if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
                 _refuse_given(rule, entry, values[0], layers, changes)
+    _refuse_long_warm_ups(recipe, layers, changes)
+
+
+def _refuse_long_warm_ups(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
+    """A child that only shortens a stage may leave its parent's warm-up as it is."""
+    for stage, section, warmup_steps, updates in _warm_ups(recipe):
+        given = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
+        keys = max(given, key=lambda keys: _level(keys, layers, changes))
+        level, by = (_level(keys, layers, changes) for keys in (keys, ("stage", stage, "steps")))
+        if warmup_steps > updates and level >= max(by, 0):
+            raise ConfigError(
+                f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is {warmup_steps} and stage {stage} ends "
+                f"after {updates} updates, so its learning rate never rises to its value; lower the one or raise "
+                f"stage.{stage}.steps"
+            )
+
+
+def _warm_ups(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
+    """(stage, section, its warmup_steps, updates by the end of the stage). RL stages that hand their optimizer on share
+    a warm-up, so only the last of them must see its end."""
+    updates = 0
+    stages = [stage for stage in recipe.stage if stage.steps]
+    for stage, following in zip_longest(stages, stages[1:]):
+        if isinstance(stage, SftStage):
+            yield stage.name, "sft", stage.sft.warmup_steps, stage.steps
+            continue
+        updates += stage.steps * stage.learning.updates_per_step
+        if not isinstance(following, RlStage) or following.learning.reset_optimizer:
+            yield stage.name, "learning", stage.learning.warmup_steps, updates
+            updates = 0
 
 
 def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
@@ -95,7 +143,7 @@ def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], 
 
 def _values(holder: Any, by: tuple[str, str]) -> list[Any]:
     section = getattr(holder, by[0], None)
-    return [] if section is None else [getattr(section, by[1])]
+    return [getattr(section, by[1])] if hasattr(section, by[1]) else []
 
 
 def _level(keys: Keys, layers: Sequence[Layer], changes: Sequence[Override]) -> int:

@@ -280,3 +280,45 @@ def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> 
     assert "attempts without the tool" in ended.out
     assert {row["kept"] for row in attempts(folder)} == {False}
     assert all(row["drop/equal_rewards"] == 8 for row in metrics(folder)[SFT_STEPS:])
+
+
+REWARDS = '''
+import re
+
+def graded(completions, answer, **columns):
+    """Half of the credit for any box, all of it for the right one; a wrong word costs something."""
+    boxes = re.findall(r"boxed\\{(\\d+)\\}", completions[0])
+    return [-0.25 if not boxes else 1.0 if boxes[-1] == answer[0] else 0.5]
+
+def broken(completions, answer, **columns):
+    return [float("nan")]
+'''
+
+
+def test_a_run_learns_from_graded_rewards(tmp_path: Path) -> None:
+    """At f664d51 a reward of 0.5 passed `reward test` and the dry run, and ended the run in its first evaluation."""
+    folder = workplace(tmp_path / "w")
+    (folder / "rewards.py").write_text(REWARDS)
+    graded = ("evaluate.verifier=rewards.py:graded", "stage.stage3.steps=0")
+    ended = Command.start(folder, "train", "tiny.toml", *graded).wait()
+    assert ended.code == 0, ended.told
+    made = attempts(folder)
+    assert {row["reward"] for row in made} >= {0.5, 1.0} and {row["reward"] for row in made} <= {-0.25, 0.0, 0.5, 1.0}
+    assert all((row["verdict"] == "right") == (row["reward"] > 0.5) for row in made)
+    learnt = [row for row in made if row["advantage"]]
+    assert {row["reward"] for row in learnt} >= {0.5, 1.0}
+    rl = [row for row in metrics(folder) if "reward/mean" in row]
+    assert any(row["reward/mean"] > row["verdict/right"] for row in rl)
+    found = [json.loads(path.read_text())["accuracy"]["value"] for path in (folder / "runs").rglob("result.json")]
+    assert found and all(value in (0.0, 0.5, 1.0) for value in found)  # of two problems
+
+
+def test_a_reward_that_is_no_number_ends_the_run_by_the_fault_budget_and_names_the_case(tmp_path: Path) -> None:
+    folder = workplace(tmp_path / "w")
+    (folder / "rewards.py").write_text(REWARDS)
+    broken = ("evaluate.verifier=rewards.py:broken", "stage.cold.steps=2", "sft.warmup_steps=0")
+    ended = Command.start(folder, "train", "tiny.toml", *broken).wait()
+    assert ended.code != 0
+    last = ended.told.strip().splitlines()[-1]
+    assert "run.fault_budget" in last and "rewards.py:broken gave nan as the reward of attempt" in last
+    assert "'Add " in last and "Traceback" not in ended.told

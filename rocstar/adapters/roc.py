@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rocstar.answers.extract import answer_blocks
 from rocstar.learning.quality import penalty_of
 from rocstar.learning.resample import KEPT, seed_of_choice, select
-from rocstar.types import Reason
+from rocstar.types import RIGHT_ABOVE, Reason
 
 
 class Drawn(NamedTuple):
@@ -27,10 +27,13 @@ class Drawn(NamedTuple):
     """The sandbox failed under it: its reward says nothing about the model."""
 
 
-def reasons_of(batch: Sequence[Drawn], keep: int, *, seed: int, step: int) -> list[Reason]:
+def reasons_of(
+    batch: Sequence[Drawn], keep: int, *, seed: int, step: int, success_above: float = RIGHT_ABOVE
+) -> list[Reason]:
     """[N] why each attempt is kept or dropped: at most `keep` of each group, and none of a group whose rewards are
-    equal. The same seed and step choose the same again, in whatever order groups stand. Raises ValueError for a `keep`
-    under 2 and numbers that are not finite, TypeError for a reward that is text."""
+    equal. A reward above `success_above` is a success. The same seed and step choose the same again, in whatever order
+    groups stand. Raises ValueError for a `keep` under 2 and numbers that are not finite, TypeError for a reward that is
+    text."""
     groups: dict[Hashable, list[int]] = {}
     for row, drawn in enumerate(batch):
         groups.setdefault(drawn.group, []).append(row)
@@ -38,18 +41,22 @@ def reasons_of(batch: Sequence[Drawn], keep: int, *, seed: int, step: int) -> li
     for group, rows in groups.items():
         rewards = {row: reward for row in rows if (reward := batch[row].reward) is not None and not batch[row].outage}
         rng = random.Random(seed_of_choice(seed, step, str(group)))
-        _, chosen = select([*rewards.values()], [batch[row].penalty for row in rewards], keep, rng)
+        penalties = [batch[row].penalty for row in rewards]
+        _, chosen = select([*rewards.values()], penalties, keep, rng, success_above=success_above)
         reasons |= zip(rewards, chosen, strict=True)
     return [reasons.get(row) or _unusable(drawn) for row, drawn in enumerate(batch)]
 
 
-def penalty_of_messages(messages: Sequence[Mapping[str, Any]], *, calls: int, failed_calls: int) -> float:
+def penalty_of_messages(
+    messages: Sequence[Mapping[str, Any]], *, calls: int, failed_calls: int, asked: bool = True
+) -> float:
     """p_err + p_format of an attempt in messages of OpenAI's chat completions, from the first answer on. Which calls
-    failed stands in no message: whoever ran them says so. Source: paper §2.2.3."""
+    failed stands in no message: whoever ran them says so. asked: whether the prompt asks for an `<answer>` block, else
+    p_format is 0. Source: paper §2.2.3."""
     texts = [str(message.get("content") or "") for message in messages if message.get("role") == "assistant"]
     blocks = sum(len(answer_blocks(text)) for text in texts)
     turns = max(1, len(texts))
-    return penalty_of(calls=calls, failed_calls=failed_calls, answer_blocks=blocks, turns=turns).total
+    return penalty_of(calls=calls, failed_calls=failed_calls, answer_blocks=blocks, turns=turns, asked=asked).total
 
 
 def is_kept(reason: Reason) -> bool:

@@ -21,7 +21,7 @@ from rocstar.adapters.python_tool import SandboxThread
 from rocstar.adapters.roc import Drawn, is_kept, penalty_of_messages, reasons_of
 from rocstar.errors import ConfigError, SandboxUnavailable
 from rocstar.tools.notebook import NotebookTool
-from rocstar.types import Reason, ToolResult, problem_id
+from rocstar.types import RIGHT_ABOVE, Reason, ToolResult, problem_id
 
 Completion = str | Sequence[Mapping[str, Any]]
 Penalty = Callable[[Completion, "PythonEnvironment | None"], float]
@@ -93,15 +93,19 @@ def python_tool(sandbox: SandboxThread) -> Callable[[str], str]:
     return python
 
 
-def attempt_penalty(completion: Completion, environment: PythonEnvironment | None) -> float:
-    """p_err + p_format of the paper. A call that never reached the environment (no such tool, wrong arguments) failed
-    too. Source: paper §2.2.3."""
+def attempt_penalty(
+    completion: Completion, environment: PythonEnvironment | None, prompt: object = "<answer>"
+) -> float:
+    """p_err + p_format of the paper, which is 0 where the prompt does not speak of an `<answer>` block. A call that
+    never reached the environment (no such tool, wrong arguments) failed too. Source: paper §2.2.3."""
+    asked = "<answer>" in str(prompt)
     if isinstance(completion, str):
-        return penalty_of_messages([{"role": "assistant", "content": completion}], calls=0, failed_calls=0)
+        written = [{"role": "assistant", "content": completion}]
+        return penalty_of_messages(written, calls=0, failed_calls=0, asked=asked)
     replies = sum(message.get("role") == "tool" for message in completion)
     results = environment.results if environment else ()
     failed = sum(result.is_error for result in results) + (max(0, replies - len(results)) if environment else 0)
-    return penalty_of_messages(completion, calls=max(replies, len(results)), failed_calls=failed)
+    return penalty_of_messages(completion, calls=max(replies, len(results)), failed_calls=failed, asked=asked)
 
 
 class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
@@ -113,13 +117,21 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
     completions table (column `roc`) and in `reasons`. Source: paper §2.2.3; a group without signal trains nothing, as
     in rocstar."""
 
-    def __init__(self, *args: Any, keep: int, penalty: Penalty = attempt_penalty, **kwargs: Any) -> None:
-        """keep: G; `num_generations` is what is drawn, 2G in the paper. Raises ConfigError for what does not fit."""
+    def __init__(
+        self,
+        *args: Any,
+        keep: int,
+        penalty: Penalty | None = None,
+        success_above: float = RIGHT_ABOVE,
+        **kwargs: Any,
+    ) -> None:
+        """keep: G; `num_generations` is what is drawn, 2G in the paper. penalty: instead of `attempt_penalty`.
+        success_above: a larger sum of rewards is a success. Raises ConfigError for what does not fit."""
         super().__init__(*args, **kwargs)
         self.keep = keep
         self.reasons: tuple[Reason, ...] = ()
         """Of the last batch of this process, in its order."""
-        self._penalty = penalty
+        self._penalty, self._success_above = penalty, success_above
         self._rows: list[int] = []
         refuse(self, keep)
 
@@ -130,7 +142,8 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
             return rewards
         first = self.accelerator.process_index * len(prompts)
         drawn = self._drawn(rewards[first : first + len(prompts)], prompts, completions)
-        self.reasons = tuple(reasons_of(drawn, self.keep, seed=self.args.seed, step=self.state.global_step))
+        seed, step, above = self.args.seed, self.state.global_step, self._success_above
+        self.reasons = tuple(reasons_of(drawn, self.keep, seed=seed, step=step, success_above=above))
         kept = [is_kept(reason) for reason in self.reasons]
         self._rows = chosen_rows(kept, self.num_generations, self.keep)
         self._tell(drawn)
@@ -160,7 +173,9 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
             Drawn(
                 group=(row // self.num_generations, problem_id(str(prompts[row - row % self.num_generations]))),
                 reward=total[row].item() if known[row] else None,
-                penalty=self._penalty(completions[row], environments[row]),
+                penalty=self._penalty(completions[row], environments[row])
+                if self._penalty
+                else attempt_penalty(completions[row], environments[row], prompts[row]),
                 outage=getattr(environments[row], "outage", None) is not None,
             )
             for row in range(len(prompts))

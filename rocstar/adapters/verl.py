@@ -27,7 +27,7 @@ from rocstar.learning.quality import penalty_of
 from rocstar.sandbox.call import Limits
 from rocstar.tools.arguments import bad_call, text_arguments
 from rocstar.tools.python import DESCRIPTION
-from rocstar.types import Reason
+from rocstar.types import RIGHT_ABOVE, Reason
 
 CALLS, FAILED, OUTAGES = "rocstar_calls", "rocstar_failed_calls", "rocstar_outages"
 """What an attempt's calls came to, in verl's `extra_fields`; verl makes columns of a batch of them."""
@@ -85,11 +85,18 @@ def _schema() -> OpenAIFunctionToolSchema:
 
 
 def roc_filter(
-    batch: DataProto, keep: int, *, seed: int, step: int, penalties: Sequence[float] | None = None
+    batch: DataProto,
+    keep: int,
+    *,
+    seed: int,
+    step: int,
+    penalties: Sequence[float] | None = None,
+    success_above: float = RIGHT_ABOVE,
 ) -> tuple[DataProto, list[Reason]]:
     """The kept rows of a batch, in its order, and [N] reasons for all rows.
 
-    Siblings share `uid`; a row's reward is the sum of its `token_level_rewards`, or `rm_scores`; `undecided` of our
+    Siblings share `uid`; a row's reward is the sum of its `token_level_rewards`, or `rm_scores`, and above
+    `success_above` it is a success; `undecided` of our
     reward function and an outage of our tool leave a row out. penalties: [N] p_total; None for p_err alone, by the
     columns that PythonTool fills. How many rows are kept differs from batch to batch: pad it to what the workers divide
     (`pad_dataproto_to_divisor`). Raises ConfigError for a batch without rewards or `uid`."""
@@ -111,7 +118,7 @@ def roc_filter(
         )
         for row in range(len(batch))
     ]
-    reasons = reasons_of(drawn, keep, seed=seed, step=step)
+    reasons = reasons_of(drawn, keep, seed=seed, step=step, success_above=success_above)
     return batch.select_idxs([row for row, reason in enumerate(reasons) if is_kept(reason)]), reasons
 
 

@@ -5,13 +5,15 @@ event loop, one call at a time and without any wall.
     def right(completions, answer, **columns):                         # TRL: one completion a call, columns as lists
     def right(data_source, solution_str, ground_truth, extra_info):    # verl: a number, or a dict with "score"
 
-It says 1 for right and 0 for wrong, or None (TRL) for "cannot tell". What it raises is an outage, never a reward.
+It gives a finite number, which is the reward, or None (TRL) for "cannot tell"; above `right_above` the attempt is
+right. What it raises is an outage, never a reward, and so is nan.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -26,11 +28,10 @@ from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncate
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
-from rocstar.types import Outcome, Problem, Trajectory, Verdict
+from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "tool_output")
 SECONDS = 60.0  # wall time of one call, waiting for the one before it included
-VERDICTS = {1.0: Verdict.RIGHT, 0.0: Verdict.WRONG}
 
 
 def verifier_named(
@@ -42,15 +43,17 @@ def verifier_named(
     phrases: bool = False,
     calls: CallSyntax = HERMES,
     folders: Sequence[Path | str] = (),
+    right_above: float = RIGHT_ABOVE,
 ) -> Verifier:
     """The verifier that `evaluate.verifier` names: one of NAMES, or a function (`load_reward`). The settings are those
-    of BoxedVerifier. Raises ConfigError."""
+    of BoxedVerifier, and of RewardVerifier. Raises ConfigError."""
     if name == "tool_output":
         return ToolOutputVerifier(codec, truncated=truncated, calls=calls)
     if name in NAMES:
         strict = name == "boxed_strict"
         return BoxedVerifier(codec, grader, strict=strict, truncated=truncated, phrases=phrases, calls=calls)
-    return RewardVerifier(codec, load_reward(name, folders), truncated=truncated, calls=calls)
+    reward = load_reward(name, folders)
+    return RewardVerifier(codec, reward, truncated=truncated, calls=calls, right_above=right_above)
 
 
 def check_verifier(name: str, folders: Sequence[Path | str] = ()) -> None:
@@ -142,26 +145,44 @@ class RewardVerifier:
         truncated: Truncated = "wrong",
         calls: CallSyntax = HERMES,
         seconds: float = SECONDS,
+        right_above: float = RIGHT_ABOVE,
     ) -> None:
-        """seconds: wall time of one call; after it the attempt has no verdict, and the call goes on behind our back."""
+        """seconds: wall time of one call; after it the attempt has no verdict, and the call goes on behind our back.
+        right_above: a larger reward is RIGHT."""
         self._codec = codec
         self._reward = reward
         self._truncated = truncated
         self._seconds = seconds
         self._calls = calls
+        self._right_above = right_above
         self._one_at_a_time = threading.Lock()
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """VerifierUnavailable stands where the function raised or took too long. Raises ConfigError for a reward other
-        than 0, 1 and None, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
+        """VerifierUnavailable stands where the function raised, took too long or gave nan or inf. Raises ConfigError
+        for what is no number, ContractBroken for an ENVIRONMENT_FAILED trajectory."""
         cut = [settled(trajectory, self._truncated) for _, trajectory in attempts]
-        found = []
-        for (problem, trajectory), grade in zip(attempts, cut, strict=True):
-            texts = written(self._codec, self._calls, trajectory)
-            found.append(outcome(grade or await self._grade(problem, "\n".join(texts)), texts))
-        return found
+        return [await self._verify(*attempt, grade) for attempt, grade in zip(attempts, cut, strict=True)]
 
-    async def _grade(self, problem: Problem, text: str) -> Grade | VerifierUnavailable:
+    async def _verify(
+        self, problem: Problem, trajectory: Trajectory, cut: Grade | None
+    ) -> Outcome | VerifierUnavailable:
+        """An attempt that a limit cut is wrong and earns nothing, but the function is asked all the same: where a wrong
+        answer costs something, running into the limit must not be cheaper."""
+        texts = written(self._codec, self._calls, trajectory)
+        reward = await self._reward_of(problem, trajectory.index, "\n".join(texts))
+        if isinstance(reward, VerifierUnavailable):
+            return reward
+        if cut:
+            reward = min(0.0, reward or 0.0)
+        prompt = self._codec.decode(trajectory.prompt_ids)
+        return outcome(cut or Grade(self._verdict(reward), "function", None), texts, prompt, reward)
+
+    def _verdict(self, reward: float | None) -> Verdict:
+        if reward is None:
+            return Verdict.UNDECIDED
+        return Verdict.RIGHT if reward > self._right_above else Verdict.WRONG
+
+    async def _reward_of(self, problem: Problem, index: int, text: str) -> float | VerifierUnavailable | None:
         done: Future[Any] = Future()
         threading.Thread(target=self._run, args=(done, problem, text), name="reward", daemon=True).start()
         try:
@@ -170,7 +191,15 @@ class RewardVerifier:
             return VerifierUnavailable(f"{self._reward.name} gave no reward within {self._seconds:g} s.")
         except _Raised as error:
             return VerifierUnavailable(f"your reward function {self._reward.name} raised {error}.")
-        return Grade(self._verdict(given), "function", None)
+        case = f"attempt {index} at problem {problem.id} ({problem.question[:60]!r})"
+        told = f"{self._reward.name} gave {repr(given)[:80]} as the reward of {case}"
+        try:
+            reward = None if given is None else number_of(given)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{told}; let it return a number, such as 1 for right and 0 for wrong.") from error
+        if reward is not None and not math.isfinite(reward):
+            return VerifierUnavailable(f"your reward function {told}; let it return a finite number.")
+        return reward
 
     def _run(self, done: Future[Any], problem: Problem, text: str) -> None:
         if not done.set_running_or_notify_cancel():
@@ -183,16 +212,6 @@ class RewardVerifier:
             done.set_exception(_Raised(raised_by(self._reward.function, error)))
         finally:
             self._one_at_a_time.release()
-
-    def _verdict(self, given: Any) -> Verdict:
-        if given is None:
-            return Verdict.UNDECIDED
-        try:
-            return VERDICTS[number_of(given)]
-        except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"{self._reward.name} gave {repr(given)[:80]} as a reward; let it return 1 for right and 0 for wrong."
-            ) from error
 
 
 class _Raised(Exception):

@@ -124,11 +124,14 @@ def raised_by(function: Function, error: BaseException) -> str:
 
 
 def number_of(given: Any) -> float:
-    """What a reward function gave; numbers of numpy and torch are taken, the text of a number is not. Raises TypeError,
-    ValueError."""
+    """What a reward function gave; numbers of numpy and torch are taken, the text of a number is not. An integer past
+    what a float holds is inf. Raises TypeError, ValueError."""
     if isinstance(given, str | bytes):
         raise TypeError("a text is no number")
-    return float(given)
+    try:
+        return float(given)
+    except OverflowError:
+        return math.inf
 
 
 def _scored(case: Case, reward: Any, told: str, milliseconds: float) -> Scored:
@@ -138,5 +141,5 @@ def _scored(case: Case, reward: Any, told: str, milliseconds: float) -> Scored:
         except (TypeError, ValueError):
             reward, told = None, f"gave {reward!r} instead of a number"
         else:
-            told = told if math.isfinite(reward) else f"gave {reward}"
+            reward, told = (reward, told) if math.isfinite(reward) else (None, f"gave {reward}")
     return Scored(case=case, reward=reward, error=told, milliseconds=milliseconds)

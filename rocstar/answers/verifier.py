@@ -1,4 +1,5 @@
-"""The Verifiers: from a finished attempt to an Outcome. Reward is 1.0 for RIGHT and 0.0 otherwise, nothing else counts.
+"""The Verifiers: from a finished attempt to an Outcome. Reward is 1.0 for RIGHT and 0.0 otherwise, nothing else counts;
+only functions of one's own (`plugin.py`) give others.
 
 An attempt that ended ENVIRONMENT_FAILED says nothing about the model and must never get here. An attempt that was cut
 (MAX_TURNS, MAX_TOKENS) is WRONG with method `truncated`, whatever it holds (paper §2.2.1: truncated attempts fail);
@@ -66,7 +67,10 @@ class BoxedVerifier:
             if grade is None
         ]
         graded = iter(await self._grader.grade_each(pairs))
-        return [outcome(grade or next(graded), said) for grade, said in zip(cut, texts, strict=True)]
+        return [
+            outcome(grade or next(graded), said, self._codec.decode(trajectory.prompt_ids))
+            for (_, trajectory), grade, said in zip(attempts, cut, texts, strict=True)
+        ]
 
     def _answer(self, texts: Sequence[str]) -> str | None:
         if not texts:
@@ -95,7 +99,8 @@ class ToolOutputVerifier:
 
     def _verify(self, problem: Problem, trajectory: Trajectory) -> Outcome | VerifierUnavailable:
         grade = settled(trajectory, self._truncated) or _grade_output(problem.answer, _last_output(trajectory))
-        return outcome(grade, written(self._codec, self._calls, trajectory))
+        texts = written(self._codec, self._calls, trajectory)
+        return outcome(grade, texts, self._codec.decode(trajectory.prompt_ids))
 
 
 class ScriptedVerifier:
@@ -135,17 +140,23 @@ def written(codec: TextCodec, calls: CallSyntax, trajectory: Trajectory) -> list
     return [calls.strip(codec.decode(turn.completion.token_ids)) for turn in trajectory.turns]
 
 
-def outcome(grade: Grade | VerifierUnavailable, texts: Sequence[str]) -> Outcome | VerifierUnavailable:
-    """The Outcome of a grade, with the facts about the form of what was written; a failure of ours stays one."""
+def outcome(
+    grade: Grade | VerifierUnavailable, texts: Sequence[str], prompt: str, reward: float | None = None
+) -> Outcome | VerifierUnavailable:
+    """The Outcome of a grade, with the facts about the form of what was written after `prompt`; a failure of ours stays
+    one. reward: where it is not that of the verdict."""
     if isinstance(grade, VerifierUnavailable):
         return grade
-    return _outcome(grade, format_facts(texts))
+    return _outcome(grade, format_facts(texts, prompt), reward)
 
 
-def _outcome(grade: Grade, facts: FormatFacts) -> Outcome:
-    reward = 1.0 if grade.verdict is Verdict.RIGHT else 0.0
+def _outcome(grade: Grade, facts: FormatFacts, reward: float | None = None) -> Outcome:
     return Outcome(
-        verdict=grade.verdict, reward=reward, extracted=grade.extracted, method=grade.method, format_facts=facts
+        verdict=grade.verdict,
+        reward=float(grade.verdict is Verdict.RIGHT) if reward is None else reward,
+        extracted=grade.extracted,
+        method=grade.method,
+        format_facts=facts,
     )
 
 

@@ -14,10 +14,13 @@ import torch
 from torch.nn import functional as F
 
 from rocstar.engines.torch_attention import PagedAttention, use_paged_attention
-from rocstar.engines.torch_cache import PagedCache, cache_shape
+from rocstar.engines.torch_cache import Aim, PagedCache, cache_shape
 from rocstar.engines.torch_linear import Product
+from rocstar.errors import ConfigError
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama"})
+CHECK = 4  # tokens of a sequence
+CHECK_TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.25  # of fp32 and 16 bits, where near ties of experts may fall otherwise
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})  # their angles follow from the position alone
 
 
@@ -34,12 +37,41 @@ class Forward(Protocol):
 
 def forward_of(model: Any, cache: PagedCache, positions: int) -> Forward:
     """The fastest forward there is for `model` and sequences of at most `positions` tokens. Raises ConfigError for
-    models whose layers do not all attend fully."""
+    models whose layers do not all attend fully, or whose own code does something else than our attention."""
     attention = PagedAttention(cache)
-    use_paged_attention(model, attention)
     if fits_compact(model.config):
+        use_paged_attention(model, attention)
         return CompactForward(model, cache, attention, positions)
-    return _LibraryForward(model, cache)
+    kind = f"the torch engine cannot run a model of type {model.config.model_type}"
+    try:
+        expected = _each_alone(model, min(2, cache.keys.shape[1] - 1))
+        use_paged_attention(model, attention)
+        forward = _LibraryForward(model, cache)
+        gap = float((_side_by_side(forward, cache, len(expected)) - expected).abs().sum(-1).max() / 2)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{kind}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+    cache.clear()
+    if not gap <= (CHECK_TOLERANCE if model.dtype == torch.float32 else COARSE_TOLERANCE):
+        raise ConfigError(f"{kind}: {gap:.1%} of its next tokens would be others than by transformers")
+    return forward
+
+
+@torch.inference_mode()
+def _each_alone(model: Any, sequences: int) -> torch.Tensor:
+    """[T, V] probabilities of sequences of CHECK tokens by the model's own code."""
+    model.set_attn_implementation("sdpa")
+    rows = torch.arange(sequences * CHECK, device=model.device).view(sequences, 1, CHECK)
+    logits = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
+    return torch.cat(logits).float().softmax(-1)
+
+
+@torch.inference_mode()
+def _side_by_side(forward: Forward, cache: PagedCache, tokens: int) -> torch.Tensor:
+    """The same by ours, all of them at once."""
+    ids = torch.arange(tokens, device=cache.keys.device)
+    rows = ids // CHECK
+    cache.aim = Aim(rows=rows, positions=ids % CHECK, pages=rows + 1, tables=(rows[::CHECK, None] + 1).int())
+    return forward(ids, ids).float().softmax(-1)
 
 
 def fits_compact(config: Any) -> bool:

@@ -6,9 +6,10 @@ to its workers in inside_vllm/, how one is started in vllm_server.py (by hand: d
 At most as many requests are with the server as it can decode at once, but for one row: that one is left to the canary
 rows, which would wait for the end of a completion otherwise, and all that decode with them.
 
-It differs from the torch engine in three ways. The seed of a request is not obeyed (`deterministic`): vLLM 0.32 on CPUs
-dies of a request that brings one. top_p and top_k are refused, because vLLM reports log-probabilities either before the
-temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
+It differs from the torch engine in three ways. The same request may get another completion (`deterministic`): on GPUs
+it brings its seed, but what else is in the batch changes the rounding of its logits, and on CPUs vLLM 0.32 dies of a
+request with a seed, so none is sent. top_p and top_k are refused, because vLLM reports log-probabilities either before
+the temperature or after truncation. And new weights come from a folder, with canary rows that prove they arrived."""
 
 from __future__ import annotations
 
@@ -64,6 +65,8 @@ class Facts(msgspec.Struct):
     """Requests that decode at once at most."""
     scheduling: str
     """Which request that waits is next."""
+    device: str = "cpu"
+    """Kind of device that it computes on; those that do not say it are not sent seeds."""
 
 
 @dataclass(slots=True)
@@ -272,10 +275,13 @@ class VllmEngine:
         session = self._sessions.setdefault(request.session_id, SessionCache())
         async with session.turn, self._rows:
             await self._settled.wait()
-            client, _ = self._opened()
+            client, facts = self._opened()
             request.sent_as = self._next_id()
             self._asked.set()
-            written = await client.generate(token_ids, sampling, request_id=request.sent_as, known=self._known)
+            seeded = facts.device != "cpu"
+            written = await client.generate(
+                token_ids, sampling, request_id=request.sent_as, known=self._known, seeded=seeded
+            )
             await self._settled.wait()  # what weights wrote that turn out wrong is not handed out
             self._opened()
             self._count(session, len(token_ids), written)

@@ -136,9 +136,12 @@ class VllmClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, known: int) -> Written:
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, known: int, seeded: bool
+    ) -> Written:
         """Waits for as long as the server takes; cancelling this ends the request there. known: ids that may come,
-        from 0."""
+        from 0. seeded: whether the server is told the seed."""
+        seed = {"seed": sampling.seed} if seeded else {}
         body = {
             "request_id": request_id,
             "token_ids": token_ids,
@@ -148,6 +151,7 @@ class VllmClient:
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k,
                 "stop_token_ids": sampling.stop_token_ids,
+                **seed,
                 "ignore_eos": True,  # the stop tokens are those asked for, not those of the model's folder
                 "logprobs": 0,  # of the sampled token only
                 "detokenize": False,

@@ -244,6 +244,7 @@ class AskedEndpoint:
                 truncated=rollout.truncated,
                 calls=HERMES,
                 folders=recipe.run.modules,
+                right_above=recipe.evaluate.right_above,
             )
             yield (
                 EndpointSolver(

@@ -13,6 +13,7 @@ from rocstar.config import Recipe, StageRolloutSection
 from rocstar.dialogue.segments import text_of
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.parts import rollouts_of
+from rocstar.plugins import is_reference
 from rocstar.rollout.environment import Conversation
 from rocstar.runs.atomic import plain
 from rocstar.runs.identity import git_state, versions
@@ -56,6 +57,7 @@ def setup_of(
         "environment": recipe.rollout.environment,
         "feedback": recipe.rollout.model_dump(include={"feedback_max_chars", "feedback_truncate", "feedback_errors"}),
         "verifier": recipe.evaluate.verifier,
+        **({"right_above": recipe.evaluate.right_above} if is_reference(recipe.evaluate.verifier) else {}),
         "sandbox": recipe.sandbox.model_dump(exclude={"urls"}),  # where programs ran is a circumstance
         "engine": dict(engine),
         "versions": versions(),

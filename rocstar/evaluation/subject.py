@@ -37,7 +37,8 @@ from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
 
-READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier", "run.threads", "run.seed",
+READ = ("rollout.", "sandbox.", "model.device", "model.dtype", "evaluate.verifier",
+        "evaluate.right_above", "run.threads", "run.seed",
         "run.fault_budget", "run.modules")  # fmt: skip
 """How keys begin that `eval` and `chat` obey."""
 INSTEAD = {
@@ -107,7 +108,7 @@ def positions_of(
         problems,
         conversation or conversation_of(subject, recipe),
         response_tokens=recipe.rollout.max_response_tokens,
-        model_positions=model_facts(subject.model).positions,
+        model_positions=model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions,
         environment=environment or environment_of(recipe),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,6 +32,21 @@ def rows_of(groups: Sequence[Resampled], normalize_by_std: bool) -> tuple[BatchR
 def identity(group: int, place: int) -> str:
     """Which attempt of a step a row is; a problem may stand in it twice, so its id does not tell."""
     return f"{group}/{place}"
+
+
+def question_weights(rows: Sequence[BatchRow]) -> list[float]:
+    """[N] weight of each token of a row by which every question of an update counts alike however long its attempts
+    are; 1 in the mean over tokens. Source: paper, eq. 6, which divides by the tokens of each question's kept attempts
+    and then takes the mean over questions."""
+    tokens: Counter[str] = Counter()
+    for row in rows:
+        tokens[_question_of(row)] += sum(row.loss_mask)
+    share = tokens.total() / sum(count > 0 for count in tokens.values())
+    return [share / max(1, tokens[_question_of(row)]) for row in rows]
+
+
+def _question_of(row: BatchRow) -> str:
+    return row.identity.rpartition("/")[0]
 
 
 def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:

@@ -27,13 +27,17 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 
     AttentionInterface.register(PACKED_SDPA, packed_sdpa)
     if model.device.type != "meta":
-        expected = _each_alone(model)
-        model.set_attn_implementation(PACKED_SDPA)
-        gap = (_packed(model) - expected).abs().max()
+        kind = f"a model of type {model.config.model_type} can't be trained here"
+        try:
+            expected = _each_alone(model)
+            model.set_attn_implementation(PACKED_SDPA)
+            gap = (_packed(model) - expected).abs().max()
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{kind}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
         if not gap <= CHECK_TOLERANCE:
             raise ConfigError(
-                f"a model of type {model.config.model_type} can't be trained here: rows packed into one sequence get "
-                f"log-probabilities that differ by {gap:.2g} from those of each row alone"
+                f"{kind}: rows packed into one sequence get log-probabilities that differ by {gap:.2g} from those of "
+                "each row alone"
             )
     flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
     model.set_attn_implementation("flash_attention_2" if flash else PACKED_SDPA)

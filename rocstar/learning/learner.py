@@ -17,6 +17,7 @@ import torch
 
 from rocstar.config import LearningSection
 from rocstar.errors import ContractBroken
+from rocstar.learning.batches import question_weights
 from rocstar.learning.head import ChunkLoss
 from rocstar.learning.loss import importance_weights, kl_to_reference, policy_loss
 from rocstar.learning.optimizers import rl_optimizers, warm_up
@@ -82,9 +83,10 @@ class GrpoLearner:
         reference = self._reference_logprobs(ids, counted)
         names = ("loss", "clip_share", "kl") + (IMPORTANCE if self._section.importance_cap else ())
         sums = {name: torch.zeros((), device=self._policy.device) for name in names}
+        weights = question_weights(rows) if self._section.loss_mean == "questions" else None
 
         def loss_of(micro: MicroBatch) -> ChunkLoss:
-            return self._loss(rows, micro, reference, tokens, sums)
+            return self._loss(rows, micro, reference, weights, tokens, sums)
 
         found, metrics = self._updater.update(
             ids, counted, loss_of, sums, entropy_gradient=bool(self._section.entropy_coefficient)
@@ -127,34 +129,39 @@ class GrpoLearner:
         rows: Sequence[BatchRow],
         micro: MicroBatch,
         reference: list[list[float]] | None,
+        weights: Sequence[float] | None,
         tokens: int,
         sums: dict[str, torch.Tensor],
     ) -> ChunkLoss:
-        """Loss of one micro-batch, over the step's `tokens`; adds to `sums`."""
+        """Loss of one micro-batch, over the update's `tokens`, each weighed by its row's weight; adds to `sums`."""
         section, counted = self._section, [row.loss_mask for row in rows]
         advantages_K = micro.per_token([rows[i].advantage for i in micro.indices])
         fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
         old_K = pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows], counted, micro)
         reference_K = None if reference is None else pick(reference, counted, micro)
+        weights_K = None if weights is None else micro.per_token([weights[i] for i in micro.indices])
         sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro) if section.importance_cap else None
 
         def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
             old_C = torch.where(fresh_K[chunk], logprobs_C.detach(), old_K[chunk])
+            weights_C = None if weights_K is None else weights_K[chunk]
+            trust_C = None if sampled_K is None else self._importance(old_C, sampled_K[chunk], tokens, sums)
             clipped = policy_loss(
                 logprobs_T=logprobs_C,
                 old_logprobs_T=old_C,
                 advantages_T=advantages_K[chunk],
                 clip_low=section.clip_low,
                 clip_high=section.clip_high,
-                weights_T=None if sampled_K is None else self._importance(old_C, sampled_K[chunk], tokens, sums),
+                dual_clip=section.dual_clip,
+                weights_T=_product(weights_C, trust_C),
             )
             total = clipped.total
             if reference_K is not None:
-                kl = kl_to_reference(logprobs_C, reference_K[chunk])
+                kl = _weighed(kl_to_reference(logprobs_C, reference_K[chunk]), weights_C).sum()
                 sums["kl"] += kl.detach() / tokens
                 total = total + section.kl_coefficient * kl
             if section.entropy_coefficient:
-                total = total - section.entropy_coefficient * entropies_C.sum()
+                total = total - section.entropy_coefficient * _weighed(entropies_C, weights_C).sum()
             sums["loss"] += total.detach() / tokens
             sums["clip_share"] += clipped.clipped / tokens
             return total / tokens
@@ -170,6 +177,14 @@ class GrpoLearner:
         sums["importance_weight"] += weights_C.sum() / tokens
         sums["importance_capped"] += capped_C.sum() / tokens
         return weights_C
+
+
+def _weighed(values_C: torch.Tensor, weights_C: torch.Tensor | None) -> torch.Tensor:
+    return values_C if weights_C is None else values_C * weights_C
+
+
+def _product(one_C: torch.Tensor | None, other_C: torch.Tensor | None) -> torch.Tensor | None:
+    return other_C if one_C is None else _weighed(one_C, other_C)
 
 
 def _scored(rows: Sequence[BatchRow], numbers: TokenNumbers) -> tuple[BatchRow, ...]:

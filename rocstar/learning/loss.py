@@ -17,7 +17,7 @@ class PolicyLoss:
     total: torch.Tensor
     """Scalar to back-propagate after division."""
     clipped: torch.Tensor
-    """Number of tokens whose ratio was clipped."""
+    """Number of tokens whose ratio was clipped, so that they have no gradient."""
 
 
 def policy_loss(
@@ -27,20 +27,24 @@ def policy_loss(
     advantages_T: torch.Tensor,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
     weights_T: torch.Tensor | None = None,
 ) -> PolicyLoss:
     """- sum over tokens of w * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A); w is `weights_T` or 1.
 
-    All [T]: tokens that the policy wrote, of any rows. Dividing by the number of such tokens in the whole step (not
-    per row) is the paper's token-level mean: long rows weigh more. No dual clip (the release has one, the paper does
-    not)."""
+    All [T]: tokens that the policy wrote, of any rows. dual_clip: where A < 0 no term falls below dual_clip * A, which
+    `min` alone leaves unbounded; 0 for no such bound. Source: Ye et al. 2020 (arXiv 1912.09729); the release has it at
+    3, eq. 6 of the paper does not."""
     log_ratio = (logprobs_T - old_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     plain = ratio * advantages_T
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_T
-    lower = torch.minimum(plain, bounded)
+    lower, clipped = torch.minimum(plain, bounded), bounded < plain
+    if dual_clip:
+        floor = torch.where(advantages_T < 0, dual_clip * advantages_T, -torch.inf)
+        lower, clipped = torch.maximum(lower, floor), clipped | (lower < floor)
     weighed = lower if weights_T is None else weights_T * lower
-    return PolicyLoss(total=-weighed.sum(), clipped=(bounded < plain).sum())
+    return PolicyLoss(total=-weighed.sum(), clipped=clipped.sum())
 
 
 def importance_weights(
@@ -57,7 +61,7 @@ def importance_weights(
 
 
 def kl_to_reference(logprobs_T: torch.Tensor, reference_T: torch.Tensor) -> torch.Tensor:
-    """Sum over tokens of exp(d) - d - 1 with d = reference - policy: non-negative and unbiased.
+    """[T] exp(d) - d - 1 of each token with d = reference - policy: non-negative and unbiased.
     Source: Schulman, "Approximating KL divergence" (k3); off by default, as in the paper."""
     difference = (reference_T - logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return (difference.exp() - difference - 1).sum()
+    return difference.exp() - difference - 1

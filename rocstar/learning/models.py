@@ -51,7 +51,7 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     """A transformers causal LM from a Hugging Face folder or a hub id, its weights in `dtype` on `device`.
 
     `model.config.dtype` stays what the source says, so that an export can go back to it. Weights are read file by
-    file; no second copy is held. Raises ConfigError."""
+    file; no second copy is held. Raises ConfigError, also for weights that are not finite."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -70,6 +70,12 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         if folder.exists():
             raise ConfigError(f"{source} can't be loaded as a causal language model: {reason}") from error
         raise ConfigError(f"{source} is neither a folder nor can it be fetched: {reason}") from error
+    broken = next((name for name, weights in model.named_parameters() if not weights.detach().isfinite().all()), None)
+    if broken is not None:
+        raise ConfigError(
+            f"{source} is broken: its tensor {broken} holds nan or inf; fetch the model again, or take an earlier "
+            "checkpoint"
+        )
     model.config.dtype = came_in or torch.float32
     return model
 

@@ -54,7 +54,12 @@ def sft_optimizers(model: nn.Module, section: SftSection) -> list[torch.optim.Op
 def _adamw(
     parameters: Iterable[nn.Parameter], rate: float, betas: tuple[float, float], decay: float
 ) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, fused=True)
+    """Norms and biases do not decay: they scale and shift, and have no direction that a smaller norm would keep."""
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for parameter in parameters:
+        groups[parameter.ndim < 2].append(parameter)
+    decays = [{"params": some, "weight_decay": own} for some, own in zip(groups, (decay, 0.0), strict=True) if some]
+    return torch.optim.AdamW(decays, lr=rate, betas=betas, fused=True)
 
 
 class Muon(torch.optim.Optimizer):

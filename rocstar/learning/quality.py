@@ -18,38 +18,48 @@ GRAM, OFTEN = 5, 5  # Phi-4-Reasoning looks at 5-grams that stand more than 5 ti
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What counts against an attempt. The defaults are the paper's; the rest it tried without gain (§4.3.1, §5.3)."""
+    """What counts against an attempt. The defaults are the paper's; repetition and overlong filtering it tried without
+    gain (§4.3.1, §5.3)."""
 
     repetition_weight: float = 0.0
     """Of the share of an attempt's 5-grams that stand in it more than 5 times, in its penalty."""
+    format_weight: float = 1.0
+    """Of p_format in the penalty; p_err has 1."""
+    always_asked: bool = False
+    """Whether an attempt has a p_format also where its prompt speaks of no answer block."""
     drop_truncated: bool = False
     """Overlong filtering: attempts cut by the token limit are left out instead of being wrong."""
 
     def penalty(self, trajectory: Trajectory) -> Penalty:
-        """p_err and p_format of one trajectory, each 0 to 1. Source: paper §2.2.3, eq. 4-5.
+        """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5; the paper's prompt asks for an
+        answer block, and that p_format is 0 where nobody asked is ours: a model whose own template asks for a box alone
+        would have p_format 1 in every attempt, which makes clean and messy ones nearly alike.
 
         Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
         answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
         trains, the number is for the record."""
+        facts = trajectory.outcome.format_facts if trajectory.outcome else None
         plain = penalty_of(
             calls=trajectory.num_calls,
             failed_calls=trajectory.num_failed_calls,
-            answer_blocks=trajectory.outcome.format_facts.answer_tags if trajectory.outcome else 0,
+            answer_blocks=facts.answer_tags if facts else 0,
             turns=len(trajectory.turns),
+            asked=facts is None or facts.answer_asked or self.always_asked,
         )
         repetition = self.repetition_weight * repeated_share(trajectory) if self.repetition_weight else 0.0
-        return replace(plain, repetition=repetition)
+        return replace(plain, format=self.format_weight * plain.format, repetition=repetition)
 
 
-def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int) -> Penalty:
-    """The same of plain counts, for trainers that do not share our types. `turns` are all completions, at least 1.
-    Source: paper §2.2.3, eq. 4-5. Raises ValueError for counts that no attempt has."""
+def penalty_of(*, calls: int, failed_calls: int, answer_blocks: int, turns: int, asked: bool = True) -> Penalty:
+    """The same of plain counts, for trainers that do not share our types. `turns` are all completions, at least 1;
+    asked: whether the prompt asks for an answer block. Source: paper §2.2.3, eq. 4-5. Raises ValueError for counts that
+    no attempt has."""
     if not (0 <= failed_calls <= calls and answer_blocks >= 0 and turns >= min(1, answer_blocks)):
         told = f"{calls} calls, {failed_calls} of them failed, {answer_blocks} answer blocks, {turns} turns"
         raise ValueError(f"no attempt has {told}; count them anew")
     errors = failed_calls / calls if calls else NO_CALL_PENALTY
     form = min(1.0, (answer_blocks - 1) / turns) if answer_blocks else 1.0
-    return Penalty(errors=errors, format=form)
+    return Penalty(errors=errors, format=form if asked else 0.0)
 
 
 PAPER = Quality()

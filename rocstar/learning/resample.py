@@ -8,10 +8,11 @@ Four Resamplers behind one seam, each a frozen value that is called with (group,
     KeepAll      plain GRPO
 
 All of them first set aside siblings that cannot be compared (ENVIRONMENT_FAILED, UNDECIDED, and truncated ones where
-`Quality.drop_truncated` says so), then drop the whole
-group when fewer than two are left, or when their rewards are equal and every advantage would be zero. The paper names
-only perfect groups here; the release drops both kinds, and so do we. Groups that are left with no more than G siblings
-are kept as they are (the release drops those under G). A dropped group is not replaced by another.
+`Quality.drop_truncated` says so), then drop the whole group when fewer than two are left, or when their rewards, or
+those of the chosen ones, are equal and every advantage would be zero. The paper names only perfect groups here; the
+release drops both kinds, and so do we. A success is an attempt that the verifier found RIGHT; advantages are of
+rewards, which may be graded. Groups that are left with no more than G siblings are kept as they are (the release drops
+those under G). A dropped group is not replaced by another.
 
 Not here: the penalties themselves (`quality.py`), and cutting groups to suit a number of learner ranks, which the
 release does at this point and which leaves advantages over partial groups.
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from rocstar.config import ResampleSection
 from rocstar.learning.quality import PAPER, Quality
 from rocstar.protocols import Resampler
-from rocstar.types import Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for
+from rocstar.types import RIGHT_ABOVE, Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for
 
 PENALTY_FLOOR = 0.01
 """Added to a penalty before it is inverted, because the paper leaves 1/0 open. It lies well under the smallest
@@ -48,8 +49,8 @@ KEPT = frozenset(
 Fate = tuple[Reason, float]
 """What happens to one sibling, and the weight of its draw (0 where none was made)."""
 
-Choose = Callable[[Sequence[float], Sequence[float], random.Random], list[Fate]]
-"""(rewards [n], total penalties [n], rng) -> fates [n], for n comparable siblings with unequal rewards."""
+Choose = Callable[[Sequence[bool], Sequence[float], random.Random], list[Fate]]
+"""(which are successes [n], total penalties [n], rng) -> fates [n], for n comparable siblings with unequal rewards."""
 
 
 def seed_of_choice(run_seed: int, step: int, problem_id: str) -> int:
@@ -63,12 +64,18 @@ def draw_weight(total_penalty: float) -> float:
 
 
 def select(
-    rewards: Sequence[float], penalties: Sequence[float], keep: int, rng: random.Random
+    rewards: Sequence[float],
+    penalties: Sequence[float],
+    keep: int,
+    rng: random.Random,
+    *,
+    success_above: float = RIGHT_ABOVE,
 ) -> tuple[tuple[int, ...], tuple[Reason, ...]]:
     """RoC in the paper's form on plain numbers, for trainers that do not share our types.
 
-    `rewards` and `penalties` (p_total) are [n], siblings of one problem; a reward above 0 is a success. Returns the
-    kept indices in rising order and one reason for each sibling. Nothing is kept when n < 2 or all rewards are equal.
+    `rewards` and `penalties` (p_total) are [n], siblings of one problem; a reward above `success_above` is a success.
+    Returns the kept indices in rising order and one reason for each sibling. Nothing is kept when n < 2 or all rewards
+    are equal, drawn or kept.
     Raises ValueError when the lengths differ, a reward is not finite, a penalty is negative or not finite, or `keep` is
     no whole number of 2 or more, and TypeError for rewards that are no numbers."""
     rewards, penalties = list(map(_plain, rewards)), list(map(_plain, penalties))
@@ -78,7 +85,8 @@ def select(
         if not (math.isfinite(reward) and math.isfinite(penalty) and penalty >= 0):
             told = f"attempt {index} has reward {reward} and penalty {penalty}"
             raise ValueError(f"{told}; give finite numbers, the penalty 0 or more")
-    fates = _fates(rewards, penalties, rng, RocPaper(keep)._choose)
+    right = [reward > success_above for reward in rewards]
+    fates = _fates(rewards, right, penalties, rng, RocPaper(keep)._choose)
     kept = tuple(index for index, (reason, _) in enumerate(fates) if reason in KEPT)
     return kept, tuple(reason for reason, _ in fates)
 
@@ -95,8 +103,9 @@ class RocPaper:
     """RoC as the paper writes it (§2.2.3), with its open choices settled as follows.
 
     - Negatives keep floor(n_neg * G / n), which is the paper's floor(n_neg / 2) when n = 2G, drawn uniformly; but at
-      least one when there is one. Positives take the rest, so exactly G are kept also when both counts are odd.
-      At least one positive is then always left too.
+      least `failure_floor` where there are as many. Positives take the rest, so exactly G are kept also when both
+      counts are odd. At least one positive is then always left too. With a floor of 0, as in the paper, a single
+      failure among 2G leaves no failure, and the group has no signal.
     - Positives are drawn one after the other without replacement, each time with probability proportional to
       1 / (p_total + 0.01) among those that remain; see PENALTY_FLOOR for the 0.01.
     - n counts comparable siblings; with n <= G all are kept and nothing is drawn."""
@@ -104,31 +113,37 @@ class RocPaper:
     keep: int
     """G, at least 2."""
     quality: Quality = PAPER
+    failure_floor: int = 1
+    """Failures kept at least, where there are as many; below G."""
 
     def __post_init__(self) -> None:
         _check_keep(self.keep)
+        if not 0 <= self.failure_floor < self.keep:
+            raise ValueError(
+                f"failure_floor is {self.failure_floor}; take 0 to {self.keep - 1}, below keep {self.keep}"
+            )
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
         return _resampled(group, rng, self._choose, self.quality)
 
     def negatives_kept(self, negatives: int, siblings: int) -> int:
         """How many failures stay, of `negatives` among `siblings` > G."""
-        return max(negatives * self.keep // siblings, min(1, negatives))
+        return max(negatives * self.keep // siblings, min(self.failure_floor, negatives))
 
-    def _choose(self, rewards: Sequence[float], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
-        if len(rewards) <= self.keep:
-            return _all_kept(rewards)
-        positives, negatives = _split(rewards)
-        quota = self.negatives_kept(len(negatives), len(rewards))
+    def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
+        if len(right) <= self.keep:
+            return _all_kept(right)
+        positives, negatives = _split(right)
+        quota = self.negatives_kept(len(negatives), len(right))
         kept_negatives = set(rng.sample(negatives, quota))
         # The `count` earliest of independent exponential clocks with these rates are a sequential weighted draw.
         clocks = {index: rng.expovariate(draw_weight(penalties[index])) for index in positives}
         kept_positives = set(sorted(positives, key=clocks.__getitem__)[: self.keep - quota])
         return [
             _fate(index in kept_positives, Reason.KEPT_QUALITY, Reason.DROPPED_QUALITY, draw_weight(penalties[index]))
-            if rewards[index] > 0
+            if success
             else _fate(index in kept_negatives, Reason.KEPT_NEGATIVE, Reason.DROPPED_NEGATIVE, 1.0)
-            for index in range(len(rewards))
+            for index, success in enumerate(right)
         ]
 
 
@@ -172,27 +187,25 @@ class RocRelease:
             kept_negatives = self.keep - kept_positives
         return self.keep - kept_negatives, kept_negatives
 
-    def _choose(self, rewards: Sequence[float], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
-        if len(rewards) <= self.keep:
-            return _all_kept(rewards)
-        positives, negatives = _split(rewards)
+    def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
+        if len(right) <= self.keep:
+            return _all_kept(right)
+        positives, negatives = _split(right)
         positive_quota, negative_quota = self.quotas(len(positives), len(negatives))
         kept_positives = set(sorted(positives, key=penalties.__getitem__)[:positive_quota])
         kept_negatives = set(negatives[:negative_quota])
         return [
             _fate(index in kept_positives, Reason.KEPT_LOWEST_PENALTY, Reason.DROPPED_HIGHER_PENALTY)
-            if rewards[index] > 0
+            if success
             else _fate(index in kept_negatives, Reason.KEPT_NEGATIVE, Reason.DROPPED_NEGATIVE)
-            for index in range(len(rewards))
+            for index, success in enumerate(right)
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """G of the siblings without looking at reward or penalty: the control that shares RoC's cost but not its choice.
-
-    When the G drawn happen to have equal rewards the group is dropped, as plain GRPO would drop those G attempts; so
-    2G down to G is the same in law as plain GRPO with G attempts."""
+    """G of the siblings without looking at reward or penalty: the control that shares RoC's cost but not its choice. 2G
+    down to G is the same in law as plain GRPO with G attempts."""
 
     keep: int
     """G, at least 2."""
@@ -204,13 +217,11 @@ class Uniform:
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
         return _resampled(group, rng, self._choose, self.quality)
 
-    def _choose(self, rewards: Sequence[float], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
-        if len(rewards) <= self.keep:
-            return _all_kept(rewards)
-        kept = set(rng.sample(range(len(rewards)), self.keep))
-        if len({rewards[index] for index in kept}) == 1:
-            return [(Reason.DROPPED_EQUAL_REWARDS, 0.0)] * len(rewards)
-        return [_fate(index in kept, Reason.KEPT_UNIFORM, Reason.DROPPED_UNIFORM, 1.0) for index in range(len(rewards))]
+    def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
+        if len(right) <= self.keep:
+            return _all_kept(right)
+        kept = set(rng.sample(range(len(right)), self.keep))
+        return [_fate(index in kept, Reason.KEPT_UNIFORM, Reason.DROPPED_UNIFORM, 1.0) for index in range(len(right))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +231,15 @@ class KeepAll:
     quality: Quality = PAPER
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, lambda rewards, penalties, rng: _all_kept(rewards), self.quality)
+        return _resampled(group, rng, lambda right, penalties, rng: _all_kept(right), self.quality)
 
 
 def resampler_of(settings: ResampleSection) -> Resampler:
     """The resampler a recipe asks for. Raises ValueError for sizes that cannot be met."""
-    quality = Quality(repetition_weight=settings.repetition_weight, drop_truncated=settings.drop_truncated)
+    quality = quality_of(settings)
     match settings.method:
         case "roc":
-            return RocPaper(settings.keep, quality)
+            return RocPaper(settings.keep, quality, settings.failure_floor)
         case "roc_release":
             return RocRelease(settings.keep, settings.min_positive, settings.min_negative, quality)
         case "uniform":
@@ -237,14 +248,24 @@ def resampler_of(settings: ResampleSection) -> Resampler:
             return KeepAll(quality)
 
 
+def quality_of(settings: ResampleSection) -> Quality:
+    """What counts against an attempt by a recipe."""
+    return Quality(
+        repetition_weight=settings.repetition_weight,
+        format_weight=settings.format_weight,
+        always_asked=settings.format_penalty == "always",
+        drop_truncated=settings.drop_truncated,
+    )
+
+
 def _resampled(group: Group, rng: random.Random, choose: Choose, quality: Quality) -> Resampled:
     """Run `choose` on the comparable siblings and put its fates back among the others, in the group's order."""
     penalties = [quality.penalty(trajectory) for trajectory in group.trajectories]
     fates = [_unusable(trajectory, quality) for trajectory in group.trajectories]
     usable = [index for index, fate in enumerate(fates) if fate is None]
-    rewards_G = group.rewards_G
-    rewards = [rewards_G[index] for index in usable]
-    chosen = iter(_fates(rewards, [penalties[index].total for index in usable], rng, choose))
+    outcomes = [outcome for index in usable if (outcome := group.trajectories[index].outcome)]
+    rewards, right = [o.reward for o in outcomes], [o.verdict is Verdict.RIGHT for o in outcomes]
+    chosen = iter(_fates(rewards, right, [penalties[index].total for index in usable], rng, choose))
     return Resampled(
         group=group,
         choices=tuple(
@@ -259,13 +280,16 @@ def _choice(index: int, fate: Fate, penalty: Penalty) -> Choice:
     return Choice(index=index, kept=reason in KEPT, reason=reason, penalty=penalty, weight=weight)
 
 
-def _fates(rewards: Sequence[float], penalties: Sequence[float], rng: random.Random, choose: Choose) -> list[Fate]:
-    """What every method does alike: no comparison, no choice."""
+def _fates(
+    rewards: Sequence[float], right: Sequence[bool], penalties: Sequence[float], rng: random.Random, choose: Choose
+) -> list[Fate]:
+    """What every method does alike: no comparison, no choice; and what was chosen must be unequal too."""
     if len(rewards) < 2:
         return [(Reason.DROPPED_TOO_FEW, 0.0)] * len(rewards)
-    if len(set(rewards)) == 1:
+    fates = choose(right, penalties, rng) if len(set(rewards)) > 1 else []
+    if len({reward for reward, (reason, _) in zip(rewards, fates, strict=False) if reason in KEPT}) < 2:
         return [(Reason.DROPPED_EQUAL_REWARDS, 0.0)] * len(rewards)
-    return choose(rewards, penalties, rng)
+    return fates
 
 
 def _unusable(trajectory: Trajectory, quality: Quality) -> Fate | None:
@@ -283,15 +307,14 @@ def _fate(kept: bool, reason_kept: Reason, reason_dropped: Reason, weight: float
     return (reason_kept if kept else reason_dropped), weight
 
 
-def _all_kept(rewards: Sequence[float]) -> list[Fate]:
-    return [(Reason.KEPT_ALL, 0.0)] * len(rewards)
+def _all_kept(right: Sequence[bool]) -> list[Fate]:
+    return [(Reason.KEPT_ALL, 0.0)] * len(right)
 
 
-def _split(rewards: Sequence[float]) -> tuple[list[int], list[int]]:
-    """Indices of successes (reward above 0, as in the release) and of failures, in order."""
-    positives = [index for index, reward in enumerate(rewards) if reward > 0]
-    negatives = [index for index, reward in enumerate(rewards) if reward <= 0]
-    return positives, negatives
+def _split(right: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """Indices of successes and of failures, in order."""
+    positives = [index for index, success in enumerate(right) if success]
+    return positives, [index for index, success in enumerate(right) if not success]
 
 
 def _check_keep(keep: int) -> None:

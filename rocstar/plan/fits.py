@@ -61,8 +61,8 @@ def idle_learners(recipe: Recipe, learners: int) -> str | None:
         if isinstance(stage, SftStage):
             rows, what = stage.sft.batch_rows, "sft.batch_rows"
         else:
-            drawn = stage.rollout.problems_per_step * stage.resample.keep
-            rows, what = drawn // stage.learning.updates_per_step, "rollout.problems_per_step x resample.keep"
+            rows = stage.kept_attempts // stage.learning.updates_per_step
+            what = "rollout.problems_per_step x resample.keep / learning.updates_per_step"
         if learners > rows:
             return f"{learners} learners are more than the {rows} rows of an update of stage {stage.name} ({what})"
     return None

@@ -62,6 +62,7 @@ COLUMNS = {
     "reward": "float",
     "extracted": "string",
     "method": "string",
+    "format_facts": "string",
     "penalty_errors": "float",
     "penalty_format": "float",
     "penalty_total": "float",
@@ -185,8 +186,9 @@ def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, A
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     """The trajectory of a row of `COLUMNS`, `turns` decoded; what `_row` made of it, turned back.
 
-    Token columns may be missing: completions and replies are then empty. The row does not hold the format facts
-    themselves, only the penalty that followed from them: `answer_tags` is a number that gives the same penalty."""
+    Token columns may be missing: completions and replies are then empty. A row of an older file does not hold the
+    format facts, only the penalty that followed from them: `answer_tags` is then a number that gives the same
+    penalty."""
     places = iter(row.get("token_ids", ())[len(row.get("prompt_ids", ())) :])
     logprobs = iter(row.get("sampled_logprobs", ())[len(row.get("prompt_ids", ())) :])
     return Trajectory(
@@ -224,15 +226,21 @@ def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[
 def _outcome_of(row: Mapping[str, Any]) -> Outcome | None:
     if row["verdict"] is None:
         return None
-    penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
-    tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
     return Outcome(
         verdict=Verdict(row["verdict"]),
         reward=row["reward"],
         extracted=row["extracted"],
         method=row["method"],
-        format_facts=FormatFacts(answer_tags=tags, reason_after_answer=False, boxed=row["extracted"] is not None),
+        format_facts=_facts_of(row),
     )
+
+
+def _facts_of(row: Mapping[str, Any]) -> FormatFacts:
+    if told := row.get("format_facts"):
+        return FormatFacts(**json.loads(told))
+    penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
+    tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
+    return FormatFacts(answer_tags=tags, reason_after_answer=False, boxed=row["extracted"] is not None)
 
 
 class Tally(NamedTuple):
@@ -303,6 +311,7 @@ def _judgement(attempt: AttemptRecord) -> dict[str, Any]:
         "reward": outcome and outcome.reward,
         "extracted": outcome and outcome.extracted and _utf8(outcome.extracted),
         "method": outcome and outcome.method,
+        "format_facts": outcome and json.dumps(_fields(outcome.format_facts)),
         "penalty_errors": penalty and penalty.errors,
         "penalty_format": penalty and penalty.format,
         "penalty_total": penalty and penalty.total,
@@ -326,7 +335,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _fields(noun: ToolCall | ToolResult) -> Any:
+def _fields(noun: ToolCall | ToolResult | FormatFacts) -> Any:
     return plain({field.name: getattr(noun, field.name) for field in fields(noun)})
 
 

@@ -43,7 +43,7 @@ def ready(model: str, settings: Sequence[str], runs: Path, context: int | None) 
     setting or a wish that will not do."""
     subject = find_subject(model, runs)
     recipe = settings_in_force(subject.recipe, settings, {})
-    holds = model_facts(subject.model).positions
+    holds = model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions
     if context is not None and context > holds:
         raise ConfigError(f"--context {context} is more than the {holds} tokens that the model holds; lower it")
     specs = specs_of(recipe) if recipe.rollout.max_turns > 1 else ()

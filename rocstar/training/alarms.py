@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rocstar.training.windows import Row, window_mean, window_means
 
 WINDOW = 5  # steps
+RIGHT = "verdict/right"  # rewards of one's own may be of any scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,14 @@ LEVELS = (
         most=0.0,
         says="no update was made: the attempts at each problem were all wrong or all right",
         action="easier or harder problems, or a longer cold start, give it something to choose among",
+    ),
+    Level(
+        metric="verdict/undecided",
+        name="undecided attempts",
+        least=0.01,
+        says="{:.1%} of the attempts have no verdict, so they leave their groups and nothing is learnt from them",
+        action="read some (rollouts/*.parquet, verdict undecided): mend references that cannot be read, give the "
+        "verifier's workers more time, and see that no kind of answer brings it about",
     ),
     Level(
         metric="len/truncated",
@@ -147,12 +156,12 @@ def alarms(
 
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
-    means = list(window_means(rows, "reward/mean", WINDOW))
+    means = list(window_means(rows, RIGHT, WINDOW))
     if not means or max(means) < 0.05 or means[-1] > 0.7 * max(means):
         return None
     return Alarm(
         name="reward collapse",
-        evidence=f"the mean reward is {means[-1]:.3f} and was {max(means):.3f}",
+        evidence=f"the share of right attempts is {means[-1]:.3f} and was {max(means):.3f}",
         action="branch from the best step (rocstar train --branch RUN@STEP) and end the stage there; the paper found "
         "no setting that prevents it",
     )
@@ -184,8 +193,8 @@ TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (_reward_collapse,
 
 
 def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> Alarm | None:
-    rewards = list(window_means(rows, "reward/mean", WINDOW))
-    if not rewards or rewards[-1] < rewards[0] + 0.1:
+    right = list(window_means(rows, RIGHT, WINDOW))
+    if not right or right[-1] < right[0] + 0.1:
         return None
     series = _by_name(evaluations)
     if not series or any(_rises(one) for one in series):  # a benchmark may be too hard to move
@@ -193,9 +202,9 @@ def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> A
     first, last = series[0][0], series[0][-1]
     return Alarm(
         name="evaluation is flat",
-        evidence=f"the training reward rose from {rewards[0]:.3f} to {rewards[-1]:.3f} while {len(series[0])} "
-        f"evaluations ({first.name}) went from {first.accuracy:.3f} at step {first.step} to {last.accuracy:.3f} at "
-        f"step {last.step}",
+        evidence=f"the share of right attempts in training rose from {right[0]:.3f} to {right[-1]:.3f} while "
+        f"{len(series[0])} evaluations ({first.name}) went from {first.accuracy:.3f} at step {first.step} to "
+        f"{last.accuracy:.3f} at step {last.step}",
         action="read right attempts: the reward may be won in a way that does not carry over, or the training problems "
         "are learnt by heart, and there should be more of them",
     )

@@ -69,7 +69,7 @@ def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
 
 
 def _write_rows(path: Path, rows: Sequence[SftRow]) -> None:
-    """Columns token_ids (list of int32) and loss_mask (list of bool), rows in training order. Raises OSError."""
+    """Columns token_ids (list of int32) and loss_mask (list of bool), rows as their source has them. Raises OSError."""
     import pyarrow
     from pyarrow import parquet
 

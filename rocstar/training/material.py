@@ -257,7 +257,7 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
             )
         return None
     folder = find_model(recipe.model.path)
-    facts, codec = model_facts(folder), Codec.load(folder)
+    facts, codec = model_facts(folder, torch_engine=recipe.runs_torch_engines), Codec.load(folder)
     covered = codec.covered(facts.embeddings)
     if codec.vocab_size > facts.embeddings or covered < COVERED * facts.embeddings:
         raise ConfigError(

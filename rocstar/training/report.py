@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from rocstar.config import RlStage
 from rocstar.errors import ContractBroken
@@ -12,26 +13,44 @@ from rocstar.learning.batches import identity, kept_advantages
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.runs.rollouts import AttemptRecord
 from rocstar.training.pools import is_solved
-from rocstar.types import BatchRow, Group, Reason, Resampled, Stop
+from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict
+
+DECIDED = (Verdict.RIGHT, Verdict.WRONG)
 
 
 def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
-    """Share of a step's attempts that ended by a fault of ours, and what the first of them says."""
-    attempts = [t for resampled in groups for t in resampled.group.trajectories]
-    failed = [t for t in attempts if t.stop is Stop.ENVIRONMENT_FAILED]
-    return len(failed) / max(1, len(attempts)), next((t.fault for t in failed), None)
+    """Share of a step's attempts that say nothing about the model: ended by a fault of ours, or left undecided by the
+    verifier, which only a reference or the verifier's own clock may cause; and what the first of them says."""
+    attempts = [(r.group.problem, t) for r in groups for t in r.group.trajectories]
+    failed = [fault for problem, trajectory in attempts if (fault := _fault_of(problem, trajectory))]
+    return len(failed) / max(1, len(attempts)), next(iter(failed), None)
+
+
+def _fault_of(problem: Problem, trajectory: Trajectory) -> str | None:
+    if trajectory.stop is Stop.ENVIRONMENT_FAILED:
+        return trajectory.fault or "no reason was given"
+    outcome = trajectory.outcome
+    if outcome is None or outcome.verdict is not Verdict.UNDECIDED:
+        return None
+    return (
+        f"the verifier could not decide problem {problem.id} ({outcome.method}): reference {problem.answer[:60]!r}, "
+        f"answer {(outcome.extracted or '')[:60]!r}"
+    )
 
 
 def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version: int | None = None) -> dict[str, float]:
     """Figures of all attempts drawn, then of the ones kept. Every drop has its own counter. version: of the weights
     that learnt from them, which alone say how far engine and learner differ; None where they wrote all of it."""
     attempts = max(len(r.group.trajectories) for r in groups)
+    decided_PR = [[o for t in r.group.trajectories if (o := t.outcome) and o.verdict in DECIDED] for r in groups]
     summary = summarise([(r.group.problem, r.group.trajectories) for r in groups], attempts)
     fresh = rows if version is None else _written_by(version, groups, rows)
     gap_mean, gap_max = engine_gap(fresh)
     reasons = Counter(choice.reason for r in groups for choice in r.choices)
     metrics: dict[str, float | None] = {
-        "reward/mean": summary.avg_at_k.value,
+        "reward/mean": _over_problems([[o.reward for o in some] for some in decided_PR]),
+        "verdict/right": _over_problems([[o.verdict is Verdict.RIGHT for o in some] for some in decided_PR]),
+        "verdict/undecided": summary.undecided / summary.attempts,
         "pass/mean": summary.pass_at_k.value,
         "tool/calls": summary.calls_per_attempt,
         "tool/error_rate": summary.failed_call_share,
@@ -70,7 +89,7 @@ def penalties(groups: Sequence[Resampled]) -> dict[str, float | None]:
         choice
         for r in groups
         for choice in r.choices
-        if (outcome := r.group.trajectories[choice.index].outcome) and outcome.reward > 0
+        if (outcome := r.group.trajectories[choice.index].outcome) and outcome.verdict is Verdict.RIGHT
     ]
     return {
         "roc/penalty_right": _mean([choice.penalty.total for choice in right]),
@@ -141,6 +160,12 @@ def attempt_records(
 
 def _drops(reason: Reason) -> bool:
     return reason.value.startswith("dropped.")
+
+
+def _over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:
+    """Mean over problems of the mean over attempts."""
+    means = [fmean(values) for values in values_PR if values]
+    return fmean(means) if means else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

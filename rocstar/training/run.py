@@ -276,7 +276,7 @@ class Run:
             self.tracker.event("faults", step=step, share=share, first=first)
         if share > self.recipe.run.fault_budget:
             raise RunHalted(
-                f"step {step}: {share:.0%} of the attempts ended by failures outside the model, "
+                f"step {step}: {share:.0%} of the attempts ended by failures outside the model or undecided, "
                 f"run.fault_budget allows "
                 f"{self.recipe.run.fault_budget:.0%}; the first says: {first}"
             )

@@ -24,9 +24,10 @@ from rocstar.types.demonstrations import Demonstration, DemoTurn, SftRow
 from rocstar.types.groups import Choice, Group, Penalty, Reason, Resampled
 from rocstar.types.problems import Problem, problem_id, seed_for
 from rocstar.types.tools import Status, ToolCall, ToolResult
-from rocstar.types.trajectories import FormatFacts, Outcome, Stop, Trajectory, Turn, Verdict
+from rocstar.types.trajectories import RIGHT_ABOVE, FormatFacts, Outcome, Stop, Trajectory, Turn, Verdict
 
 __all__ = [
+    "RIGHT_ABOVE",
     "Batch",
     "BatchRow",
     "Canary",

@@ -28,7 +28,8 @@ class Penalty:
     errors: float
     """p_err: 0.5 without any tool call, else failed calls / calls."""
     format: float
-    """p_format: 1 without an answer tag, else min(1, (tags - 1) / turns)."""
+    """p_format, times `resample.format_weight`: 1 without an answer tag, else min(1, (tags - 1) / turns); 0 where the
+    prompt asks for none."""
     repetition: float = 0.0
     """Weighted share of repeated 5-grams; 0 unless `resample.repetition_weight` is set, which the paper leaves out."""
 

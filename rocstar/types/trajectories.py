@@ -51,6 +51,11 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"  # counted, and the trajectory leaves its group
 
 
+RIGHT_ABOVE = 0.5
+"""A graded reward above this is RIGHT where nothing else is said: the upper half of rewards from 0 to 1 or -1 to 1.
+Half of the credit, or a little of it for form, is no right answer, so no share of right attempts is too high by it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatFacts:
     """What the text of a trajectory shows about its form; facts, not judgements."""
@@ -61,6 +66,8 @@ class FormatFacts:
     """A `<reason>` tag opens after the first answer block."""
     boxed: bool
     """At least one balanced `\\boxed{}` was found."""
+    answer_asked: bool = True
+    """The prompt speaks of an `<answer>` block; where it does not, nobody can miss one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,8 @@ class Outcome:
     verdict: Verdict
     """The verifier's finding."""
     reward: float
-    """1.0 for RIGHT, else 0.0. Meaningless for UNDECIDED, which never reaches a group."""
+    """1.0 for RIGHT, else 0.0; of a reward function of one's own any finite number, which is RIGHT above
+    `evaluate.right_above`. Meaningless for UNDECIDED, which never reaches a group."""
     extracted: str | None
     """The answer that was compared; None when none was found."""
     method: str

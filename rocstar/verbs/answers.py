@@ -75,6 +75,7 @@ def test(
     signature: Annotated[str | None, typer.Option(help="trl or verl; default: by its parameters.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Completions per call in TRL's signature.")] = 16,
     chat: Annotated[bool, typer.Option("--chat", help="Pass completions as conversations, as TRL may.")] = False,
+    right_above: Annotated[float, typer.Option(help="As evaluate.right_above: a larger reward is right.")] = 0.5,
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,8 +107,8 @@ def test(
         for one, verdict in zip(scored, ours, strict=True)
     ]
     figures = {
-        **_reward_figures(rows),
-        **agreement([(_said(one.reward), one.case.expected) for one in scored if one.reward is not None]),
+        **_reward_figures(rows, right_above),
+        **agreement([(_said(one.reward, right_above), one.case.expected) for one in scored if one.reward is not None]),
     }
     print_json({"rows": rows, "summary": figures}) if as_json else _print(rows, tuple(rows[0]), figures)
     raise typer.Exit(FAILED if figures["errors"] else OK)
@@ -142,24 +143,25 @@ def _decide(
     return asyncio.run(run())
 
 
-def _reward_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _reward_figures(rows: Sequence[Mapping[str, Any]], right_above: float) -> dict[str, Any]:
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     decided = [row for row in rows if row["reward"] is not None and row["rocstar"] != "undecided"]
     return {
         "cases": len(rows),
         "mean_reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
+        "right": sum(reward > right_above for reward in rewards),
         "no_reward": len(rows) - len(rewards),
         "errors": sum(bool(row["error"]) for row in rows),
-        "agrees_with_rocstar": sum(_said(row["reward"]) == row["rocstar"] for row in decided),
+        "agrees_with_rocstar": sum(_said(row["reward"], right_above) == row["rocstar"] for row in decided),
         "compared": len(decided),
     }
 
 
-def _said(reward: float) -> Verdict:
-    """A reward function may shape its rewards; above one half counts as right."""
+def _said(reward: float, right_above: float) -> Verdict:
+    """As training takes it."""
     from rocstar.types import Verdict
 
-    return Verdict.RIGHT if reward > 0.5 else Verdict.WRONG
+    return Verdict.RIGHT if reward > right_above else Verdict.WRONG
 
 
 def _print(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], figures: Mapping[str, Any]) -> None:

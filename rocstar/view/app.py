@@ -62,9 +62,10 @@ EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
 FACTS = (
     *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
-    *("method", "penalty_format"),
+    *("method", "penalty_format", "format_facts"),
 )
-"""Columns that a choice among siblings follows from; with repetition also what was written."""
+"""Columns that a choice among siblings follows from, in older files without the last; with repetition also what was
+written."""
 TOKEN_COLUMNS = ("prompt_ids", "token_ids")
 
 Answer = Callable[["Desk", Request], Any]
@@ -358,7 +359,8 @@ def _recorded(desk: Desk, index: Index, request: Request) -> Recorded:
 
     def read(with_tokens: bool) -> list[dict[str, Any]]:
         columns = [*FACTS, *(TOKEN_COLUMNS if with_tokens else ())]
-        return rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], ", ".join(columns))
+        there = f"COLUMNS('^({'|'.join(columns)})$')"
+        return rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], there)
 
     found = query.problem_of(index, siblings[0]["problem_id"])
     problem = Problem(id=found["problem_id"], question=found["question"], answer=found["gold"], source=found["source"])

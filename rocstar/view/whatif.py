@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rocstar.config import ResampleSection
 from rocstar.learning.batches import kept_advantages
 from rocstar.learning.quality import Quality
-from rocstar.learning.resample import resampler_of, seed_of_choice
+from rocstar.learning.resample import quality_of, resampler_of, seed_of_choice
 from rocstar.protocols import Resampler
 from rocstar.runs.folder import RunFolder, read_json
 from rocstar.runs.rollouts import trajectory_of
@@ -23,10 +23,8 @@ from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_f
 from rocstar.view.query import BadFilter
 
 DRAWS = 1000  # an error of at most 1.6 points
-WEIGHTS = ("errors", "format")
-"""Parts of the penalty whose weight may be tried; training gives each 1."""
-TRIED = (*ResampleSection.model_fields, *(f"weight_{part}" for part in WEIGHTS))
-"""What a URL may change."""
+TRIED = (*ResampleSection.model_fields, "weight_errors")
+"""What a URL may change; the weight of failed calls is always 1 in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,13 @@ class Recorded:
         return resampler_of(self.settings)(self.group, random.Random(self.seed))
 
     def another(self, asked: Mapping[str, str]) -> dict[str, Any]:
-        """The choice under other settings: fields of `[resample]`, and weights of the penalty's parts. Raises
-        BadFilter."""
-        settings, weights = _changed(self.settings, asked), _weights(asked)
-        quality = Quality(repetition_weight=settings.repetition_weight, drop_truncated=settings.drop_truncated)
-        penalties = {t.index: _weighted(quality.penalty(t), weights) for t in self.group.trajectories}
-        known = Known(quality.repetition_weight, quality.drop_truncated, penalties)
+        """The choice under other settings: fields of `[resample]`, and the weight of failed calls. Raises BadFilter."""
+        settings, weight = _changed(self.settings, asked), _weight_of_errors(asked)
+        quality = quality_of(settings)
+        penalties = {t.index: _weighted(quality.penalty(t), weight) for t in self.group.trajectories}
+        known = Known(drop_truncated=quality.drop_truncated, penalties=penalties)
         resample = replace(resampler_of(settings), quality=known)  # type: ignore[type-var]
-        return {"settings": settings.model_dump(), "weights": weights, "siblings": self._siblings(resample)}
+        return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
 
     def _siblings(self, resample: Resampler) -> list[dict[str, Any]]:
         made = resample(self.group, random.Random(self.seed))
@@ -120,15 +117,15 @@ def _texts(settings: ResampleSection) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
 
 
-def _weights(asked: Mapping[str, str]) -> dict[str, float]:
+def _weight_of_errors(asked: Mapping[str, str]) -> float:
     try:
-        found = {name: float(asked.get(f"weight_{name}") or 1.0) for name in WEIGHTS}
+        weight = float(asked.get("weight_errors") or 1.0)
     except ValueError:
-        found = {"": -1.0}
-    if not all(0.0 <= weight <= 100.0 for weight in found.values()):
-        raise BadFilter("weights of the penalty's parts are numbers from 0 to 100")
-    return found
+        weight = -1.0
+    if not 0.0 <= weight <= 100.0:
+        raise BadFilter("weight_errors is a number from 0 to 100")
+    return weight
 
 
-def _weighted(penalty: Penalty, weights: Mapping[str, float]) -> Penalty:
-    return replace(penalty, errors=penalty.errors * weights["errors"], format=penalty.format * weights["format"])
+def _weighted(penalty: Penalty, weight: float) -> Penalty:
+    return replace(penalty, errors=penalty.errors * weight)

@@ -1,19 +1,25 @@
 """Verifiers by name, and functions of other trainers as verifiers."""
 
+import inspect
+
 import pytest
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_named
+from rocstar.config import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
-from rocstar.types import Outcome, Stop, Verdict
+from rocstar.types import RIGHT_ABOVE, Outcome, Stop, Verdict
+from rocstar.verbs import answers
 from tests.contracts.test_verifier import Letters, attempt, problem, turn, verified
 
 RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
 HERE = "tests.answers.reward_functions:"
 
 
-async def asked(name: str, text: str, answer: str = "5", stop: Stop = Stop.ANSWERED) -> Outcome | VerifierUnavailable:
-    reward = RewardVerifier(Letters(), load_reward(HERE + name), seconds=0.2)
+async def asked(
+    name: str, text: str, answer: str = "5", stop: Stop = Stop.ANSWERED, right_above: float = 0.5
+) -> Outcome | VerifierUnavailable:
+    reward = RewardVerifier(Letters(), load_reward(HERE + name), seconds=0.2, right_above=right_above)
     (found,) = await reward.verify_all([(problem(answer), attempt(turn(text), stop=stop))])
     return found
 
@@ -38,9 +44,11 @@ async def test_none_is_undecided_and_columns_of_the_problem_are_offered() -> Non
     assert (await verified(verifier, problem("5"), attempt(turn("5")))).verdict is RIGHT
 
 
-async def test_a_truncated_attempt_is_wrong_without_asking() -> None:
-    found = await asked("trl", "5", stop=Stop.MAX_TOKENS)
-    assert isinstance(found, Outcome) and (found.verdict, found.method) == (WRONG, "truncated")
+@pytest.mark.parametrize(("text", "reward"), [("yes", 0.0), ("half", 0.0), ("no", 0.0), ("less", -1.0)])
+async def test_a_truncated_attempt_is_wrong_and_never_cheaper_than_a_wrong_answer(text: str, reward: float) -> None:
+    found = await asked("moody", text, stop=Stop.MAX_TOKENS)
+    assert isinstance(found, Outcome)
+    assert (found.verdict, found.method, found.reward) == (WRONG, "truncated", reward)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +66,41 @@ async def test_a_function_that_fails_is_an_outage_and_no_reward(text: str, told:
     assert isinstance(found, VerifierUnavailable) and told in str(found)
 
 
-@pytest.mark.parametrize("text", ["half", "much", "digit"])
-async def test_a_reward_between_right_and_wrong_and_the_text_of_one_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="let it return 1 for right and 0 for wrong"):
+@pytest.mark.parametrize(
+    ("text", "above", "verdict", "reward"),
+    [
+        ("half", 0.5, WRONG, 0.5),
+        ("half", 0.0, RIGHT, 0.5),
+        ("more", 0.5, RIGHT, 0.75),
+        ("less", 0.5, WRONG, -1.0),
+        ("less", -2.0, RIGHT, -1.0),
+    ],
+)
+async def test_a_graded_reward_is_kept_and_right_above_the_threshold(
+    text: str, above: float, verdict: Verdict, reward: float
+) -> None:
+    """At f664d51 a reward of 0.5 ended the run in its first evaluation."""
+    found = await asked("moody", text, right_above=above)
+    assert isinstance(found, Outcome) and (found.verdict, found.reward) == (verdict, reward)
+
+
+def test_one_threshold_holds_where_nobody_names_another() -> None:
+    assert EvaluateSection().right_above == RIGHT_ABOVE
+    (shown,) = [one for one in inspect.signature(answers.test).parameters.values() if one.name == "right_above"]
+    assert shown.default == RIGHT_ABOVE
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "huge"])
+@pytest.mark.parametrize("stop", [Stop.ANSWERED, Stop.MAX_TOKENS])
+async def test_a_reward_that_is_not_finite_is_a_fault_of_the_function_and_names_the_case(text: str, stop: Stop) -> None:
+    found = await asked("moody", text, stop=stop)
+    assert isinstance(found, VerifierUnavailable)
+    assert "as the reward of attempt 0 at problem" in str(found) and "('q'); let it return a finite" in str(found)
+
+
+@pytest.mark.parametrize("text", ["much", "digit", "list"])
+async def test_what_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"of attempt 0 at problem \w+ \('q'\); let it return a number"):
         await asked("moody", text)
 
 

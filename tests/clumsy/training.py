@@ -225,6 +225,52 @@ UNREAD = [
         ["bad.toml line 4: model.rope_theta"],
         recipe('[model]\npath = "model"\nrope_theta = 10'),
     ),
+    train(
+        "a number to keep where all are kept",
+        [*TINY, "resample.method=all", "resample.keep=3"],
+        ["override 'resample.keep=3'", "resample.method is 'all'"],
+    ),
+    train("a floor of another method", [*TINY, "resample.method=uniform", "resample.failure_floor=0"], ["'uniform'"]),
+    train("a weight that no draw looks at", [*TINY, "resample.method=all", "resample.format_weight=2"], ["'all'"]),
+    train("a rate of another optimizer", [*TINY, "sft.optimizer=adamw", "sft.muon_learning_rate=0.1"], ["'adamw'"]),
+    train("a threshold of no function", [*TINY, "evaluate.right_above=0.1"], ["evaluate.verifier is 'boxed'"]),
+    train("a band around nothing", [*TINY, "end.truncated_band=0.1"], ["end.truncated_share is None"]),
+    train(
+        "attempts of the past for nothing",
+        [*TINY, "stage.stage1.data.drop_solved_age=2"],
+        ["data.drop_solved_attempts is None"],
+    ),
+    train(
+        "a warm-up beyond the cold start",
+        [*TINY, "stage.cold.steps=5", "sft.warmup_steps=6"],
+        ["override 'sft.warmup_steps=6'", "stage cold ends after 5 updates", "raise stage.cold.steps"],
+    ),
+    train(
+        "a warm-up beyond the stage",
+        BAD,
+        ["bad.toml line 6: stage.stage1.learning.warmup_steps is 50", "after"],
+        recipe('[[stage]]\nname = "stage1"\nsteps = 2\n[stage.learning]\nwarmup_steps = 50'),
+    ),
+    train(
+        "a floor that leaves no room",
+        [*TINY, "resample.failure_floor=4"],
+        ["resample.failure_floor 4", "resample.keep 4", "lower it"],
+    ),
+    train(
+        "more updates than attempts",
+        [*TINY, "learning.updates_per_step=1000"],
+        ["learning.updates_per_step 1000", "8 attempts", "lower it"],
+    ),
+    train(
+        "a second clip that stops learning",
+        [*TINY, "learning.dual_clip=0.5"],
+        ["learning.dual_clip 0.5", "0 for no bound"],
+    ),
+    train(
+        "a verdict on tools without a turn for one",
+        [*TINY, "evaluate.verifier=tool_output", "rollout.max_turns=1"],
+        ["'tool_output'", "rollout.max_turns 1"],
+    ),
     train("minima of another method", [*TINY, "resample.min_positive=1"], ["resample.method is 'roc'", "leave it out"]),
     train(
         "data of rows from a file",
@@ -333,6 +379,23 @@ MODELS = [
         PRETRAINED,
         ["config.json lacks", "max_position_embeddings"],
         model_config(max_position_embeddings=None),
+    ),
+    *(
+        train(f"a model with {word}", PRETRAINED, ["of type qwen3", word, "take one of those"], model_config(**changes))
+        for word, changes in {
+            "kv_lora_rank 512": {"kv_lora_rank": 512},  # DeepSeek-V3
+            "values of another width": {"v_head_dim": 999},
+            "linear_attention": {"layer_types": ["linear_attention", "full_attention"]},  # Qwen3-Next
+            "sliding window of 8": {"layer_types": None, "sliding_window": 8, "use_sliding_window": True},
+            "attn_logit_softcapping": {"attn_logit_softcapping": 50.0},  # Gemma 2
+            "alibi": {"alibi": True},
+        }.items()
+    ),
+    train(
+        "a model of the shape of GPT-2",
+        PRETRAINED,
+        ["of type gpt2", "Qwen2.5, Qwen3 and Llama"],
+        model_config(model_type="gpt2", max_position_embeddings=None, n_positions=1024),
     ),
     train("no tokenizer", PRETRAINED, ["no tokenizer.json"], without("model/tokenizer.json")),
     train("broken tokenizer", PRETRAINED, ["tokenizer.json"], text("model/tokenizer.json", "{}")),

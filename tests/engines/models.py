@@ -42,7 +42,7 @@ def llama(seed: int = 0) -> Any:
 MODELS: dict[str, Callable[[int], Any]] = {"qwen": qwen, "llama": llama}
 
 
-def lively(model: Any, seed: int) -> Any:
+def lively(model: Any, seed: int = 0) -> Any:
     """Weights large enough that attention and the next token depend strongly on what came before."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

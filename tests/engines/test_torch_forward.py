@@ -10,11 +10,20 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_forward import CompactForward
-from rocstar.errors import EngineUnavailable
+from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import SHAPE, VOCAB, lively, llama, naive_logprobs, qwen
 
@@ -131,3 +140,35 @@ async def test_ids_beyond_the_tokenizer_are_not_drawn_and_take_no_probability() 
     laws = torch.log_softmax(logits[len(PROMPT) - 1 : -1, :9], -1)
     expected = laws.gather(1, torch.tensor(completion.token_ids).unsqueeze(1)).squeeze(1).tolist()
     assert completion.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("deepseek_v3", {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}),
+        ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}),
+        ("falcon", {}),
+        ("mpt", {"d_model": 64, "n_layers": 2, "n_heads": 4}),
+        ("diffllama", {"head_dim": 16}),
+        ("bert", {}),
+        ("jetmoe", {"kv_channels": 16, "num_local_experts": 4}),
+    ],
+)
+def test_a_model_whose_own_code_does_more_than_our_attention_is_refused_when_the_engine_is_opened(
+    kind: str, changes: dict[str, Any]
+) -> None:
+    """At f664d51 the first failed at its first request, and the others wrote by other log-probabilities."""
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    if "n_embd" in changes or "d_model" in changes:
+        size = {}
+    more = {"moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "q_lora_rank": 24}
+    size |= more if kind == "deepseek_v3" else {}
+    ids = {"vocab_size": VOCAB, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    torch.manual_seed(0)
+    model = lively(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ids, **size, **changes)))
+    with pytest.raises(ConfigError, match=f"the torch engine cannot run a model of type {kind}: "):
+        TorchEngine(model, rows=2, positions=32)
+
+
+def test_a_cache_of_one_page_is_enough_to_be_checked() -> None:
+    TorchEngine(tanh_gates(), rows=1, positions=8, kv_tokens=8)

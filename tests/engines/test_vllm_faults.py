@@ -83,6 +83,16 @@ async def ask(engine: Any, session: str = "s", tokens: int = 4) -> Completion:
     return completion
 
 
+@pytest.mark.parametrize(("device", "seed"), [("cuda", 2**62 + 5), ("cpu", None)])
+async def test_a_request_brings_its_seed_where_the_server_bears_one(device: str, seed: int | None) -> None:
+    """vLLM 0.32 on CPUs dies of it."""
+    async with StandIn(device=device) as server, opened(server) as engine:
+        sampling = Sampling(max_new_tokens=1, seed=2**62 + 5)
+        await engine.generate((1, 2), sampling, request_id="s/0", session_id="s")
+        (body,) = [body for _, path, body in server.asked if path == "/inference/v1/generate"]
+    assert body["sampling_params"].get("seed") == seed
+
+
 def patience(fault: Fault) -> float:
     """Short where the fault lasts until patience ends."""
     return SHORT if fault in SLOW.values() else 60.0

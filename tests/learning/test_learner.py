@@ -12,11 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rocstar.config import LearningSection
+from rocstar.config import LearningSection, SftSection
 from rocstar.errors import ContractBroken, RunHalted
-from rocstar.learning.batches import split
+from rocstar.learning.batches import question_weights, split
 from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy
+from rocstar.learning.optimizers import rl_optimizers, sft_optimizers
 from rocstar.types import Batch, BatchRow
 from tests.learning import examples
 from tests.learning.examples import policy, rows
@@ -105,6 +107,64 @@ def test_tokens_of_another_policy_are_weighed_up_to_the_cap(scored_before: bool)
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
 
 
+def test_every_question_counts_alike_where_the_paper_says_so() -> None:
+    """Two questions of 12 and 3 tokens, by hand: a token of the first weighs 15 / (2 * 12), one of the second 15 / (2 *
+    3), so that each question has half of 15. A third without tokens is no question."""
+    masks = {"0/0": 8, "0/3": 4, "1/1": 3, "2/0": 0}
+    made = [replace(rows()[0], identity=name, loss_mask=[True] * n + [False] * (12 - n)) for name, n in masks.items()]
+    assert question_weights(made)[:3] == pytest.approx([0.625, 0.625, 2.5])
+    assert sum(w * sum(row.loss_mask) for w, row in zip(question_weights(made), made, strict=True)) == pytest.approx(15)
+
+
+@pytest.mark.parametrize("budget", [1, 25, 10_000])
+@pytest.mark.parametrize("mean", ["tokens", "questions"])
+def test_loss_and_gradient_are_those_of_a_naive_loop_in_double_precision(mean: str, budget: int) -> None:
+    """Clip, second clip, KL and entropy bonus over three questions of unequal length, each token by itself."""
+    low, high, dual, beta, bonus = 0.2, 0.28, 1.5, 0.3, 0.1
+    mine = learner(
+        loss_mean=mean,
+        dual_clip=dual,
+        kl_coefficient=beta,
+        entropy_coefficient=bonus,
+        max_grad_norm=1e9,
+        tokens_per_microbatch=budget,
+    )
+    rng = random.Random(0)
+    siblings = zip(rows(), (0, 0, 1, 2, 1), (1.5, -1.0, 0.5, -0.5, 1.0), strict=True)
+    named = [replace(row, identity=f"{question}/0", advantage=advantage) for row, question, advantage in siblings]
+    old = tuple(
+        replace(row, old_logprobs=[logprob + rng.uniform(-0.7, 0.7) for logprob in row.old_logprobs])
+        for row in mine.score(named)
+    )
+    metrics = mine.update(Batch(rows=old)).metrics
+
+    model = examples.model().double()
+    terms: dict[str, list[torch.Tensor]] = {}
+    ratios: list[tuple[float, float]] = []
+    for row in old:
+        everything = torch.log_softmax(model(input_ids=torch.tensor([row.token_ids])).logits[0], -1)
+        for t in range(1, len(row.token_ids)):
+            if row.loss_mask[t]:
+                logprob, a = everything[t - 1, row.token_ids[t]], row.advantage
+                ratio = (logprob - row.old_logprobs[t]).exp()
+                term = torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+                term = torch.maximum(term, torch.tensor(dual * a).double()) if a < 0 else term
+                distance = logprob.detach() - logprob  # the reference has the same weights
+                kl = distance.exp() - distance - 1
+                entropy = -(everything[t - 1].exp() * everything[t - 1]).sum()
+                terms.setdefault(row.identity if mean == "questions" else "", []).append(
+                    -term + beta * kl - bonus * entropy
+                )
+                ratios.append((ratio.item(), a))
+    naive = torch.stack([torch.stack(some).mean() for some in terms.values()]).mean()
+    naive.backward()
+    assert len(terms) == (3 if mean == "questions" else 1)
+    assert any(a < 0 and ratio > dual for ratio, a in ratios) and any(a > 0 and ratio > 1 + high for ratio, a in ratios)
+    assert metrics["loss"] == pytest.approx(naive.item(), abs=1e-6)
+    for gradient, parameter in zip(gradients(mine), model.parameters(), strict=True):
+        torch.testing.assert_close(gradient.double(), parameter.grad, atol=1e-6, rtol=1e-4)
+
+
 def test_without_a_cap_sampled_logprobs_do_not_matter() -> None:
     one, other = learner(), learner()
     far = tuple(replace(row, sampled_logprobs=[-3.0] * len(row.token_ids)) for row in rows())
@@ -154,6 +214,27 @@ def test_a_restored_learner_keeps_its_own_settings(tmp_path: Path) -> None:
     other.restore(tmp_path)
     group = other._updater._optimizers[0].param_groups[0]
     assert (group["weight_decay"], group["betas"]) == (0.0, (0.9, 0.99))
+
+
+@pytest.mark.parametrize("kind", ["rl", "adamw", "muon"])
+def test_norms_and_biases_do_not_decay(kind: str) -> None:
+    """With no gradient at all, a step changes what decays by rate * decay and leaves the rest alone."""
+    model = Qwen2ForCausalLM(Qwen2Config(hidden_size=32, intermediate_size=64, num_hidden_layers=2, vocab_size=50))
+    assert any(name.endswith("bias") for name, _ in model.named_parameters())
+    if kind == "rl":
+        optimizers = rl_optimizers(model, LearningSection(learning_rate=0.1, weight_decay=0.5))
+    else:
+        made = {"optimizer": kind, "adamw_learning_rate": 0.1, "muon_learning_rate": 0.1, "weight_decay": 0.5}
+        optimizers = sft_optimizers(model, SftSection.model_validate(made))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in optimizers:
+        optimizer.step()
+    assert {p.ndim for p in before.values()} == {1, 2}
+    for name, parameter in model.named_parameters():
+        kept = 1.0 if parameter.ndim == 1 else 0.95
+        torch.testing.assert_close(parameter.detach(), kept * before[name])
 
 
 def test_kl_holds_the_policy_near_its_reference() -> None:

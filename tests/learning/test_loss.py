@@ -13,7 +13,7 @@ import torch
 from rocstar.learning.loss import MAX_LOG_RATIO, PolicyLoss, importance_weights, kl_to_reference, policy_loss
 
 
-def loss_of(ratios: list[float], advantage: float) -> tuple[PolicyLoss, torch.Tensor]:
+def loss_of(ratios: list[float], advantage: float, dual_clip: float = 0.0) -> tuple[PolicyLoss, torch.Tensor]:
     """Loss of one row whose old logprobs are -1 each, and the gradient with respect to its logprobs."""
     old = torch.full((len(ratios),), -1.0)
     new = (old + torch.tensor(ratios).log()).requires_grad_()
@@ -23,6 +23,7 @@ def loss_of(ratios: list[float], advantage: float) -> tuple[PolicyLoss, torch.Te
         advantages_T=torch.full_like(old, advantage),
         clip_low=0.2,
         clip_high=0.28,
+        dual_clip=dual_clip,
     )
     loss.total.backward()
     return loss, new.grad
@@ -45,6 +46,25 @@ def test_three_tokens_of_a_wrong_attempt() -> None:
     assert float(loss.clipped) == 1
 
 
+def test_a_second_clip_bounds_what_a_wrong_attempt_can_weigh() -> None:
+    # A = -2, bound 3: 0.5 clipped to 0.8 as before, 2.9 as it is, 5 bounded to 3 and without a gradient.
+    # Loss 1.6 + 5.8 + 6 = 13.4; without the bound 1.6 + 5.8 + 10 = 17.4.
+    loss, gradient = loss_of([0.5, 2.9, 5.0], -2.0, dual_clip=3.0)
+    assert loss.total.item() == pytest.approx(13.4, rel=1e-6)
+    assert gradient.tolist() == pytest.approx([0.0, 5.8, 0.0], rel=1e-6)
+    assert float(loss.clipped) == 2
+    plain, gradient = loss_of([0.5, 2.9, 5.0], -2.0)
+    assert plain.total.item() == pytest.approx(17.4, rel=1e-6)
+    assert gradient.tolist() == pytest.approx([0.0, 5.8, 10.0], rel=1e-6)
+
+
+def test_a_second_clip_leaves_right_attempts_alone() -> None:
+    for dual_clip in (0.0, 3.0):
+        loss, gradient = loss_of([0.1, 1.2, 5.0], 2.0, dual_clip)
+        assert loss.total.item() == pytest.approx(-(0.2 + 2.4 + 2.56), rel=1e-6)
+        assert gradient.tolist() == pytest.approx([-0.2, -2.4, 0.0], rel=1e-6)
+
+
 def test_one_hopelessly_mismatched_token_leaves_the_loss_finite() -> None:
     loss, gradient = loss_of([math.exp(30), 1.0], -1.0)
     assert loss.total.item() == pytest.approx(math.exp(MAX_LOG_RATIO) + 1, rel=1e-5)
@@ -54,9 +74,9 @@ def test_one_hopelessly_mismatched_token_leaves_the_loss_finite() -> None:
 def test_the_kl_estimate_is_never_negative_and_zero_for_equal_models() -> None:
     mine = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
     other = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
-    each = torch.stack([kl_to_reference(a, b) for a, b in zip(mine.flatten(), other.flatten(), strict=True)])
-    assert (each >= 0).all() and each.max() > 1
-    assert float(kl_to_reference(mine, mine)) == 0
+    each = kl_to_reference(mine, other)
+    assert each.shape == mine.shape and (each >= 0).all() and each.max() > 1
+    assert float(kl_to_reference(mine, mine).abs().sum()) == 0
 
 
 def test_the_kl_estimate_is_right_on_average() -> None:

@@ -106,6 +106,17 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    """At f664d51 the learner's own check told that "packed rows differ by nan"."""
+    made = model()
+    with torch.no_grad():
+        made.model.layers[1].mlp.up_proj.weight[3, 5] = value
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"its tensor model\.layers\.1\.mlp\.up_proj\.weight holds nan or inf"):
+        load_model(tmp_path)
+
+
 def test_a_model_goes_out_in_the_dtype_it_came_in_and_loses_nothing_for_a_resumed_run(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     template = template_named("compact")

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.config import ResampleSection
+from rocstar.learning.quality import PAPER
 from rocstar.learning.resample import (
     KeepAll,
     RocPaper,
     RocRelease,
     Uniform,
+    _fates,
     draw_weight,
     resampler_of,
     select,
@@ -67,6 +69,24 @@ def test_the_weight_is_finite_without_penalty_and_falls_with_it() -> None:
     assert draw_weight(0.0) > draw_weight(0.1) > draw_weight(2.0) > 0
 
 
+def test_graded_rewards_have_successes_above_a_threshold() -> None:
+    """Half of the credit is no success unless the caller says so; failures are then drawn blindly."""
+    rewards, penalties = (0.5, 0.75, 1.0, 0.5, 0.9, -1.0), (0.0, 2.0, 0.0, 2.0, 0.0, 0.0)
+    for above, successes in ((0.5, {1, 2, 4}), (0.0, {0, 1, 2, 3, 4}), (0.8, {2, 4})):
+        _, reasons = select(rewards, penalties, 4, random.Random(0), success_above=above)
+        assert {i for i, reason in enumerate(reasons) if "quality" in reason} == successes
+    assert select(rewards, penalties, 4, random.Random(0)) == select(
+        rewards, penalties, 4, random.Random(0), success_above=0.5
+    )
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.75, 1.0]), min_size=2, max_size=20), st.integers())
+def test_what_is_kept_of_graded_rewards_is_never_without_signal(rewards: list[float], seed: int) -> None:
+    kept, reasons = select(rewards, [0.0] * len(rewards), 3, random.Random(seed))
+    assert len({rewards[index] for index in kept}) != 1
+    assert kept or set(reasons) == {Reason.DROPPED_EQUAL_REWARDS}
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.1])
 @pytest.mark.parametrize("keep", [2, 8])
 def test_a_penalty_that_is_no_penalty_is_refused_also_where_nothing_is_drawn(wrong: float, keep: int) -> None:
@@ -79,6 +99,23 @@ def test_a_penalty_that_is_no_penalty_is_refused_also_where_nothing_is_drawn(wro
 @pytest.mark.parametrize(("negatives", "kept"), [(0, 0), (1, 1), (2, 1), (3, 1), (16, 8), (17, 8), (31, 15)])
 def test_half_the_negatives_rounded_down_but_never_none(negatives: int, kept: int) -> None:
     assert RocPaper(16).negatives_kept(negatives, 32) == kept
+
+
+@pytest.mark.parametrize(("floor", "kept"), [(0, [0, 0, 1, 1, 16]), (1, [0, 1, 1, 1, 16]), (3, [0, 1, 2, 3, 16])])
+def test_the_floor_of_failures_is_a_setting_and_the_papers_is_none(floor: int, kept: list[int]) -> None:
+    resampler = resampler_of(ResampleSection(failure_floor=floor))
+    assert isinstance(resampler, RocPaper)
+    assert [resampler.negatives_kept(negatives, 32) for negatives in (0, 1, 2, 3, 32)] == kept
+
+
+def test_one_failure_of_many_teaches_nothing_without_the_floor() -> None:
+    rewards = [True] * 7 + [False]
+    fates = _fates(
+        [float(right) for right in rewards], rewards, [0.0] * 8, random.Random(0), RocPaper(4, PAPER, 0)._choose
+    )
+    assert {reason for reason, _ in fates} == {Reason.DROPPED_EQUAL_REWARDS}
+    with pytest.raises(ValueError, match="failure_floor is 4; take 0 to 3"):
+        RocPaper(4, PAPER, 4)
 
 
 @given(SELECTIONS)

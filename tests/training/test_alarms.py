@@ -8,7 +8,8 @@ from rocstar.training.alarms import LEVELS, WINDOW, Evaluated, alarms
 from rocstar.training.windows import Row
 
 HEALTHY: Row = {
-    "reward/mean": 0.5,
+    "verdict/right": 0.5,
+    "verdict/undecided": 0.002,
     "learn/updates": 2.0,
     "learn/skipped": 0.0,
     "len/truncated": 0.1,
@@ -35,7 +36,7 @@ def names(rows: list[Row], *evaluations: float, tools: bool = True) -> list[str]
 
 def test_a_healthy_stage_raises_none() -> None:
     assert names(stage()) == names(stage({})) == names([]) == []
-    assert names(stage({"reward/mean": 0.9}), 0.3, 0.5, 0.8) == []
+    assert names(stage({"verdict/right": 0.9}), 0.3, 0.5, 0.8) == []
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
@@ -53,8 +54,8 @@ def test_without_tools_nobody_misses_them() -> None:
 
 
 def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
-    assert names(stage({"reward/mean": 0.36})) == []
-    assert names(stage({"reward/mean": 0.34})) == ["reward collapse"]
+    assert names(stage({"verdict/right": 0.36})) == []
+    assert names(stage({"verdict/right": 0.34})) == ["reward collapse"]
 
 
 def test_entropy_and_tool_errors_that_grow_are_told() -> None:
@@ -63,7 +64,7 @@ def test_entropy_and_tool_errors_that_grow_are_told() -> None:
 
 
 def test_a_reward_that_rises_while_the_evaluation_does_not_is_told() -> None:
-    rising = stage({"reward/mean": 0.8})
+    rising = stage({"verdict/right": 0.8})
     assert names(rising, 0.40, 0.39, 0.40) == ["evaluation is flat"]
     assert names(rising, 0.40, 0.45, 0.40) == []
     assert names(rising, 0.40, 0.40) == [], "two evaluations say little"

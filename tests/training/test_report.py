@@ -131,7 +131,30 @@ def test_attempts_with_stale_tokens_say_nothing_of_the_gap_between_engine_and_le
 def test_faults_and_undecided_attempts_count_in_no_accuracy() -> None:
     groups = [with_losses()]
     assert step_metrics(groups, scored(groups))["reward/mean"] == 0.5
-    assert faults_of(groups) == (0.25, "the sandbox is gone")
+    assert step_metrics(groups, scored(groups))["verdict/undecided"] == 0.25
+    assert faults_of(groups) == (0.5, "the sandbox is gone")
+
+
+def test_an_undecided_attempt_uses_up_the_fault_budget_and_names_its_reference() -> None:
+    """At f664d51 it left its group, and neither a budget nor an alarm knew of it."""
+    attempts = tuple(trajectory(n, verdict=verdict) for n, verdict in enumerate((Verdict.RIGHT, Verdict.UNDECIDED)))
+    choices = (choice(0, False, Reason.DROPPED_TOO_FEW), choice(1, False, Reason.DROPPED_UNDECIDED))
+    share, first = faults_of([Resampled(group=Group(problem=PROBLEM, trajectories=attempts), choices=choices)])
+    assert share == 0.5 and first is not None
+    assert f"could not decide problem {PROBLEM.id} (" in first and f"reference {PROBLEM.answer!r}" in first
+
+
+def test_graded_rewards_have_a_mean_and_right_attempts_are_those_that_the_verifier_called_right() -> None:
+    graded = tuple(
+        replace(attempt, outcome=replace(attempt.outcome, reward=reward))
+        for attempt, reward in zip(resampled().group.trajectories, (0.25, 0.5, 1.0), strict=True)
+        if attempt.outcome
+    )
+    group = replace(resampled(), group=replace(resampled().group, trajectories=graded))
+    metrics = step_metrics([group], scored([group]))
+    assert metrics["reward/mean"] == pytest.approx(1.75 / 3)
+    right = [attempt.outcome for attempt in graded if attempt.outcome and attempt.outcome.verdict is Verdict.RIGHT]
+    assert metrics["verdict/right"] == pytest.approx(len(right) / 3)
 
 
 def test_the_penalty_of_right_attempts_is_told_before_and_after_the_choice() -> None:

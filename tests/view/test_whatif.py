@@ -10,7 +10,7 @@ import pytest
 
 from rocstar.config import ResampleSection
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.runs.rollouts import read_rollouts, trajectory_of
+from rocstar.runs.rollouts import read_rollouts, read_table, trajectory_of, write_table
 from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, page, problem, settled
 
@@ -64,7 +64,7 @@ def test_other_settings_give_what_the_resampler_makes_of_the_attempts_themselves
 def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
     groups = add_step(run, 1, problems=6)
-    asked = {"part": "rollouts", "step": 1, "weight_errors": "0", "weight_format": "0"}
+    asked = {"part": "rollouts", "step": 1, "weight_errors": "0", "format_weight": "0"}
     with page(run.path.parent, tmp_path / "cache") as client:
         settled(client, "/api/run/made/attempts")
         answers = [
@@ -94,7 +94,8 @@ def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> 
         ({"keep": "1"}, "keep"),
         ({"keep": "x"}, "keep"),
         ({"method": "best"}, "method"),
-        ({"weight_format": "-1"}, "weights"),
+        ({"format_weight": "-1"}, "format_weight"),
+        ({"weight_errors": "-1"}, "weight_errors"),
     ],
 )
 def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: dict[str, str], word: str) -> None:
@@ -107,6 +108,17 @@ def test_settings_that_training_would_refuse_are_refused(tmp_path: Path, asked: 
     assert word in found.json()["error"]
 
 
+def test_a_file_of_an_older_run_without_format_facts_gives_the_same_choice(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    (one, *_) = add_step(run, 1, problems=1)
+    file = run.rollout_file(1)
+    write_table(file, read_table(file).drop_columns("format_facts"))
+    with page(run.path.parent, tmp_path / "cache") as client:
+        settled(client, "/api/run/made/attempts")
+        found = client.get("/api/run/made/what-if", params={"part": "rollouts", "step": 1, "grp": 1}).json()
+    assert [(s["kept"], s["reason"]) for s in found["recomputed"]] == fates([one])[0]
+
+
 def test_a_recorded_row_turns_back_into_its_trajectory(tmp_path: Path) -> None:
     run = create(tmp_path / "runs")
     groups = add_step(run, 1, problems=4)
@@ -117,3 +129,4 @@ def test_a_recorded_row_turns_back_into_its_trajectory(tmp_path: Path) -> None:
         assert [turn.calls for turn in after.turns] == [turn.calls for turn in before.turns]
         assert after.sampled_logprobs == pytest.approx(before.sampled_logprobs)
         assert (after.stop, after.fault, after.index) == (before.stop, before.fault, before.index)
+        assert after.outcome == before.outcome

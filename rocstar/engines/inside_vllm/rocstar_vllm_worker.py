@@ -37,6 +37,7 @@ class RocstarWorker:
             "dtype": str(config.dtype).removeprefix("torch."),
             "rows": scheduler.max_num_seqs,
             "scheduling": scheduler.policy,
+            "device": self.device.type,
         }
 
     def rocstar_load(self, folder: str) -> dict[str, str]:

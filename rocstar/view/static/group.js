@@ -4,7 +4,7 @@ import { amend, html, link, number, ofRun, percent, place, Problem, seconds, sig
 import { Tabs } from "./run.js";
 
 const METHODS = { roc: "RoC, the paper's draw", roc_release: "RoC as released", uniform: "uniform", all: "keep all" };
-const WHATIF = ["method", "keep", "min_positive", "min_negative", "repetition_weight", "drop_truncated", "weight_errors", "weight_format"];
+const WHATIF = ["method", "keep", "min_positive", "min_negative", "repetition_weight", "failure_floor", "drop_truncated", "weight_errors", "format_weight", "format_penalty"];
 
 export const placed = (at) => {
   const parts = (at || "").split(":");
@@ -54,11 +54,11 @@ function Siblings({ name, query, part, step, grp, rows }) {
     <tbody>${order.map((at) => html`<${Sibling} key=${at} name=${name} row=${rows[at]} trained=${trained} now=${found?.siblings[at]} chance=${found?.chances[at]} tried=${tried} />`)}</tbody></table></div>`;
 }
 
-function arithmetic({ method, keep }, right, wrong) {
+function arithmetic({ method, keep, failure_floor }, right, wrong) {
   const n = right + wrong;
   if (!right || !wrong || n <= keep) return "";
   if (method === "roc") {
-    const failures = Math.max(Math.floor((wrong * keep) / n), 1);
+    const failures = Math.max(Math.floor((wrong * keep) / n), Math.min(failure_floor, wrong));
     return `: wrong ⌊${wrong}·${keep}/${n}⌋ = ${failures}, right ${keep} − ${failures} = ${keep - failures}`;
   }
   return method === "roc_release" ? `: wrong ≈ ${wrong}·${keep}/${n}, right ≈ ${right}·${keep}/${n}` : "";
@@ -87,9 +87,10 @@ function WhatIf({ used, query, tried, changed, error }) {
   const field = (key, label, step, low, high) => html`<label>${label} <input type="number" class="range" step=${step} min=${low} max=${high} value=${now(key)} onInput=${set(key)} /></label>`;
   return html`<details class="card what-if" open=${tried || undefined}><summary><b>What if</b> <span class="dim">training had chosen otherwise? The same functions answer${changed !== null ? "" : " at once"}.</span>${changed !== null && html` <b class="count">${changed} fates change</b>`}</summary>
     <div class="bar filters"><label>resampler <select value=${method} onChange=${set("method")}>${Object.entries(METHODS).map(([id, label]) => html`<option value=${id}>${label}</option>`)}</select></label>
-      ${method !== "all" && field("keep", "keep G", 1, 2, 1024)}${method === "roc_release" && [field("min_positive", "at least right", 1, 0, 64), field("min_negative", "at least wrong", 1, 0, 64)]}
+      ${method !== "all" && field("keep", "keep G", 1, 2, 1024)}${method === "roc_release" && [field("min_positive", "at least right", 1, 0, 64), field("min_negative", "at least wrong", 1, 0, 64)]}${method === "roc" && field("failure_floor", "at least wrong", 1, 0, 64)}
       <label>weight of failed calls <input type="number" class="range" step="0.1" min="0" max="100" value=${query["w.weight_errors"] ?? 1} onInput=${set("weight_errors")} /></label>
-      <label>weight of form <input type="number" class="range" step="0.1" min="0" max="100" value=${query["w.weight_format"] ?? 1} onInput=${set("weight_format")} /></label>
+      ${field("format_weight", "weight of form", 0.1, 0, 100)}
+      <label>form counts <select value=${now("format_penalty")} onChange=${set("format_penalty")}><option value="asked">where the prompt asks for it</option><option value="always">always</option></select></label>
       ${field("repetition_weight", "weight of repetition", 0.1, 0, 100)}
       <label><input type="checkbox" checked=${String(now("drop_truncated")) === "true"} onChange=${set("drop_truncated")} /> leave out cut attempts</label>
       ${tried && html`<button onClick=${() => amend(Object.fromEntries(WHATIF.map((key) => ["w." + key, ""])))}>as it was</button>`}</div><${Problem} error=${error} /></details>`;

@@ -1,0 +1,111 @@
+"""RoC prefers clean attempts under every template: what nobody asked for counts against nobody."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rocstar.answers.grade import Grader
+from rocstar.answers.verifier import BoxedVerifier
+from rocstar.config import ResampleSection
+from rocstar.dialogue.segments import text_of
+from rocstar.dialogue.template import Template
+from rocstar.dialogue.templates import template_for
+from rocstar.learning.resample import resampler_of
+from rocstar.types import Choice, Group, Outcome, Status, Trajectory, Verdict
+from tests.contracts.test_verifier import Letters, attempt, printed, problem, turn
+from tests.dialogue.folders import LLAMA, PYTHON, THINKING, folder_of
+
+BOX = "Put the answer into \\boxed{}.\n"
+TAGS = "Put the answer into <answer> </answer>.\n"
+TEMPLATES: dict[str, tuple[Callable[[Path], Template], bool]] = {
+    "paper": (lambda folder: template_for("paper", None), True),
+    "paper, own preamble": (lambda folder: template_for("paper", None, preamble=BOX), True),
+    "compact": (lambda folder: template_for("compact", None), False),
+    "compact, own preamble": (lambda folder: template_for("compact", None, preamble=TAGS), True),
+    "model like qwen": (lambda folder: template_for("model", folder_of(folder, THINKING), [PYTHON]), False),
+    "model like llama": (lambda folder: template_for("model", folder_of(folder, LLAMA), [PYTHON]), False),
+    "model, own preamble": (
+        lambda folder: template_for("model", folder_of(folder, THINKING), [PYTHON], preamble=TAGS),
+        True,
+    ),
+}
+"""By name: how it is made, and whether it asks for an answer block."""
+CLEAN, MESSY, WRONG = 4, 12, 16
+
+
+def solved(template: Template, index: int, asked: bool) -> Trajectory:
+    """Four clean ones, twelve with a failed call of two, sixteen wrong; all written as the template asks."""
+    box = f"\\boxed{{{5 if index < CLEAN + MESSY else 6}}}"
+    status = Status.OK if index < CLEAN else Status.CODE_ERROR
+    turns = (
+        turn("c", printed("5", status)),
+        turn("c", printed("5")),
+        turn(f"<answer>{box}</answer>" if asked else box),
+    )
+    prompt = Letters().encode(text_of(template.opening("q", [PYTHON])))
+    made = attempt(*turns)
+    return Trajectory(problem_id="p", index=index, prompt_ids=tuple(prompt), turns=made.turns, stop=made.stop)
+
+
+async def chosen(template: Template, asked: bool, settings: ResampleSection) -> tuple[Choice, ...]:
+    attempts = [solved(template, index, asked) for index in range(CLEAN + MESSY + WRONG)]
+    outcomes = await BoxedVerifier(Letters(), Grader()).verify_all([(problem("5"), one) for one in attempts])
+    judged = tuple(
+        Trajectory(
+            problem_id="p",
+            index=one.index,
+            prompt_ids=one.prompt_ids,
+            turns=one.turns,
+            stop=one.stop,
+            outcome=outcome if isinstance(outcome, Outcome) else None,
+        )
+        for one, outcome in zip(attempts, outcomes, strict=True)
+    )
+    assert [one.outcome.verdict is Verdict.RIGHT for one in judged if one.outcome] == [True] * 16 + [False] * 16
+    return resampler_of(settings)(Group(problem=problem("5"), trajectories=judged), random.Random(0)).choices
+
+
+def clean_kept(clean_weight: float, messy_weight: float, places: int = 8) -> float:
+    """Expected number of clean ones among so many drawn one by one without replacement, in exact terms."""
+
+    @cache
+    def expected(clean: int, messy: int, left: int) -> float:
+        if not left:
+            return 0.0
+        chance = clean * clean_weight / (clean * clean_weight + messy * messy_weight)
+        after = (1 - chance) * expected(clean, messy - 1, left - 1) if messy else 0.0
+        return after + (chance * (1 + expected(clean - 1, messy, left - 1)) if clean else 0.0)
+
+    return expected(CLEAN, MESSY, places)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_clean_attempts_are_kept_whatever_the_template_asks_for(name: str, tmp_path: Path) -> None:
+    """Of four clean ones among sixteen right f664d51 kept 2.42 where a model's own template stood, a blind draw 2."""
+    make, asked = TEMPLATES[name]
+    choices = await chosen(make(tmp_path), asked, ResampleSection())
+    assert [choice.penalty.total for choice in choices[:16]] == [0.0] * CLEAN + [0.5] * MESSY
+    weights = [choice.weight for choice in choices[:16]]
+    assert set(weights[:CLEAN]) == {weights[0]} and set(weights[CLEAN:]) == {weights[CLEAN]}
+    assert clean_kept(weights[0], weights[CLEAN]) >= 3.9
+    assert sum(choice.kept for choice in choices[:16]) == 8
+
+
+@pytest.mark.parametrize("name", ["paper", "compact, own preamble"])
+async def test_a_block_that_was_asked_for_is_missed(name: str, tmp_path: Path) -> None:
+    make, _ = TEMPLATES[name]
+    choices = await chosen(make(tmp_path), False, ResampleSection())
+    assert {choice.penalty.format for choice in choices} == {1.0}
+    light = await chosen(make(tmp_path), False, ResampleSection(format_weight=0.25))
+    assert {choice.penalty.format for choice in light} == {0.25}
+
+
+async def test_a_recipe_may_count_blocks_that_nobody_asked_for(tmp_path: Path) -> None:
+    make, _ = TEMPLATES["model like qwen"]
+    choices = await chosen(make(tmp_path), False, ResampleSection(format_penalty="always"))
+    assert clean_kept(choices[0].weight, choices[CLEAN].weight) == pytest.approx(2.43, abs=0.005)
