@@ -66,4 +66,5 @@ def chosen(texts: Sequence[str]) -> str | None:
     found = next((box for box in boxes if box is not None), None)
     if found is None:
         found = phrase_answer(texts[-1]) if texts else None
-    return chosen_letter(found or "")
+    letter = chosen_letter(found or "")
+    return letter if letter in tuple(LETTERS) else None
