@@ -14,6 +14,9 @@ MAX_DEPTH = 40  # brackets inside brackets; published references stay below ten
 MAX_DIGITS = 20_000  # of an integer that a parser would evaluate, some milliseconds; references reach 6,000
 MAX_FACTORIAL = 5000  # 5000! has 16,326 digits; references like years, 2022!
 
+PLAIN = "0"
+"""A prediction that costs nothing to read: what comparing a reference with it takes, the reference takes."""
+
 _BRACKET = re.compile(r"\\[{}]|[(\[{]|[)\]}]")
 _OPENING = frozenset(("(", "[", "{", "\\{"))
 _POWER = re.compile(r"(\d+(?:\.\d+)?)[\s)}\]]*\^\s*(?:\{\s*(-?\d+)\s*\}|\(\s*(-?\d+)\s*\)|(-?\d))")

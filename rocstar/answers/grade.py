@@ -52,7 +52,7 @@ class Grade:
     """RIGHT, WRONG or UNDECIDED."""
     method: str
     """What decided: tolerance, integer, number, unit, not_a_number, text, choice, value, prime, math_verify, no_answer,
-    too_long, too_deep, too_big, deadline, memory, gold_unparsed, unsure."""
+    too_long, too_deep, too_big, unreadable, deadline, memory, gold_unparsed, unsure."""
     extracted: str | None
     """The answer that was compared; None when there was none."""
 
@@ -85,7 +85,8 @@ class Grader:
     async def grade_each(self, pairs: Sequence[Pair]) -> list[Grade | VerifierUnavailable]:
         """Compare extracted answers with their references, in order; a whole step in one call.
 
-        VerifierUnavailable stands in the place of a pair on which our workers failed. Same input, same grade, as long
+        VerifierUnavailable stands in the place of a pair on which our workers failed. UNDECIDED means that the
+        reference is at fault, never the prediction. Same input, same grade, as long
         as no limit is hit. Source: paper §2.2.1 says "rule-based" and no more; release: either of two graders
         accepts."""
         grades: dict[int, Grade | VerifierUnavailable] = {}
@@ -137,12 +138,11 @@ class Grader:
 
 
 def _refused(gold: str, predicted: str, limit: int) -> Found | None:
-    """Texts that are not parsed. A prediction nested deeper than any reference is wrong; a value too large to compute
-    may be right, and nobody can tell."""
-    if reason := refusal(gold, limit):
-        return Verdict.UNDECIDED, reason
-    if reason := refusal(predicted, limit):
-        return (Verdict.UNDECIDED if reason == "too_big" else Verdict.WRONG), reason
+    """Texts that are not parsed. Who writes what nobody can read, or a value larger than any reference, is wrong: were
+    it undecided, a policy could leave its group by writing it."""
+    for text, verdict in ((gold, Verdict.UNDECIDED), (predicted, Verdict.WRONG)):
+        if reason := refusal(text, limit):
+            return verdict, reason
     return None
 
 

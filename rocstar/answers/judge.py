@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rocstar.answers.caps import MAX_DIGITS
+from rocstar.answers.caps import MAX_DIGITS, PLAIN
 from rocstar.answers.mathverify import grade_math_verify
 from rocstar.answers.prime import grade_prime, same_text
 from rocstar.answers.wording import is_running
@@ -31,11 +31,26 @@ GRADERS: dict[str, Callable[..., Found]] = {
 
 def judge(question: Mapping[str, Any]) -> Found:
     """(verdict, method) of the named graders together; the question is a `symbolic.Question` as JSON. The first that
-    accepts decides, as in the release. Unbounded in time."""
+    accepts decides, as in the release. What nobody can decide is WRONG where the reference can be compared with
+    something: then it is the prediction that cannot be read. Unbounded in time. Raises MemoryError."""
+    found = _attempted(**question)
+    if found[0] is Verdict.UNDECIDED and is_readable(question["graders"], question["gold"]):
+        return Verdict.WRONG, "unreadable"
+    return found
+
+
+def is_readable(graders: Sequence[str], gold: str) -> bool:
+    """Whether a reference can be told from a plain number."""
+    return not LOSSY.search(gold) and _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
+
+
+def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str) -> Found:
     try:
-        return fused(**question)
-    except RecursionError:  # of a parser, on brackets that `caps.py` let through
-        return Verdict.UNDECIDED, "memory"
+        return fused(graders, gold, predicted, **others)
+    except MemoryError:
+        raise
+    except Exception:  # parsers and sympy raise anything at all for texts that are no formula
+        return Verdict.UNDECIDED, "unreadable"
 
 
 def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", search: str = "all") -> Found:

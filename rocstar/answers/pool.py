@@ -22,7 +22,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
+
+from rocstar.answers.worker import WALL
 
 MAX_DEATHS = 2
 RESTART_SECONDS = 1.0  # after a start that failed: calls in line are given its reason instead of a start each
@@ -53,11 +55,14 @@ class DeadlinePool:
         deadline_seconds: float = 5.0,
         memory_bytes: int = 2**30,
         start_seconds: float = 60.0,
+        clock: Literal["wall", "cpu"] = "wall",
     ) -> None:
         """target: `module:function` of one argument. prepare: `module:function` of none, called once before the first
-        call. deadline_seconds: wall time of a call, waiting in line excluded. memory_bytes: resident memory a call may
-        add. start_seconds: wall time to import and prepare."""
-        self._target, self._settings = target, (target, prepare, memory_bytes)
+        call. deadline_seconds: time of a call by `clock`, waiting in line excluded; by the CPU's, the pool has failed
+        after WALL times as long. memory_bytes: resident memory a call may add. start_seconds: wall time to import and
+        prepare."""
+        self._target, self._settings = target, (target, prepare, memory_bytes, clock)
+        self._longest = deadline_seconds * (WALL if clock == "cpu" else float("inf"))
         self._workers, self._deadline_seconds, self._start_seconds = workers, deadline_seconds, start_seconds
         self._jobs: SimpleQueue[tuple[Future[Any], bytes] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -119,7 +124,10 @@ class DeadlinePool:
                 answer = json.loads(worker.recv_bytes(MAX_ANSWER_BYTES))
             except (OSError, EOFError, ValueError):
                 worker.close()
-                if time.monotonic() - started >= self._deadline_seconds:  # its alarm cannot ring earlier
+                took = time.monotonic() - started
+                if took >= self._longest:
+                    raise PoolError(f"{self._target} got too little CPU time in {took:.0f} seconds") from None
+                if took >= self._deadline_seconds:  # its alarm cannot ring earlier
                     raise TimeoutError(f"{self._target} took more than {self._deadline_seconds} seconds") from None
                 continue
             if answer["full"]:

@@ -10,8 +10,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from rocstar.answers.caps import PLAIN
 from rocstar.answers.pool import DeadlinePool, PoolError
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import Verdict
@@ -19,6 +20,7 @@ from rocstar.types import Verdict
 Found = tuple[Verdict, str]
 
 JUDGE, WARM = "rocstar.answers.judge:judge", "rocstar.answers.judge:warm"
+LIMITS: tuple[Found, Found] = ((Verdict.UNDECIDED, "deadline"), (Verdict.UNDECIDED, "memory"))
 WORKERS = 2  # a worker holds 100 MB; two keep one hard answer from stopping all others
 CACHE_SIZE = 8192  # siblings give the same few answers; two texts of at most some kB each
 
@@ -38,8 +40,9 @@ class Question:
 class SymbolicChecker:
     """Asks the workers. Usable from any thread and any event loop; workers start at the first question.
 
-    Verdicts are remembered, UNDECIDED after a limit included, so siblings with the same hard answer cost one deadline
-    together and get the same verdict."""
+    A question that hits a limit is WRONG where the reference alone does not: its prediction is what cannot be computed.
+    Verdicts are remembered, also after a limit, so siblings with the same hard answer cost one deadline together and
+    get the same verdict."""
 
     def __init__(
         self,
@@ -51,9 +54,9 @@ class SymbolicChecker:
         target: str = JUDGE,
         prepare: str = WARM,
     ) -> None:
-        """deadline_seconds: wall time per question, waiting in line excluded. start_seconds: wall time for the warm
-        process to get ready. memory_bytes: resident memory a question may add. target, prepare: what workers run, for
-        tests."""
+        """deadline_seconds: CPU time per question, so that a busy machine changes no verdict. start_seconds: wall time
+        for the warm process to get ready. memory_bytes: resident memory a question may add. target, prepare: what
+        workers run, for tests."""
         self._pool = DeadlinePool(
             target=target,
             prepare=prepare,
@@ -61,6 +64,7 @@ class SymbolicChecker:
             deadline_seconds=deadline_seconds,
             memory_bytes=memory_bytes,
             start_seconds=start_seconds,
+            clock="cpu",
         )
         self._lock = threading.Lock()  # guards the two below
         self._asked: OrderedDict[Question, Future[list[str]]] = OrderedDict()
@@ -71,19 +75,32 @@ class SymbolicChecker:
         return self._pool.worker_pids()
 
     async def compare(self, questions: Sequence[Question]) -> list[Found | VerifierUnavailable]:
-        """(verdict, method) of each, as `judge.py` gives it; UNDECIDED with `deadline` or `memory` at a limit.
+        """(verdict, method) of each, as `judge.py` gives it; with `deadline` or `memory` at a limit, UNDECIDED where
+        the reference alone meets one too.
 
         VerifierUnavailable stands in the place of a question on which a worker died twice, or for which none could be
         started; the others have their answers. Raises it after close."""
-        futures = self._submit(questions)
-        waits = [asyncio.shield(asyncio.wrap_future(future)) for future in futures]
-        found = await asyncio.gather(*waits, return_exceptions=True)
-        return [self._verdict(question, answer) for question, answer in zip(questions, found, strict=True)]
+        found = await self._ask(questions)
+        limited = [question for question, answer in zip(questions, found, strict=True) if answer in LIMITS]
+        if not limited:
+            return found
+        alone = [replace(question, predicted=PLAIN, said="") for question in limited]
+        affordable = {q for q, answer in zip(limited, await self._ask(alone), strict=True) if answer not in LIMITS}
+        return [
+            (Verdict.WRONG, answer[1]) if question in affordable and isinstance(answer, tuple) else answer
+            for question, answer in zip(questions, found, strict=True)
+        ]
 
     async def close(self) -> None:
         """End the workers; questions still waiting raise VerifierUnavailable. May be called twice."""
         self._closed = True
         await asyncio.to_thread(self._pool.close)
+
+    async def _ask(self, questions: Sequence[Question]) -> list[Found | VerifierUnavailable]:
+        futures = self._submit(questions)
+        waits = [asyncio.shield(asyncio.wrap_future(future)) for future in futures]
+        found = await asyncio.gather(*waits, return_exceptions=True)
+        return [self._verdict(question, answer) for question, answer in zip(questions, found, strict=True)]
 
     def _submit(self, questions: Sequence[Question]) -> list[Future[list[str]]]:
         """One future per question; questions that were asked before share theirs."""
@@ -106,10 +123,8 @@ class SymbolicChecker:
             return mine
 
     def _verdict(self, question: Question, answer: list[str] | BaseException) -> Found | VerifierUnavailable:
-        if isinstance(answer, TimeoutError):
-            return Verdict.UNDECIDED, "deadline"
-        if isinstance(answer, MemoryError):
-            return Verdict.UNDECIDED, "memory"
+        if isinstance(answer, TimeoutError | MemoryError):
+            return LIMITS[isinstance(answer, MemoryError)]
         if isinstance(answer, BaseException):
             with self._lock:
                 self._asked.pop(question, None)  # an outage is not remembered

@@ -7,8 +7,18 @@ import re
 from rocstar.answers.wording import plain_text
 from rocstar.types import Verdict
 
+_QUOTES = "*_`\"' \n\t"
+_LEAD = re.compile(
+    r"(?:(?:the|my|so|correct|right|final|best|answers?|option|choice|letter|is)\b[\s:=]*)*", re.IGNORECASE
+)
 _CHOICE = re.compile(
-    r"(?:(?:option|choice|answer)\s+)?(?:\((?P<closed>[A-Ja-j])\)|(?P<open>[A-J])(?:[).:]|$))(?:\s.*)?", re.DOTALL
+    r"(?:[(\[{]\s*(?P<closed>[A-Ja-j])\s*[)\]}](?=[\s.:,;]|$)|(?P<open>[A-Ja-j])(?:[).:,](?=\s|$)|$))(?P<rest>.*)",
+    re.DOTALL,
+)
+# After a first letter: a second one in brackets, behind a link, or next.
+_ANOTHER = re.compile(
+    r"[(\[][A-Ja-j][)\]]|^[\s.:,;]*[A-J](?:[\s).:,]*$|[).:,])"
+    r"|(?:\b(?:or|and|nor|not|but|to|maybe|perhaps|possibly)\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
 )
 _GOLD_CHOICE = re.compile(r"\(?([A-J])\)?")
 
@@ -17,15 +27,21 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     """(verdict, method) when both say the same, or when the reference is the letter of a choice and the prediction
     surely names one; None for "don't know".
 
-    The reference `B` or `(B)` agrees with `\\text{(B)}`, `(b)`, `B. 12`, `option B`; a letter inside a formula is no
-    choice. Source: ours."""
+    The reference is `B` or `(B)`; `chosen_letter` says which letter a prediction names. Source: ours."""
     wanted, given = plain_text(gold), plain_text(predicted)
     if wanted == given != "":
         return Verdict.RIGHT, "text"
-    if not (letter := _GOLD_CHOICE.fullmatch(wanted)):
+    if not (letter := _GOLD_CHOICE.fullmatch(wanted)) or (chosen := chosen_letter(predicted)) is None:
         return None
-    chosen = _CHOICE.fullmatch(given)
-    if chosen is None:
+    return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"
+
+
+def chosen_letter(text: str) -> str | None:
+    """The one letter of a choice that a text surely names, A to J: `(B)`, `b`, `[B]`, `B. 12`, `\\text{Option B}`, `the
+    answer is B`. None where it names several (`(A) or (B)`, `A-D`), where a word begins with it (`A photon`) and where
+    it stands in a formula (`(b)+1`). Source: ours."""
+    said = _LEAD.sub("", plain_text(text).strip(_QUOTES), count=1).strip(_QUOTES)
+    found = _CHOICE.fullmatch(said)
+    if found is None or _ANOTHER.search(found["rest"]):
         return None
-    same = (chosen["closed"] or chosen["open"]).upper() == letter[1]
-    return (Verdict.RIGHT if same else Verdict.WRONG), "choice"
+    return (found["closed"] or found["open"]).upper()

@@ -15,10 +15,18 @@ _FOLDED = {
     0x2212: "-", 0x2013: "-", 0x2014: "-", 0xD7: "\\times ", 0xB7: "\\cdot ", 0xF7: "/", 0x2044: "/",
     0xB0: "^{\\circ}", 0x3C0: "\\pi ", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ",
     0x222A: "\\cup ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x221A: "\\sqrt ",
-    0x2018: "'", 0x2019: "'", 0x20AC: "", 0xA3: "", 0xA5: "",
+    0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "", 0xA3: "", 0xA5: "",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
+_TAIL = re.compile(r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|[~,\s])+$")
+_LOOKS = re.compile(
+    r"\\(?:underline|uline|boldsymbol|bm|mathbf|textbf|mathit|textit|emph)\s*\{(?P<inner>.*)\}\.?"
+    r"|\\(?:text|textnormal|textrm|mathrm|mathsf|mbox)\s*\{(?P<plain>[^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}",
+    re.DOTALL,
+)
+_BRACES = re.compile(r"(?<!\\)[{}]")
+MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
 _THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|limits|nolimits)(?![A-Za-z])")
 _DIGIT_GAP = re.compile(r"(?<=[\d,.])\\[!,;:]\s*(?=\d)")
@@ -62,16 +70,36 @@ _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 
 def clean(text: str) -> str:
-    """The text without what nobody sees (control and direction marks, sizes of brackets, thin spaces, the font of one
-    letter, the emphasis of the whole) and with signs of Unicode and Python as LaTeX. Safe before any parser: it changes
-    no meaning."""
+    """The text without what nobody sees, and with signs of Unicode and Python as LaTeX: control and direction marks,
+    sizes of brackets, spaces of LaTeX at its ends and thin ones inside, the font of one letter, the emphasis or
+    underline of the whole, an equals sign before it. Safe before any parser: it changes no meaning."""
     if not text.isascii() or not text.isprintable():
         text = "".join(_visible(letter) for letter in text)
-    text = text.strip().removesuffix(",")
+    text = _unadorned(_TAIL.sub("", text.strip()))
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
     return clean_latex(_ROOT_CALL.sub(r"\\sqrt{\1}", text) if "sqrt" in text else text).strip()
+
+
+def _unadorned(text: str) -> str:
+    """Without a command that only underlines or emphasises the whole, and the equals sign of `= 12`."""
+    for _ in range(MAX_LOOKS):
+        found = _LOOKS.fullmatch(text)
+        if found is None or not _is_group(found["inner"] or ""):
+            break
+        text = _TAIL.sub("", (found["inner"] or found["plain"] or "").strip())
+    return text[1:].lstrip() if text.startswith("=") and not text.startswith("==") else text
+
+
+def _is_group(inner: str) -> bool:
+    """Whether the first brace of a command is closed by the last: `\\textbf{a} and \\textbf{b}` is no single group."""
+    depth = 0
+    for brace in _BRACES.findall(inner):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def clean_latex(text: str) -> str:
@@ -161,11 +189,15 @@ def _visible(letter: str) -> str:
     code = ord(letter)
     if code in _FOLDED:
         return _FOLDED[code]
+    if 0xFF01 <= code <= 0xFF5E:  # full-width forms of ASCII
+        return chr(code - 0xFEE0)
     if letter in _KEPT_CONTROLS:
         return letter
     kind = unicodedata.category(letter)
     if kind in _INVISIBLE:
         return ""
+    if kind == "Nd":
+        return str(unicodedata.decimal(letter))
     return " " if kind[0] == "Z" else letter
 
 

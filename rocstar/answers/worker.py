@@ -18,16 +18,18 @@ from pathlib import Path
 from typing import Any
 
 BACKSTOP = 3  # address space a worker may add, in memory limits: stops one huge allocation; resident memory decides
+WALL = 20  # deadlines of CPU time; a call that has waited so long for the CPU is the machine's fault
 MAX_TEXT = 4000  # characters of an error sent back
 
 
-def main(fd: int, target: str, prepare: str, memory_bytes: int) -> None:
+def main(fd: int, target: str, prepare: str, memory_bytes: int, clock: str) -> None:
     """The warm process. Sends "ready", or why not, on the socket `fd`, then forks a worker for each connection it is
     sent and confirms it. The socket's close ends it."""
     control = socket.socket(fileno=fd)
     os.dup2(2, 1)  # what a library prints must not reach the parent's results
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it may be ignored or blocked in the parent, which we inherit
+    for alarm in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(alarm, signal.SIG_DFL)  # it may be ignored or blocked in the parent, which we inherit
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         function = load(target)
@@ -41,13 +43,13 @@ def main(fd: int, target: str, prepare: str, memory_bytes: int) -> None:
     while (received := socket.recv_fds(control, 1, 1))[0]:
         if not os.fork():
             control.close()
-            serve(Connection(received[1][0]), function, memory_bytes)
+            serve(Connection(received[1][0]), function, memory_bytes, clock)
             os._exit(0)
         os.close(received[1][0])
         control.send(b"w")
 
 
-def serve(connection: Connection, function: Callable[[Any], Any], memory_bytes: int) -> None:
+def serve(connection: Connection, function: Callable[[Any], Any], memory_bytes: int, clock: str) -> None:
     """A worker. Consumes {"payload", "seconds"}, produces {"kind": "value", "memory" or "raised", "value", "full"}.
     The kernel's alarm ends a call at its deadline, and its worker with it; the connection's close ends an idle one."""
     base = memory("VmRSS")
@@ -60,13 +62,20 @@ def serve(connection: Connection, function: Callable[[Any], Any], memory_bytes: 
             return
         Path("/proc/self/clear_refs").write_text("5")  # from here on VmHWM is the peak of this call
         before = memory("VmRSS")
-        signal.setitimer(signal.ITIMER_REAL, question["seconds"])
+        _set_alarm(question["seconds"], clock)
         answer = answer_to(function, question["payload"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _set_alarm(0, clock)
         if memory("VmHWM") - before > memory_bytes:
             answer = {"kind": "memory"}
         full = answer["kind"] == "memory" or memory("VmRSS") - base > memory_bytes
         connection.send_bytes(json.dumps({**answer, "full": full}).encode())
+
+
+def _set_alarm(seconds: float, clock: str) -> None:
+    """0 for none. By the CPU's clock there is one of wall time too, WALL times as long."""
+    if clock == "cpu":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds * WALL if clock == "cpu" else seconds)
 
 
 def answer_to(function: Callable[[Any], Any], payload: Any) -> dict[str, Any]:

@@ -12,10 +12,13 @@ _KEPT: list[bytearray] = []
 
 
 def scripted(question: Mapping[str, Any]) -> tuple[str, str]:
-    """`hang`, `hold` (the interpreter), `die`, `raise`, `die-once:PATH` as named; `nap:X` sleeps a moment;
-    `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps them; anything else is right."""
+    """`hang` (also of a reference), `hold` (the interpreter), `die`, `raise`, `die-once:PATH` as named; `nap:X` sleeps
+    a moment; `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps them; anything else is right."""
     word, _, argument = question["predicted"].partition(":")
-    if word == "hang":
+    if word == "hang" or question.get("gold") == "hang":
+        while True:
+            pass
+    elif word == "sleep":
         time.sleep(600)
     elif word == "hold":
         7 ** (7**30)

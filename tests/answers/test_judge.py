@@ -48,6 +48,8 @@ def test_a_library_that_rounds_does_not_make_two_numbers_equal() -> None:
         (r"\gcd(n, p-1)", r"\gcd(n, p-4)", UNDECIDED),
         (r"\gcd(n, p-1)", r"\gcd(n,p-1)", RIGHT),
         (r"1 \not\in S", r"1 \in S", UNDECIDED),
+        ("42", r"\gcd(3,5)", WRONG),
+        ("42", r"\not 42", WRONG),
     ],
 )
 def test_what_the_parser_would_lose_is_compared_as_text(gold: str, predicted: str, verdict: Verdict) -> None:

@@ -130,23 +130,29 @@ def test_it_serves_several_event_loops_and_threads_at_once(checker: SymbolicChec
 async def test_a_deadline_kills_the_worker_and_the_next_question_gets_a_new_one() -> None:
     checker = scripted(deadline_seconds=0.5)
     assert await ask(checker, "fine", "hang", "well") == [
-        (RIGHT, "math_verify"), (UNDECIDED, "deadline"), (RIGHT, "math_verify")]  # fmt: skip
+        (RIGHT, "math_verify"), (WRONG, "deadline"), (RIGHT, "math_verify")]  # fmt: skip
     await checker.close()
 
 
 async def test_a_question_that_hit_a_limit_is_remembered() -> None:
     checker = scripted(deadline_seconds=0.5)
-    assert await ask(checker, "hang", "hang") == [(UNDECIDED, "deadline")] * 2
+    assert await ask(checker, "hang", "hang") == [(WRONG, "deadline")] * 2
     pids = checker.worker_pids()
-    assert await ask(checker, "hang") == [(UNDECIDED, "deadline")]
+    assert await ask(checker, "hang") == [(WRONG, "deadline")]
     assert checker.worker_pids() == pids
     await checker.close()
 
 
+async def test_a_reference_that_hits_a_limit_alone_leaves_the_question_undecided() -> None:
+    checker = scripted(deadline_seconds=0.5)
+    assert await checker.compare([question("fine", "hang")]) == [(UNDECIDED, "deadline")]
+    await checker.close()
+
+
 @pytest.mark.parametrize("megabytes", [150, 10_000])
-async def test_an_answer_that_eats_memory_is_undecided(megabytes: int) -> None:
+async def test_an_answer_that_eats_memory_is_wrong(megabytes: int) -> None:
     checker = scripted(memory_bytes=100 << 20)
-    assert await ask(checker, f"eat:{megabytes}", "fine") == [(UNDECIDED, "memory"), (RIGHT, "math_verify")]
+    assert await ask(checker, f"eat:{megabytes}", "fine") == [(WRONG, "memory"), (RIGHT, "math_verify")]
     await checker.close()
 
 

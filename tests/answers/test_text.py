@@ -23,7 +23,7 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
         ("B", "BC", None),
         ("B", "Because", None),
         ("E", r"\mathrm{E}*2", None),
-        ("E", "a", None),
+        ("E", "a", (WRONG, "choice")),
         ("12", "B", None),
     ],
 )

@@ -14,7 +14,7 @@ def cases(tmp_path: Path) -> str:
     rows = [
         {"text": r"so \boxed{5}", "gold": "5", "good": True},
         {"text": "the answer is 6", "gold": "7", "good": True},
-        {"text": r"\boxed{9^{9^{9^{9}}}}", "gold": "x", "good": False},
+        {"text": r"\boxed{x}", "gold": "9^{9^{9^{9}}}", "good": False},
     ]
     file = tmp_path / "cases.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

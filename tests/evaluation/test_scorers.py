@@ -280,6 +280,13 @@ def test_no_value_of_a_model_makes_the_scorer_fail(value: Any) -> None:
         (["A is wrong, and so is B"], None),
         (["\\boxed{Because}"], None),
         (["\\boxed{E}"], None),
+        (["\\boxed{c}"], "C"),
+        (["\\boxed{[C]}"], "C"),
+        (["\\boxed{\\textit{C}}"], "C"),
+        (["\\boxed{\\text{Option C}}"], "C"),
+        (["\\boxed{A photon is emitted}"], None),
+        (["\\boxed{A} or \\boxed{B}"], None),
+        (["\\boxed{A-D}"], None),
         ([], None),
     ],
 )

@@ -7,11 +7,11 @@ Source: GPQA (Rein et al. 2023) for the columns and the letters; the order by id
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rocstar.answers.extract import boxed_answer, phrase_answer
+from rocstar.answers.text import chosen_letter
 from rocstar.answers.verifier import settled, written
 from rocstar.errors import VerifierUnavailable
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
@@ -21,7 +21,6 @@ from rocstar.types import Group, Outcome, Problem, Trajectory, problem_id, seed_
 WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 LETTERS = "ABCD"
 ASK = "The final answer is the letter of the right option."
-_LETTER = re.compile(r"\s*(?:\\(?:text|mathrm|textbf|mathbf)\{)?\s*\(?([A-D])\b[\).:]?.*", re.DOTALL)
 
 
 def columns(file: BenchmarkFile) -> list[str]:
@@ -67,5 +66,5 @@ def chosen(texts: Sequence[str]) -> str | None:
     found = next((box for box in boxes if box is not None), None)
     if found is None:
         found = phrase_answer(texts[-1]) if texts else None
-    match = _LETTER.fullmatch(found or "")
-    return match[1] if match else None
+    letter = chosen_letter(found or "")
+    return letter if letter in tuple(LETTERS) else None
