@@ -64,7 +64,7 @@ class PagedCache:
         self.values[:, target] = self.values[:, source]
 
     def release(self) -> None:
-        """Nobody holds a page: main memory goes back to the system. All positions are zero afterwards."""
+        """Nobody holds a page: main memory goes back to the system, and is zero when it is taken again."""
         for each in self._maps:
             each.madvise(mmap.MADV_DONTNEED)
 
@@ -75,10 +75,14 @@ class PagedCache:
         self._maps.append(mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         return torch.frombuffer(self._maps[-1], dtype=dtype).view(shape)
 
-    def clear(self, pages: list[int] | slice = slice(None)) -> None:
-        """Zeros in these: masked positions are multiplied by zero, which leaves what is not finite as it is."""
-        self.keys[:, pages] = 0
-        self.values[:, pages] = 0
+    def clear(self, pages: list[int] | None = None) -> None:
+        """Zeros in these, or in all: masked positions are multiplied by zero, which leaves what is not finite as it
+        is."""
+        if pages is None and self._maps:
+            self.release()
+        else:
+            self.keys[:, slice(None) if pages is None else pages] = 0
+            self.values[:, slice(None) if pages is None else pages] = 0
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:

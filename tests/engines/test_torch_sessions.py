@@ -221,6 +221,7 @@ async def test_the_cache_takes_main_memory_only_while_it_is_in_use() -> None:
     assert full - empty > 0.9 * whole and resident() - empty < whole / 4
     assert again == first
     await engine.close()
+    assert resident() - empty < whole / 4
 
 
 def resident() -> int:
