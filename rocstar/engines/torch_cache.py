@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +30,16 @@ class PagedCache:
     """`keys` [layers, pages + 1, kv_heads, head_dim, PAGE] and `values` [..., PAGE, head_dim]; page 0 is scratch.
 
     Keys lie transposed: the scores of a page's positions are then computed side by side. The caller sets `aim` before
-    each forward pass. Stands in for a transformers cache where a model's own forward runs."""
+    each forward pass. Main memory is taken page by page as they are written, until `release`. Stands in for a
+    transformers cache where a model's own forward runs."""
 
     is_compileable = False
 
     def __init__(self, model: Any, pages: int) -> None:
         layers, heads, width = cache_shape(model.config)
-        self.keys = torch.zeros((layers, pages + 1, heads, width, PAGE), dtype=model.dtype, device=model.device)
-        self.values = torch.zeros((layers, pages + 1, heads, PAGE, width), dtype=model.dtype, device=model.device)
+        self._maps: list[mmap.mmap] = []
+        self.keys = self._zeros((layers, pages + 1, heads, width, PAGE), model.dtype, model.device)
+        self.values = self._zeros((layers, pages + 1, heads, PAGE, width), model.dtype, model.device)
         self.aim: Aim
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -59,10 +63,26 @@ class PagedCache:
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
 
-    def clear(self, pages: list[int] | slice = slice(None)) -> None:
-        """Zeros in these: masked positions are multiplied by zero, which leaves what is not finite as it is."""
-        self.keys[:, pages] = 0
-        self.values[:, pages] = 0
+    def release(self) -> None:
+        """Nobody holds a page: main memory goes back to the system, and is zero when it is taken again."""
+        for each in self._maps:
+            each.madvise(mmap.MADV_DONTNEED)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """On a CPU straight from the system: torch.zeros writes to all of it, and so takes all of it at once."""
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        self._maps.append(mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return torch.frombuffer(self._maps[-1], dtype=dtype).view(shape)
+
+    def clear(self, pages: list[int] | None = None) -> None:
+        """Zeros in these, or in all: masked positions are multiplied by zero, which leaves what is not finite as it
+        is."""
+        if pages is None and self._maps:
+            self.release()
+        else:
+            self.keys[:, slice(None) if pages is None else pages] = 0
+            self.values[:, slice(None) if pages is None else pages] = 0
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:

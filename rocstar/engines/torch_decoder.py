@@ -78,8 +78,7 @@ class PagedDecoder:
 
     def take(self, weights: Weights) -> None:
         """Go on with new weights; whoever decodes feeds its tokens again. Raises EngineUnavailable."""
-        take_weights(self._model, weights)
-        self._forward.renew()
+        self._forward.renew(take_weights(self._model, weights))
         self._table.forget_all()
         self.version = weights.version
         self._table.admit()
@@ -100,6 +99,8 @@ class PagedDecoder:
     def close_session(self, session_id: str) -> None:
         """End a session's requests and free its pages."""
         self._end(self._table.close(session_id), Finish.ABORTED)
+        if not self._pages.used:
+            self._cache.release()
 
     def evict(self) -> None:
         """Give the pages of the newest session that does not decode to whoever waits."""

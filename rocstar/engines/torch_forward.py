@@ -1,13 +1,14 @@
 """From token ids to logits over the paged cache: an own compact forward, or the model's own.
 
 The compact forward runs Qwen2, Qwen3 and Llama shapes: small models spend more time between the operations of the
-transformers forward than in them. It reads the weights of the transformers model where they lie; query, key and value
-projections become views of one matrix there, gate and up too, so that each pair of products is one. Everything else
-runs through the transformers forward with our attention.
+transformers forward than in them. Query, key and value projections are one matrix there, gate and up too, so that each
+pair of products is one. On a CPU it takes the matrices over in its own order and leaves the transformers model none
+(torch_linear.py). Everything else runs through the transformers forward with our attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -30,8 +31,8 @@ class Forward(Protocol):
         and keys and values go there."""
         ...
 
-    def renew(self) -> None:
-        """The weights of the model have changed."""
+    def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """The weights of the model have changed to these."""
         ...
 
 
@@ -98,8 +99,8 @@ class _LibraryForward:
         ).logits
         return logits[0]
 
-    def renew(self) -> None:
-        """Nothing to do: it has no copy of the weights."""
+    def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Nothing to do: the model has them."""
 
 
 class CompactForward:
@@ -108,6 +109,7 @@ class CompactForward:
     def __init__(self, model: Any, cache: PagedCache, attention: PagedAttention, positions: int) -> None:
         base = model.model
         self._cache = cache
+        self._names = {module: f"{name}.weight" for name, module in model.named_modules()}
         self._embedding, self._norm, self._head = base.embed_tokens, base.norm, Product(model.lm_head)
         parts = (cache, attention, model.config)
         self._layers = [_Layer(layer, place, *parts) for place, layer in enumerate(base.layers)]
@@ -126,10 +128,15 @@ class CompactForward:
             hidden = layer(hidden, cos, sin)
         return self._head(_normed(hidden[wanted_N], self._norm))
 
-    def renew(self) -> None:
-        """Take the model's new weights over into what is kept beside them."""
+    def renew(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights over into what was taken from the model."""
         for product in (self._head, *(product for layer in self._layers for product in layer.products)):
-            product.renew()
+            product.renew([self._of(part, weights) for part in product.parts])
+
+    def _of(self, part: Any, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A layer's weight; where only one of two tied ones is there, a head's is the embedding's."""
+        found = weights.get(self._names[part])
+        return weights[self._names[self._embedding]] if found is None else found
 
 
 class _Layer:

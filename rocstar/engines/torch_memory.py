@@ -8,7 +8,6 @@ import torch
 
 from rocstar.engines.memory import cache_bytes, host_bytes, refuse_too_many_tokens
 from rocstar.engines.torch_cache import cache_shape
-from rocstar.engines.torch_linear import copied_bytes
 
 
 def kv_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
@@ -22,6 +21,5 @@ def available_bytes(device: torch.device) -> int:
 
 
 def refuse_what_does_not_fit(model: Any, tokens: int) -> None:
-    """Raises ConfigError when the cache would take more than there is beside the copy of the weights."""
-    there = available_bytes(model.device) - copied_bytes(model)
-    refuse_too_many_tokens(kv_bytes(model.config, tokens, model.dtype), there, tokens)
+    """Raises ConfigError when the cache would take more than there is."""
+    refuse_too_many_tokens(kv_bytes(model.config, tokens, model.dtype), available_bytes(model.device), tokens)

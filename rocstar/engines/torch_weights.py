@@ -13,9 +13,9 @@ from rocstar.errors import EngineUnavailable
 from rocstar.types import Weights
 
 
-def take_weights(model: Any, weights: Weights) -> None:
-    """Copy `weights` into `model`, to its device and dtype. Raises EngineUnavailable, and then changes nothing, when
-    they can't be read or names or shapes differ; tied weights may stand there once or twice."""
+def take_weights(model: Any, weights: Weights) -> Mapping[str, torch.Tensor]:
+    """Copy `weights` into `model`, to its device and dtype, and return them by name. Raises EngineUnavailable, and then
+    changes nothing, when they can't be read or names or shapes differ; tied weights may stand there once or twice."""
     tensors = _read(weights) if weights.tensors is None else weights.tensors
     own = model.state_dict()
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
@@ -32,6 +32,7 @@ def take_weights(model: Any, weights: Weights) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+    return tensors
 
 
 def _read(weights: Weights) -> Mapping[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 from rocstar.errors import ConfigError
 from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
+from rocstar.learning.memory import PassShape
 from rocstar.learning.pack import MicroBatch, pack
 
 CHECK_ROWS = ((5, 4, 3), (1, 2, 3, 4, 5), (1, 2, 5, 3, 4))  # token ids of three documents, the last two siblings
@@ -46,6 +47,24 @@ def prepare(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 def shares_tokens(model: Any) -> bool:
     """Whether its attention lets siblings share tokens."""
     return bool(model.config._attn_implementation == PACKED_SDPA)
+
+
+def pass_shape(model: Any, *, recomputed: bool) -> PassShape:
+    """What the size of its passes follows from; where a config does not tell the MLP's inner width, four times the
+    hidden size."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return PassShape(
+        parameters=model.num_parameters(),
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        queries=heads * width,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
+        inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        normed=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        recomputed=recomputed,
+    )
 
 
 def hidden_states(model: Any, micro: MicroBatch) -> torch.Tensor:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
-CHUNK_ELEMENTS = 2**25  # logits of one chunk: 128 MiB in fp32; 220 tokens at V = 151,936, everything at V = 512
+from rocstar.learning.memory import CHUNK_ELEMENTS
 
 NEVER = -1e30  # a logit of probability 0; minus infinity would make the entropy nan
 

@@ -21,12 +21,13 @@ does not change its gradient except for rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from rocstar.learning.attention import Document, Layout, layout_of
+from rocstar.learning.memory import PassShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +67,29 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def plan(
-    lengths: Sequence[int], families: Sequence[Hashable], indices: Sequence[int], tokens_per_microbatch: int
+    lengths: Sequence[int],
+    families: Sequence[tuple[int, ...]],
+    indices: Sequence[int],
+    fits: Callable[[int, int], bool],
 ) -> list[tuple[int, ...]]:
-    """`indices` cut into micro-batches, each exactly once; a row longer than the budget gets its own. Rows of one
-    family follow one another, the family with the shortest longest row first."""
+    """`indices` cut into micro-batches whose (computed, attended) tokens fit, each exactly once; a row that does not
+    gets its own. A family is what its rows share, if anything; they follow one another, the family with the shortest
+    longest row first."""
+    names = [family or index for index, family in enumerate(families)]
     longest: dict[Hashable, int] = {}
     for index in indices:
-        longest[families[index]] = max(longest.get(families[index], 0), lengths[index])
-    first = {families[index]: index for index in sorted(indices, reverse=True)}
+        longest[names[index]] = max(longest.get(names[index], 0), lengths[index])
+    first = {names[index]: index for index in sorted(indices, reverse=True)}
     batches: list[list[int]] = []
-    tokens = 0
-    for index in sorted(indices, key=lambda i: (longest[families[i]], first[families[i]], lengths[i], i)):
-        if not batches or tokens + lengths[index] > tokens_per_microbatch:
+    computed = attended = 0
+    for index in sorted(indices, key=lambda i: (longest[names[i]], first[names[i]], lengths[i], i)):
+        follows = bool(batches) and names[batches[-1][-1]] == names[index]
+        own = lengths[index] - (len(families[index]) if follows else 0)
+        if not batches or not fits(computed + own, attended + lengths[index]):
             batches.append([])
-            tokens = 0
+            computed, attended, own = 0, 0, lengths[index]
         batches[-1].append(index)
-        tokens += lengths[index]
+        computed, attended = computed + own, attended + lengths[index]
     return [tuple(sorted(batch, key=lambda i: (lengths[i], i))) for batch in batches]
 
 
@@ -94,15 +102,20 @@ def pack(
     share: bool = True,
     rank: int = 0,
     ranks: int = 1,
+    on_cpu: PassShape | None = None,
 ) -> list[MicroBatch]:
     """This rank's micro-batches, as many as every other rank has; `counted` ([T] a row) says which tokens carry loss.
 
     The first token of a row is predicted by nothing and never counts. The budget is of tokens as attention sees them,
-    shared ones in each row."""
+    shared ones in each row; `on_cpu` bounds it further by what a pass leaves."""
     rows = [_row(row, counts, share) for row, counts in zip(ids, counted, strict=True)]
     lengths = [row.length for row in rows]
-    families = [row.prefix or index for index, row in enumerate(rows)]
-    plans = [plan(lengths, families, hand, tokens_per_microbatch) for hand in deal(lengths, ranks)]
+    families = [row.prefix for row in rows]
+
+    def fits(computed: int, attended: int) -> bool:
+        return attended <= tokens_per_microbatch and (on_cpu is None or on_cpu.fits(computed, attended))
+
+    plans = [plan(lengths, families, hand, fits) for hand in deal(lengths, ranks)]
     most = max(len(each) for each in plans)
     mine = plans[rank] + [()] * (most - len(plans[rank]))
     return [_micro(rows, indices, device) for indices in mine]

@@ -21,6 +21,7 @@ from rocstar.errors import RunHalted
 from rocstar.learning.canary import canary_rows
 from rocstar.learning.forward import prepare
 from rocstar.learning.head import Head
+from rocstar.learning.memory import give_back
 from rocstar.learning.models import compute_dtype, device_of
 from rocstar.learning.ranks import ALONE, Ranks, together
 from rocstar.learning.sharding import full, reduced, reshard, shard
@@ -50,6 +51,7 @@ class Policy:
         self.ranks, self.codec, self.version = ranks, codec, 0
         self.device = device_of(section, ranks.local_rank)
         self.dtype = compute_dtype(section, self.device)
+        self.recomputes = section.gradient_checkpointing
         self._template = template
         if model is not None:
             model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type
@@ -58,7 +60,7 @@ class Policy:
         with ranks.guarded("sharding the model"):
             self._known: int = ranks.share(codec and codec.vocab_size)
             self.model: Any = model if ranks.mesh is None else shard(model, ranks, self.device, self.dtype)
-        if section.gradient_checkpointing:
+        if self.recomputes:
             enable = getattr(self.model, "activation_checkpointing_enable", None)  # its older name warns where both are
             (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
 
@@ -113,7 +115,12 @@ class Policy:
         """The current weights for engines. Without a folder they are for one in this process: the live tensors where
         nothing is sharded, so an engine copies what it keeps before the next update. With one they are written there as
         a Hugging Face model in the dtype of the forward pass; raises OSError, and RunHalted for weights that are not
-        finite."""
+        finite.
+
+        Whoever publishes has learnt for now, so the gradients go, and the memory that passes had goes back."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        give_back()
         if folder is None:
             return Weights(version=self.version, tensors=self._tensors(None))
         tensors = self._tensors(self.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rocstar.errors import RunHalted
-from rocstar.learning.forward import hidden_states, shares_tokens
+from rocstar.learning.forward import hidden_states, pass_shape, shares_tokens
 from rocstar.learning.head import ChunkLoss, Head, backward_tokens, score_tokens
 from rocstar.learning.optimizers import Schedule, set_rates
 from rocstar.learning.pack import MicroBatch, pack
@@ -24,7 +24,6 @@ from rocstar.learning.state import load_state, moments, restore_moments, save_st
 
 Found = list[tuple[MicroBatch, torch.Tensor, torch.Tensor]]
 """Micro-batches of this rank with logprobs_K and entropies_K."""
-CPU_TOKENS = 4096  # of one pass on a CPU: what a layer leaves stays near its caches; 16,384 cost 15 to 25% more
 MOST_SKIPPED = 3  # updates in a row; one bad batch is passed over, more are not chance
 
 
@@ -56,15 +55,24 @@ class Updater:
         self._optimizers = optimizers
         self._schedule = schedule
         self._max_grad_norm = max_grad_norm
-        self._budget = min(tokens_per_microbatch, CPU_TOKENS) if policy.device.type == "cpu" else tokens_per_microbatch
+        self._budget = tokens_per_microbatch
+        self._on_cpu = pass_shape(policy.model, recomputed=policy.recomputes) if policy.device.type == "cpu" else None
         self._temperature = temperature
         self._skipped = 0
 
     def pack(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[MicroBatch]:
         """This rank's share."""
         policy, ranks = self.policy, self.policy.ranks
-        share = shares_tokens(policy.model)
-        return pack(ids, counted, self._budget, policy.device, share=share, rank=ranks.rank, ranks=ranks.size)
+        return pack(
+            ids,
+            counted,
+            self._budget,
+            policy.device,
+            share=shares_tokens(policy.model),
+            rank=ranks.rank,
+            ranks=ranks.size,
+            on_cpu=self._on_cpu,
+        )
 
     @torch.no_grad()
     def score(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> TokenNumbers:

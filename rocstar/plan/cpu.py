@@ -64,20 +64,14 @@ class Measured:
     """Of a checkpoint."""
     overlaps: bool
     """Attempts are made beside learning, on other cores."""
-    attempts: int
-    """At once in the trial's largest part."""
-    attempt_bytes: float
-    """Of one, in the run's process."""
-    memory: Mapping[str, float]
-    """By process, bytes: the run's peak, and what the others hold between programs."""
+    started: float
+    """Bytes that sandbox, graders and other engines hold between programs."""
     start: float = 0.0
     """From the process's begin to the first stage, without demonstrations."""
     made: int = 0
     """Demonstrations in the trial."""
     demonstration: float = 0.0
     """Seconds of making one."""
-    demonstration_bytes: float = 0.0
-    """Of one, in the run's process."""
     sft: Mapping[str, float] = field(default_factory=dict)
     """Of a step, by SFT stage."""
 
@@ -103,7 +97,7 @@ class Phase:
 class CpuPlan:
     phases: Sequence[Phase]
     memory: Mapping[str, float]
-    """See Measured."""
+    """By process, bytes: the run's peak (memory.py), and what the others hold between programs."""
     spread: float
     """See Measured."""
 
@@ -112,8 +106,8 @@ class CpuPlan:
         return sum(phase.seconds for phase in self.phases)
 
 
-def plan_cpu(recipe: Recipe, measured: Measured, *, heldout: int, pools: Mapping[str, int]) -> CpuPlan:
-    """heldout: problems of an evaluation. pools: problems by RL stage."""
+def plan_cpu(recipe: Recipe, measured: Measured, *, heldout: int, pools: Mapping[str, int], memory: float) -> CpuPlan:
+    """heldout: problems of an evaluation. pools: problems by RL stage. memory: of the run's process, bytes."""
     rows = demonstrations(recipe)
     measured_under = rollouts_of(recipe)[-1]  # before and after alike
     phases = [_lasting("start", measured.start + rows * measured.demonstration)]
@@ -128,17 +122,7 @@ def plan_cpu(recipe: Recipe, measured: Measured, *, heldout: int, pools: Mapping
     lengths = measured.last if reinforced else measured.first
     phases.append(_evaluation(recipe, measured, measured_under, heldout, lengths, "after"))
     phases.append(_saving(recipe, measured.saving, sum(phase.seconds for phase in phases)))
-    return CpuPlan(phases=phases, memory=_memory(recipe, measured, heldout, rows), spread=measured.spread)
-
-
-def _memory(recipe: Recipe, measured: Measured, heldout: int, rows: int) -> dict[str, float]:
-    """What the trial took, and what the run has more of."""
-    rollouts = [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)]
-    steps = [rollout.problems_per_step * rollout.attempts_per_problem for rollout in rollouts]
-    attempts = max([heldout * recipe.evaluate.attempts, *steps])
-    grown = max(0, rows - measured.made) * measured.demonstration_bytes
-    grown += max(0, attempts - measured.attempts) * measured.attempt_bytes
-    return {name: size + (grown if name == RUN else 0.0) for name, size in measured.memory.items()}
+    return CpuPlan(phases=phases, memory={RUN: memory, STARTED: measured.started}, spread=measured.spread)
 
 
 def demonstrations(recipe: Recipe) -> int:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rocstar.config import Recipe, RlStage, SftStage
-from rocstar.engines.memory import cache_bytes, kv_pages
-from rocstar.engines.pages import PAGE
+from rocstar.engines.memory import host_bytes
 from rocstar.errors import ConfigError
-from rocstar.places import TorchEngines
-from rocstar.plan.memory import LEFT_FREE, learner_bytes, most_kv_tokens, total
+from rocstar.plan.memory import LEFT_FREE, HostMemory, learner_bytes, most_kv_tokens, total
 from rocstar.plan.shape import Shape
 
 
@@ -21,38 +19,19 @@ def refuse_on_gpu(recipe: Recipe, shape: Shape, memory_bytes: float) -> None:
         raise ConfigError(reason)
 
 
-def refuse_here(recipe: Recipe, shape: Shape, there: float, positions: int) -> None:
-    """there: main memory that can be taken, bytes. positions: tokens of the longest attempt. Raises ConfigError."""
-    parts = host_bytes_by_part(recipe, shape, positions)
-    if total(parts) <= there:
-        return
-    said = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts.items() if size)
-    raise ConfigError(
-        f"on CPUs the run takes at least {total(parts) / 1e9:.1f} GB ({said}) and {there / 1e9:.1f} GB of memory are "
-        "available; take a smaller model, fewer [[engine]] processes, a lower rollout.kv_tokens or a larger machine"
-    )
+def refuse_here(memory: HostMemory) -> None:
+    """Raises ConfigError."""
+    if memory.bytes > host_bytes():
+        raise ConfigError(
+            f"on CPUs the run takes {beside_what_is_there(memory)}; take a smaller model, fewer [[engine]] processes, "
+            "a lower rollout.kv_tokens, model.gradient_checkpointing or a larger machine"
+        )
 
 
-def host_bytes_by_part(recipe: Recipe, shape: Shape, positions: int) -> dict[str, float]:
-    """The least that learners and engines of one machine hold at once, without activations."""
-    weights, engines = 4.0 * shape.parameters, here(recipe)
-    moments = 2 if any(_has_two_moments(stage) for stage in recipe.stage) else 1
-    tokens = kv_pages(recipe.rollout.kv_tokens, recipe.rollout.engine_rows, positions) * PAGE
-    cache = cache_bytes((shape.layers, shape.kv_heads, shape.head_width), tokens, 4)
-    return {
-        "weights and gradients": 2 * weights,
-        "optimizer": moments * weights,
-        "engines' weights": engines * weights,
-        "their keys and values": float(engines * cache),
-    }
-
-
-def here(recipe: Recipe) -> int:
-    """Engines that compute on this machine."""
-    if not recipe.engine:
-        return 1
-    torch = sum(entry.count for entry in recipe.engine if isinstance(entry, TorchEngines))
-    return torch + (sum(entry.count for entry in recipe.servers) if recipe.cluster.launcher == "processes" else 0)
+def beside_what_is_there(memory: HostMemory) -> str:
+    """In a sentence's words, beside what can be taken."""
+    there = host_bytes() / 1e9
+    return f"up to {memory.bytes / 1e9:.1f} GB ({memory}) and {there:.1f} GB of memory are available"
 
 
 def idle_learners(recipe: Recipe, learners: int) -> str | None:
@@ -76,11 +55,6 @@ def idle_engines(recipe: Recipe, engines: int) -> str | None:
             if engines > attempts:
                 return f"{engines} engines are more than the {attempts} attempts of a step of stage {stage.name}"
     return None
-
-
-def _has_two_moments(stage: SftStage | RlStage) -> bool:
-    """Muon keeps one for matrices."""
-    return isinstance(stage, RlStage) or stage.sft.optimizer == "adamw"
 
 
 def kv_tokens_of(recipe: Recipe, shape: Shape, memory_bytes: float, learner: Mapping[str, float]) -> float:

@@ -26,6 +26,8 @@ class Shape:
     """Rows of the embedding."""
     tied: bool
     """The LM head is the embedding."""
+    normed: bool = False
+    """Queries and keys have norms (Qwen3)."""
 
     @property
     def parameters(self) -> int:
@@ -78,6 +80,7 @@ def shape_of(model: ModelSection) -> Shape:
             intermediate=model.intermediate_size,
             vocabulary=model.vocab_size,
             tied=True,
+            normed=True,
         )
     file = Path(model.path) / "config.json"
     if file.is_file():
@@ -102,6 +105,7 @@ def _from_config(config: Mapping[str, Any], file: Path) -> Shape:
             intermediate=config["intermediate_size"],
             vocabulary=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
+            normed=str(config.get("model_type")).startswith("qwen3"),
         )
     except KeyError as error:
         raise ConfigError(f"{file} lacks {error.args[0]}; only dense decoders can be planned") from None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, groupby, islice
+from math import nan
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
@@ -24,7 +25,7 @@ from rocstar.learning.threads import use_threads
 from rocstar.lengths import prompt_tokens
 from rocstar.machines import Machines, opened_machines
 from rocstar.parts import rollouts_of
-from rocstar.plan.cpu import RUN, STARTED, Cost, CpuPlan, Measured, cost_of, demonstrations, drawn, plan_cpu
+from rocstar.plan.cpu import Cost, CpuPlan, Measured, cost_of, demonstrations, drawn, plan_cpu
 from rocstar.plan.guided import GuidedEngine, turns_of
 from rocstar.replay import engine_of
 from rocstar.rollout.collect import Roller
@@ -33,7 +34,7 @@ from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.simulate import simulate
 from rocstar.rollout.workload import PlannedAttempt, TurnLengths
 from rocstar.runs.folder import RunFolder
-from rocstar.sandbox.daemon.watch import TICKS, descendants, numbers, peak_bytes, stat
+from rocstar.sandbox.daemon.watch import TICKS, descendants, numbers, stat
 from rocstar.screen import Screen
 from rocstar.train import rl_step
 from rocstar.training.ahead import steps_ahead
@@ -61,13 +62,15 @@ def predicted(recipe: Recipe, screen: Screen, *, wall: bool = True, length_share
     stages = [stage for stage in recipe.stage if stage.steps]
     model = recipe.model.model_copy(update={"device": "cpu"})
     recipe = recipe.model_copy(update={"stage": stages, "model": model})
-    material = read_material(_shortened(recipe))
+    material = read_material(recipe)
+    material = replace(material, recipe=_shortened(material.recipe))
     with TemporaryDirectory() as place:
         folder = RunFolder.create(material.recipe, place, ())
         with opened_machines(material.recipe, folder.path / "run.json") as machines:
             measured = asyncio.run(_measured(recipe, material, folder, machines, screen, wall, length_share))
+    memory = material.memory.run if material.memory else nan
     pools = {name: len(problems) for name, problems in material.problems.items()}
-    return plan_cpu(recipe, measured, heldout=len(material.heldout), pools=pools)
+    return plan_cpu(recipe, measured, heldout=len(material.heldout), pools=pools, memory=memory)
 
 
 def _shortened(recipe: Recipe) -> Recipe:
@@ -90,11 +93,8 @@ async def _measured(
     wall: bool,
     length_share: float,
 ) -> Measured:
-    begun = time.monotonic() if wall else time.process_time()
-    each_bytes = _demonstration_bytes(material)
-    extra = (time.monotonic() if wall else time.process_time()) - begun
     async with opened_run(material, folder, screen, machines, resume=False, stopper=Stopper(screen.note)) as run:
-        opened = (_since_birth() if wall else run.meter.spent()) - extra
+        opened = _since_birth() if wall else run.meter.spent()
         screen.note("trying what its parts take")
         trials = _Trials(run=run, wall=wall)
         each = await trials.demonstration()
@@ -102,7 +102,7 @@ async def _measured(
         measured = await trials.attempts(recipe, trials.shown(length_share))
         made = demonstrations(material.recipe)
         start = opened - made * each
-        return replace(measured, start=start, demonstration=each, made=made, sft=sft, demonstration_bytes=each_bytes)
+        return replace(measured, start=start, demonstration=each, made=made, sft=sft)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +131,6 @@ class _Trials:
     wall: bool
     rolled: list[Trial] = field(default_factory=list)
     """All attempts so far, for the fit."""
-    peaks: list[tuple[int, int]] = field(default_factory=list)
-    """Attempts at once, and the run's peak memory after them."""
     seed: int = 0
     learner: GrpoLearner | None = None
     """Of the last stage that was tried."""
@@ -158,12 +156,6 @@ class _Trials:
         """Mean wait for a tool."""
         waits = [t.tool_seconds for trial in self.rolled for a in trial.attempts for t in a.turns if t.tool_seconds]
         return fmean(waits) if waits else 0.0
-
-    @property
-    def attempt_bytes(self) -> float:
-        """By which the process grows with an attempt of a step."""
-        (few, less), (many, more) = min(self.peaks), max(self.peaks)
-        return (more - less) / max(1, many - few)
 
     async def demonstration(self) -> float:
         """Seconds of making one; 0 where a task makes none."""
@@ -226,9 +218,7 @@ class _Trials:
             learning=learning,
             saving=await self.saving(),
             overlaps=len(os.sched_getaffinity(0)) > 1,
-            attempts=max(self.peaks)[0],
-            attempt_bytes=self.attempt_bytes,
-            memory={RUN: float(peak_bytes(os.getpid())), STARTED: float(below)},
+            started=float(below),
         )
 
     async def judged(self, shown: _Shown) -> tuple[_Rolled, list[SftRow]]:
@@ -313,7 +303,6 @@ class _Trials:
         ends = [trajectory.seconds * stretch for trajectory in made]
         trial = Trial(attempts=planned, ends=ends, engines=self.engines, scheduler=KvScheduler)
         self.rolled.append(trial)
-        self.peaks.append((len(made), peak_bytes(os.getpid())))
         return _Rolled(groups=groups, trial=trial, seconds=seconds)
 
     def _roller(self, rows: Sequence[SftRow]) -> Roller:
@@ -356,14 +345,6 @@ def _planned_row(row: SftRow, tool_seconds: float) -> PlannedAttempt:
         turns.append(TurnLengths(lengths[-1], 0, 0.0))
     turns[-1] = turns[-1]._replace(reply_tokens=0, tool_seconds=0.0)
     return PlannedAttempt(group="", prompt_tokens=lengths[0], turns=tuple(turns), limit=len(row.token_ids))
-
-
-def _demonstration_bytes(material: Material) -> float:
-    """By which a process grows with each."""
-    before, recipe = peak_bytes(os.getpid()), material.recipe
-    stages = [s for s in recipe.stage if isinstance(s, SftStage) and s.sft.rows_file is None]
-    made = [layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) for stage in stages]
-    return (peak_bytes(os.getpid()) - before) / max(1, sum(map(len, made)))
 
 
 def _since_birth() -> float:

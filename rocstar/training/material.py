@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from rocstar.exits import need
 from rocstar.lengths import positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
-from rocstar.plan.fits import here, idle_learners, refuse_here, refuse_on_gpu
+from rocstar.plan.fits import idle_learners, refuse_here, refuse_on_gpu
+from rocstar.plan.memory import HostMemory, Load, engines_here, host_memory
 from rocstar.plan.shape import Shape, shape_of
 from rocstar.protocols import Task
 from rocstar.runs.folder import HELD_OUT
@@ -43,6 +44,8 @@ TOKENIZER_ROWS = 3000
 """Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
+BYTES, ACROSS_WORDS = 4, 8
+"""Of text in a token; the latter where merges may cross spaces, on texts that repeat phrases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,8 @@ class Material:
     """How conversations are written."""
     benchmarks: Sequence[NamedBenchmark] = ()
     """That are asked beside the held-out problems."""
+    memory: HostMemory | None = None
+    """What the run takes of this machine's; None on GPUs, and of a model whose shape is not known."""
 
 
 def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
@@ -111,11 +116,15 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
 
         device_of(recipe.model)
     if pretrained:
-        pretrained.codec.stop_ids(material.template)
-        positions = positions_of(material, pretrained.codec, pretrained.facts.positions)
-        _refuse_too_large(recipe, pretrained.facts.cache, positions, pretrained.facts.folder)
-        for name, layouts in material.layouts.items():
-            rows_of_layouts(name, layouts or (), pretrained.codec, template, pretrained.facts.positions)
+        facts, codec = pretrained.facts, pretrained.codec
+        codec.stop_ids(material.template)
+        positions = positions_of(material, codec, facts.positions)
+        read = {
+            name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]
+            for name, layouts in material.layouts.items()
+            if layouts is not None
+        }
+        memory = _memory(material, facts.cache, positions, facts.folder, read)
     else:
         if heldout or material.problems:
             _refuse_long_caps(recipe, benchmarks)
@@ -123,8 +132,8 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        _refuse_too_large(recipe, cache, _positions_at_first(material) if rows else 1, None)
-    return material
+        memory = _memory(material, cache, _positions_at_first(material) if rows else 1, None, {})
+    return replace(material, memory=memory)
 
 
 def pool_sizes(recipe: Recipe) -> dict[str, int]:
@@ -272,24 +281,53 @@ def _longest_response(recipe: Recipe, benchmarks: Sequence[NamedBenchmark] = ())
     return max(rollout.max_response_tokens for rollout in rollouts)
 
 
-def _refuse_too_large(recipe: Recipe, cache: CacheShape | None, positions: int, folder: Path | None) -> None:
-    """What does not fit the memory there is. A machine of Ray's may have other memory than this one."""
-    elsewhere = recipe.cluster.launcher == "ray"
+def _memory(
+    material: Material,
+    cache: CacheShape | None,
+    positions: int,
+    folder: Path | None,
+    read: Mapping[str, Sequence[int]],
+) -> HostMemory | None:
+    """What the run takes here. positions: of the longest attempt. read: tokens of demonstrations. Raises ConfigError
+    for what does not fit the memory there is. A machine of Ray's may have other memory than this one."""
+    recipe, elsewhere = material.recipe, material.recipe.cluster.launcher == "ray"
+    shape = _shape(recipe, folder)
     if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
-        if (shape := _shape(recipe, folder)) and not elsewhere:
+        if shape and not elsewhere:
             need("train")
             from rocstar.learning.devices import gpu_bytes  # torch, as above
 
             if (memory := gpu_bytes()) is not None:
                 refuse_on_gpu(recipe, shape, memory)
-        return
+        return None
     rollout = recipe.rollout
-    tokens = here(recipe) * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
+    tokens = engines_here(recipe) * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
     if cache is not None:
         itemsize = 2 if recipe.model.dtype == "bfloat16" else 4
         refuse_too_many_tokens(cache_bytes(cache, tokens, itemsize), host_bytes(), tokens)
-    if (shape := _shape(recipe, folder)) and not elsewhere:
-        refuse_here(recipe, shape, host_bytes(), positions)
+    if shape is None or elsewhere:
+        return None
+    taken = host_memory(recipe, shape, _load(material, positions, read))
+    refuse_here(taken)
+    return taken
+
+
+def _load(material: Material, positions: int, read: Mapping[str, Sequence[int]]) -> Load:
+    recipe = material.recipe
+    rows = {stage.name: _lengths(material, stage) for stage in recipe.stage if isinstance(stage, SftStage)}
+    problems = {name: len(problems) for name, problems in material.problems.items()}
+    return Load(positions=positions, problems=problems, heldout=len(material.heldout), rows={**rows, **read})
+
+
+def _lengths(material: Material, stage: SftStage) -> list[int]:
+    """Tokens of the stage's demonstrations, about, where there is no tokenizer yet: by bytes of text. Of a task's own a
+    step's are made, for all of them."""
+    layouts, times, recipe = material.layouts.get(stage.name, ()), 1, material.recipe
+    if layouts is None:
+        one = stage.model_copy(update={"steps": 1})
+        layouts, times = layouts_of(recipe, one, material.template, None, task_of(recipe, stage)), stage.steps
+    size = BYTES if recipe.model.word_merges else ACROSS_WORDS
+    return [1 + len("".join(piece.text for piece in layout).encode()) // size for layout in layouts] * times
 
 
 def has_accelerator() -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -204,6 +206,29 @@ def test_the_cache_takes_as_many_bytes_as_it_says() -> None:
         assert kv_bytes(make(0).config, tokens + PAGE, torch.float32) == cache.keys.nbytes + cache.values.nbytes
 
 
+async def test_the_cache_takes_main_memory_only_while_it_is_in_use() -> None:
+    engine = TorchEngine(qwen(0), rows=64, positions=2048)  # 134 MB
+    cache = engine._decoder._cache
+    whole = cache.keys.nbytes + cache.values.nbytes
+    empty = resident()
+    first = await ask(engine, [1, 2, 3], "s", "r", tokens=20)
+    assert resident() - empty < whole / 4
+    cache.keys += 0
+    cache.values += 0
+    full = resident()
+    await engine.close_session("s")
+    again = await ask(engine, [1, 2, 3], "t", "again", tokens=20)
+    assert full - empty > 0.9 * whole and resident() - empty < whole / 4
+    assert again == first
+    await engine.close()
+    assert resident() - empty < whole / 4
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_a_cache_that_does_not_fit_is_refused_in_words() -> None:
     model = qwen(0)
     positions = available_bytes(model.device) // kv_bytes(model.config, 1, torch.float32)
@@ -212,9 +237,8 @@ def test_a_cache_that_does_not_fit_is_refused_in_words() -> None:
 
 
 async def test_weights_that_are_not_finite_write_no_token() -> None:
-    model = qwen(0)
-    engine = TorchEngine(model, rows=2, positions=32)
-    broken = {name: tensor * float("nan") for name, tensor in model.state_dict().items()}
+    engine = TorchEngine(qwen(0), rows=2, positions=32)
+    broken = {name: tensor * float("nan") for name, tensor in qwen(0).state_dict().items()}
     await engine.load_weights(Weights(version=7, tensors=broken))
     with pytest.raises(EngineUnavailable, match="weights of version 7 give logprobs that are not finite"):
         await ask(engine, [1, 2, 3], "s", "r")

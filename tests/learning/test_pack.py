@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from rocstar.learning.memory import PassShape
 from rocstar.learning.pack import MicroBatch, deal, pack, pick, plan
 
 CPU = torch.device("cpu")
@@ -55,7 +56,7 @@ def test_rows_are_cut_as_the_worked_example_says() -> None:
     (first, second) = pack([[1] * 5, [2] * 3, [3] * 4], [[True] * 5, [True] * 3, [True] * 4], 6, CPU)
     assert (first.indices, second.indices) == ((1, 2), (0,))
     assert first.ids_T.tolist() == [2, 2, 3, 3, 3]
-    assert plan([2, 2, 2, 9], range(4), range(4), 6) == [(0, 1, 2), (3,)]
+    assert plan([2, 2, 2, 9], [()] * 4, range(4), lambda computed, attended: computed <= 6) == [(0, 1, 2), (3,)]
     (row,) = pack([[11, 12, 21, 22, 31, 23]], [[False, False, True, True, False, True]], 99, CPU)
     assert (row.places_K.tolist(), row.targets_K.tolist()) == ([1, 2, 4], [21, 22, 23])
 
@@ -72,7 +73,31 @@ def test_siblings_share_what_stands_before_the_first_place_of_their_loss() -> No
 
 
 def test_siblings_stay_together_whatever_their_lengths() -> None:
-    assert plan([5, 2, 6, 3], ["a", "b", "b", "a"], range(4), 9) == [(3, 0), (1, 2)]
+    families = [(1,), (2,), (2,), (1,)]
+    assert plan([5, 2, 6, 3], families, range(4), lambda computed, attended: attended <= 9) == [(3, 0), (1, 2)]
+
+
+SHAPE = PassShape(parameters=10, hidden=512, layers=8, queries=512, keys=128, inner=2048, normed=True)
+FAMILY = st.tuples(st.integers(0, 200), st.lists(st.integers(1, 3000), min_size=1, max_size=6))
+
+
+@given(st.lists(FAMILY, min_size=1, max_size=5))
+@settings(max_examples=30, deadline=None)
+def test_a_pass_on_a_cpu_leaves_no_more_than_it_may(families: list[tuple[int, list[int]]]) -> None:
+    ids = [[number] * (prompt + own) for number, (prompt, owns) in enumerate(families) for own in owns]
+    counted = [[t >= prompt for t in range(prompt + own)] for prompt, owns in families for own in owns]
+    passes = pack(ids, counted, 10**9, CPU, on_cpu=SHAPE)
+    assert sorted(index for micro in passes for index in micro.indices) == list(range(len(ids)))
+    for micro in passes:
+        computed, attended = len(micro.ids_T), sum(micro.lengths)
+        assert SHAPE.fits(computed, attended) or len(micro.indices) == 1
+        assert SHAPE.left(computed, attended) <= SHAPE.largest(10**9, max(map(len, ids)))
+    assert len(pack(ids, counted, 10**9, CPU)) == 1
+
+
+def test_small_models_have_the_passes_they_had() -> None:
+    quickstart = PassShape(parameters=340_000, hidden=96, layers=3, queries=96, keys=32, inner=256, normed=True)
+    assert quickstart.fits(4096, 4096) and not quickstart.fits(1, 4097)
 
 
 def test_ranks_get_nearly_the_same_number_of_tokens() -> None:

@@ -12,7 +12,7 @@ from rocstar.config import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.plan.fits import refuse_here, refuse_on_gpu
 from rocstar.plan.gpus import GPUS
-from rocstar.plan.memory import engine_bytes, learner_bytes, total
+from rocstar.plan.memory import Load, engine_bytes, host_memory, learner_bytes, total
 from rocstar.plan.plan import Assumptions, Plan, make_plan, shared_out
 from rocstar.plan.shape import PUBLISHED, shape_of
 from rocstar.recipe import load_recipe
@@ -121,14 +121,17 @@ def test_training_is_refused_on_gpus_that_cannot_hold_it_and_not_on_those_that_c
         refuse_on_gpu(recipe, shape, GPUS["4090"].memory_bytes)
 
 
-def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own() -> None:
+def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(RECIPES / "quickstart.toml", ["rollout.kv_tokens=1024"])
     two = recipe.model_copy(update={"engine": load_recipe(RECIPES / "7b-8gpu.toml").engine[:1]})
     shape = shape_of(ModelSection(hidden_size=1024, num_layers=10, num_heads=8, intermediate_size=4096))
-    alone = 20.0 * shape.parameters
-    refuse_here(recipe, shape, alone + 1e8, positions=256)
-    with pytest.raises(ConfigError, match=r"on CPUs the run takes at least \d\.\d GB .* \d\.\d GB of memory are"):
-        refuse_here(two, shape, alone + 1e8, positions=256)
+    load = Load(positions=256, problems={}, heldout=100, rows={})
+    alone, more = host_memory(recipe, shape, load), host_memory(two, shape, load)
+    assert more.bytes - alone.bytes > 4 * shape.parameters
+    monkeypatch.setattr("rocstar.plan.fits.host_bytes", lambda: int(alone.bytes + 1e8))
+    refuse_here(alone)
+    with pytest.raises(ConfigError, match=r"on CPUs the run takes up to \d+\.\d GB .* \d+\.\d GB of memory are"):
+        refuse_here(more)
 
 
 def test_a_small_model_is_counted_in_thousands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,69 @@
+"""Main memory of a learner: what one forward and backward pass leaves, how much it may be, and how it is given back.
+Loads no torch.
+
+Counted are the numbers that transformers' decoders of Llama's kind leave for the backward pass, by layer (h hidden
+size, q and k widths of all queries and of all keys, i inner width of the MLP):
+
+    a computed token    6 h + q + 4 i     two norms of three, what attention gave, gate, its SiLU, up, their product
+                        + 2 q + 2 k       where queries and keys have norms (Qwen3)
+    an attended place   2 q + 2 k         queries, keys, values and the output, as documents (attention.py)
+
+Siblings that share a prompt compute it once and attend to it each. Source: ours, counted by
+tests/learning/test_memory.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from dataclasses import dataclass
+
+CPU_TOKENS = 4096  # of one pass: what a layer leaves stays near its caches; 16,384 cost 15 to 25% more
+CPU_BYTES = 2**30  # of what it leaves, or as much as the weights take where that is more: smaller ones cost speed
+FP32 = 4
+CHUNK_ELEMENTS = 2**25  # logits of one chunk: 128 MiB in fp32; 220 tokens at V = 151,936, everything at V = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShape:
+    """What the size of a pass follows from."""
+
+    parameters: int
+    hidden: int
+    layers: int
+    queries: int
+    """Width of the queries of all heads."""
+    keys: int
+    """Width of the keys of all heads."""
+    inner: int
+    """Width inside the MLP."""
+    normed: bool
+    """Queries and keys have norms."""
+    recomputed: bool = False
+    """Layers are computed again in the backward pass (`model.gradient_checkpointing`)."""
+
+    def left(self, computed: int, attended: int) -> int:
+        """Bytes that so many computed tokens and attended places leave for the backward pass."""
+        heads = 2 * (self.queries + self.keys)
+        layer = (6 * self.hidden + self.queries + 4 * self.inner + self.normed * heads) * computed + heads * attended
+        kept = self.layers * self.hidden * computed + layer if self.recomputed else self.layers * layer
+        return FP32 * kept
+
+    def fits(self, computed: int, attended: int) -> bool:
+        """Whether a pass of several rows may have so many on a CPU."""
+        return attended <= CPU_TOKENS and self.left(computed, attended) <= self._most
+
+    def largest(self, tokens: int, row: int) -> int:
+        """Bytes that the largest pass leaves there, where `tokens` are allowed and the longest row has `row`."""
+        several = min(tokens, CPU_TOKENS)
+        return max(min(self.left(several, several), self._most), self.left(row, row))
+
+    @property
+    def _most(self) -> int:
+        return max(CPU_BYTES, FP32 * self.parameters)
+
+
+def give_back() -> None:
+    """Give what was freed back to the system: glibc keeps it for the next pass, which other parts of a run may need."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

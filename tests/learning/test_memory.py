@@ -1,0 +1,76 @@
+"""What a pass leaves is what is said of it, and what was freed goes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rocstar.learning.forward import hidden_states, pass_shape, prepare
+from rocstar.learning.memory import give_back
+from rocstar.learning.pack import pack
+
+CPU = torch.device("cpu")
+SHAPES = {  # heads, of keys, hidden, inner, layers
+    "quickstart": (3, 1, 96, 256, 3),
+    "wide inside": (4, 4, 128, 1024, 2),
+    "many keys": (8, 8, 256, 512, 2),
+    "deep": (2, 1, 64, 192, 9),
+}
+
+
+def made(kind: str, name: str) -> Any:
+    heads, keys, hidden, inner, layers = SHAPES[name]
+    size = {"num_key_value_heads": keys, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    config, model = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}[kind]
+    return model(config(**size, num_attention_heads=heads, head_dim=hidden // heads, vocab_size=64)).train()
+
+
+def held(model: Any, micro: Any) -> int:
+    """Bytes that a forward pass keeps for its backward one, each once, weights left out."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+    alive = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        hidden_states(model, micro)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("siblings", [False, True])
+def test_a_pass_leaves_as_many_bytes_as_are_said(kind: str, name: str, siblings: bool) -> None:
+    model = made(kind, name)
+    prepare(model, CPU, torch.float32)
+    counted = [[place > 100 for place in range(200)]] * 3
+    (micro,) = pack([[1] * 200] * 3, counted, 10**6, CPU, share=siblings)
+    shape = pass_shape(model, recomputed=False)
+    said = shape.left(len(micro.ids_T), sum(micro.lengths))
+    assert said == pytest.approx(held(model, micro), rel=0.1)
+    assert pass_shape(model, recomputed=True).left(100, 100) < shape.left(100, 100)
+
+
+def test_memory_that_was_freed_goes_back() -> None:
+    parts = [torch.ones(2**18) for _ in range(100)]  # 1 MiB each: below what the C library gives back by itself
+    full = resident()
+    del parts
+    give_back()
+    assert full - resident() > 80 * 2**20
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
