@@ -144,13 +144,11 @@ class Screen:
         table = _table("", "before", "after")
         for label, key, form in COMPARED:
             figures = (summary.get(f"{key}_{when}") for when in ("before", "after"))
-            table.add_row(label, *(f"{_value(figure, form)}{_interval(figure, form)}" for figure in figures))
+            table.add_row(label, *(_whole_figure(figure, form) for figure in figures))
         for row in summary.get("benchmarks", ()):
             points = [row[when] for when in ("before", "after")]
             label = f"{row['name']}, steps {points[0]['step']} and {points[1]['step']}"
-            table.add_row(
-                label, *(f"{_value(p['accuracy'], percent)}{_interval(p['accuracy'], percent)}" for p in points)
-            )
+            table.add_row(label, *(_whole_figure(point["accuracy"], percent) for point in points))
         caption = "sampled: drawn as in training; greedy: always the most likely token; in brackets: 95% interval"
         self._print(f"\n{name}: before and after", caption, table)
 
@@ -389,11 +387,20 @@ def _value(figure: Any, form: Callable[[float], str]) -> str:
 
 
 def _n(figure: Any) -> str:
-    """What a figure rests on, and how many attempts are not in it."""
+    """What a figure rests on, how many attempts are not in it, and how many of those in it nobody could judge."""
     if not isinstance(figure, Mapping):
         return ""
     missing = figure.get("missing")
-    return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "")
+    return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "") + _open(figure)
+
+
+def _whole_figure(figure: Any, form: Callable[[float], str]) -> str:
+    return f"{_value(figure, form)}{_interval(figure, form)}{_open(figure)}"
+
+
+def _open(figure: Any) -> str:
+    share = figure.get("undecided") if isinstance(figure, Mapping) else None
+    return f", {percent(share)} undecided" if share else ""
 
 
 def _interval(figure: Any, form: Callable[[float], str]) -> str:

@@ -67,7 +67,7 @@ def _comparison(result: Mapping[str, Any]) -> str:
     lines = [
         *(f"{name.upper()}  {_subject(result[name])}" for name in ("a", "b")),
         f"B - A {difference['value']:+.1%} (95%: {low:+.1%} to {high:+.1%}) over {result['problems']} problems"
-        + (f"; {alone} that only one decided are left out" if alone else ""),
+        + (f"; {alone} that only one has are left out" if alone else ""),
         f"exact paired test p = {result['p_value']:.3g}; {result['better']} problems better, {result['worse']} worse, "
         f"{result['same']} the same, sign test p = {result['sign_p_value']:.3g}",
         *_problems(result["table"]),
@@ -78,7 +78,8 @@ def _comparison(result: Mapping[str, Any]) -> str:
 def _subject(subject: Mapping[str, Any]) -> str:
     accuracy = subject["accuracy"]
     low, high = accuracy["interval"]
-    measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {subject['attempts']} attempts each"
+    open_ones = f", {accuracy['undecided']:.1%} undecided" if "undecided" in accuracy else ""
+    measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {subject['attempts']} attempts each{open_ones}"
     return f"{measured}: {subject['evaluation']}"
 
 
