@@ -397,9 +397,9 @@ def test_an_evaluation_is_a_table_or_one_object(
     table, told = capsys.readouterr()
     assert "rocstar view evals/t" in told.splitlines()[-1]
     assert "50.0%" in table and "40.0 to 60.0" in table and "mean response tokens" in table
-    assert (asked["model"], asked["data"], asked["attempts"]) == ("last", "t.jsonl", 4)
+    assert (asked["model"], asked["data"], asked["n"]) == ("last", "t.jsonl", 4)
     assert asked["question"] == ["Body", "Question"]
-    assert asked["options"] == {"rollout.template=papr": "--template papr"} and asked["settings"] == [asking[-1]]
+    assert (asked["template"], asked["settings"]) == ("papr", [asking[-1]])
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
 

@@ -77,8 +77,10 @@ def maj_at_k(votes_PR: Sequence[Sequence[Vote]]) -> Estimate | None:
 
 def votes_PR(results: Results) -> list[list[Vote]]:
     """What `maj_at_k` takes."""
-    judged = [[(a.outcome, is_right(a)) for a in attempts if is_judged(a)] for _, attempts in results]
-    return [[(outcome and outcome.extracted, right) for outcome, right in some] for some in judged]
+    return [
+        [(a.outcome.extracted, is_right(a)) for a in attempts if a.outcome is not None and is_judged(a)]
+        for _, attempts in results
+    ]
 
 
 def accuracy_by_budget(groups: Sequence[Group], cap: int | None) -> dict[str, Any]:

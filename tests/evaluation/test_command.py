@@ -113,6 +113,30 @@ def test_an_evaluation_says_how_far_it_is_and_measures_problems_once(
     assert measured == [2]
 
 
+def test_a_cap_that_nobody_asked_for_is_what_fits_into_the_model(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uncapped = ["eval", str(model_folder), "--data", "gsm8k/test.jsonl", "--template", "compact", "sandbox.preload=[]"]
+    assert cli.run([*uncapped, "--json"]) == exits.OK
+    told = capsys.readouterr()
+    setup = json.loads(told.out)["setup"]
+    assert 200 < setup["max_response_tokens"] < 256
+    sentence = f"at most {setup['max_response_tokens']} tokens an attempt, because the longest prompt leaves no more of"
+    assert f"{sentence} the 256 positions of the model; --max-response-tokens sets another cap\n" in told.err
+    for asked_for in (["--max-response-tokens", "8192"], ["rollout.max_response_tokens=8192"]):
+        assert cli.run([*uncapped, *asked_for]) == exits.USAGE
+        assert "the model holds 256; set it to" in capsys.readouterr().err
+
+
+def test_a_prompt_that_fills_the_model_is_refused_whoever_asked_for_the_cap(
+    model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "long.jsonl").write_text(json.dumps({"question": "1+1?" * 200, "answer": "2"}))
+    long = ["eval", str(model_folder), "--data", "long.jsonl", "--template", "compact", "sandbox.preload=[]"]
+    assert cli.run(long) == exits.USAGE
+    assert "leave such problems out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -113,9 +113,7 @@ def test_one_evaluation_alone_is_planned_for(tmp_path: Path, capsys: pytest.Capt
     assert run(["compare", a, "--detect", "0"]) == 2
 
 
-def test_problems_that_only_one_has_are_left_out_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_that_only_one_has_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     b = evaluation(tmp_path / "b", {**B, "t": [True]})
     assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
     assert "over 4 problems; 1 that only one has are left out" in capsys.readouterr().out

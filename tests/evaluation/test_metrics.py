@@ -121,7 +121,9 @@ def test_all_right_answers_are_one_candidate() -> None:
     assert majority(("\\sqrt{8}", True), ("2\\sqrt2", True), ("3", False)) == 1.0
 
 
-@pytest.mark.parametrize("spelled", [("1", "1.0"), ("0.5", "\\frac{1}{2}"), ("1,000", "1000"), ("A", "(A)"), ("x", "$x$")])
+@pytest.mark.parametrize(
+    "spelled", [("1", "1.0"), ("0.5", "\\frac{1}{2}"), ("1,000", "1000"), ("A", "(A)"), ("x", "$x$")]
+)
 def test_wrong_answers_that_are_equal_at_once_are_one_candidate(spelled: tuple[str, str]) -> None:
     one, other = spelled
     assert majority(("7", True), (one, False), (other, False)) == 0.0
