@@ -29,6 +29,7 @@ from rocstar.verbs import (
     compare,
     data,
     doctor,
+    evals,
     evaluate,
     plan,
     recipes,
@@ -213,6 +214,7 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(answers.verify)
 app.add_typer(run_verbs.app, name="runs")
+app.add_typer(evals.app, name="evals")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")

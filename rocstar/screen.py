@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -122,6 +123,8 @@ class Screen:
         if shown.get("state", "finished") != "finished":
             self._print(f"{shown['name']} {_stands(shown)}")
         self._compared(shown["name"], summary)
+        if shown.get("evals"):
+            self.evaluations(shown["evals"])
         for stage in shown.get("stages", ()):
             if stage.get("ended"):
                 self._print(
@@ -163,6 +166,19 @@ class Screen:
                 table.add_row(
                     name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), _n(value)
                 )
+        self._print(table)
+
+    def evaluations(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A list of evaluations (`runs.evaluations.row_of`), a row a name: of one that was made after several steps the
+        last, and how often it was made."""
+        made = Counter(row["evaluation"].partition("@")[0] for row in rows)
+        table = _table("evaluation", "right answers", "problems", "made")
+        for row in {row["evaluation"].partition("@")[0]: row for row in rows}.values():
+            times = made[row["evaluation"].partition("@")[0]]
+            figure = row.get("accuracy")
+            shown = f"cannot be read: {row['broken']}" if "broken" in row else _whole_figure(figure, percent)
+            problems = figure.get("n") if isinstance(figure, Mapping) else None
+            table.add_row(row["evaluation"], shown, f"{problems or ''}", f"{times} times" if times > 1 else "")
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -12,7 +12,14 @@ from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.messages import read_transcripts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
-from rocstar.runs.evaluations import RESULT, SAMPLES, find_evaluation, owner_of
+from rocstar.runs.evaluations import (
+    RESULT,
+    SAMPLES,
+    find_evaluation,
+    is_evaluation,
+    label_of,
+    owner_of,
+)
 from rocstar.runs.folder import RunFolder, read_json, step_of
 
 SCORED = 64  # attempts of one learner pass
@@ -54,15 +61,15 @@ def find_source(name: str, runs: Path) -> Source:
     path = Path(name)
     if path.is_file():
         return Source(name=path.name, files=(path,), transcripts=_is_transcripts(path))
-    if (path / RESULT).is_file() or ("/" in name and not (path / "run.json").is_file()):
-        return _evaluation(find_evaluation(name, runs))
+    if is_evaluation(name, runs):
+        return _evaluation(find_evaluation(name, runs), runs)
     run = RunFolder.find(name, runs)
     files = tuple(sorted(run.rollouts.glob("step=*.parquet"), key=step_of))
     steps = run.checkpoint_steps()
     return Source(name=run.name, files=files, model=run.checkpoint(steps[-1]) / "model" if steps else None, run=run)
 
 
-def _evaluation(folder: Path) -> Source:
+def _evaluation(folder: Path, runs: Path) -> Source:
     result = read_json(folder / RESULT)
     if not (folder / SAMPLES).is_file():
         raise DataError(f"{folder} kept no attempts: it has no {SAMPLES}")
@@ -70,7 +77,7 @@ def _evaluation(folder: Path) -> Source:
     named = Path(result.get("setup", {}).get("model", ""))
     model = run.checkpoint(step_of(folder)) / "model" if run else named  # the run may have been moved
     return Source(
-        name=f"{run.name}/{folder.parent.name}@{step_of(folder)}" if run else folder.name,
+        name=label_of(folder, runs),
         files=(folder / SAMPLES,),
         model=next((one for one in (model, named) if (one / "config.json").is_file()), None),
         result=result,

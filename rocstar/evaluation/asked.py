@@ -5,7 +5,6 @@ the plain chat template, and a benchmark with a Scorer is judged by that; both h
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from rocstar.modelfolder import model_name
 from rocstar.parts import make_conversation, make_roller
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
+from rocstar.runs.evaluations import model_folder
 from rocstar.runs.folder import numbered
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import EngineLoad, Problem
@@ -82,6 +82,11 @@ class Asked(Protocol):
     @property
     def known(self) -> tuple[str, ...]:
         """Keys of the setup that the place of the result says already."""
+        ...
+
+    @property
+    def runs(self) -> Path:
+        """The folder of runs."""
         ...
 
     @property
@@ -171,7 +176,7 @@ class AskedWeights:
             if self.subject.run:
                 yield self.subject.run.evaluation(part, self.subject.step)
             else:
-                yield self.runs / "evals" / model_name(self.subject.model) / part
+                yield model_folder(self.runs, model_name(self.subject.model)) / part
 
     def contamination(self, problems: Sequence[Problem], name: str) -> Mapping[str, Any] | None:
         return note_of(self.subject.run, self.subject.step, (problem.question for problem in problems), name)
@@ -253,9 +258,7 @@ class AskedEndpoint:
         return self, 0
 
     def places(self, stem: str) -> Iterator[Path]:
-        folder = re.sub(r"[^\w.-]+", "_", self.model)
-        for part in numbered(stem):
-            yield self.runs / "evals" / folder / part
+        yield from (model_folder(self.runs, self.model) / part for part in numbered(stem))
 
     def contamination(self, problems: Sequence[Problem], name: str) -> None:
         return None

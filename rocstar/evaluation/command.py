@@ -24,6 +24,7 @@ from rocstar.evaluation.source import ProblemSource
 from rocstar.machines import Machines, opened_machines
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import plain
+from rocstar.runs.evaluations import label_of
 from rocstar.screen import Screen
 from rocstar.types import Problem
 from rocstar.watch import RUN, Patience, Stall, Watch, watching
@@ -208,7 +209,7 @@ def _tell_kept(made: Evaluation, prepared: Prepared, screen: Screen) -> None:
         screen.note(
             f"{missing} of {attempts} attempts ended by failures outside the model and are in none of the figures"
         )
-    screen.note(f"saved in {prepared.folder}")
+    screen.note(f"saved as {label_of(prepared.folder, prepared.asked.runs)} in {prepared.folder}")
 
 
 def _refuse_missing_judge(source: ProblemSource, judge: JudgeEndpoint | None) -> None:
@@ -227,4 +228,11 @@ def _refuse_unwritable(folder: Path) -> None:
 def _told(prepared: Prepared, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What a person asked for: `accuracy` and `greedy` are run-folder names for figures that stand here as avg@n."""
     public = {name: value for name, value in result.items() if name not in ("accuracy", "greedy", "transcripts")}
-    return {"model": prepared.asked.name, "data": prepared.source.title, "saved": str(folder), **public}
+    label = label_of(folder, prepared.asked.runs)
+    return {
+        "evaluation": label,
+        "model": prepared.asked.name,
+        "data": prepared.source.title,
+        "saved": str(folder),
+        **public,
+    }

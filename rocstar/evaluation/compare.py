@@ -37,7 +37,8 @@ ABSENT = object()
 class Kept:
     """An evaluation as its folder has it."""
 
-    folder: Path
+    name: str
+    """As it is shown."""
     setup: Mapping[str, Any]
     right: Mapping[str, Sequence[bool]]
     """Problem id -> whether each judged attempt was right; problems without one are left out."""
@@ -47,8 +48,8 @@ class Kept:
     """Share of those attempts that the verifier left open; they count as not right."""
 
 
-def read_kept(folder: Path) -> Kept:
-    """Raises DataError for a folder that lacks its attempts."""
+def read_kept(folder: Path, name: str | None = None) -> Kept:
+    """name: as it is shown, else the folder. Raises DataError for a folder that lacks its attempts."""
     setup = read_json(folder / RESULT).get("setup", {})
     right: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
@@ -59,7 +60,7 @@ def read_kept(folder: Path) -> Kept:
             right[problem].append(verdict == Verdict.RIGHT)
             undecided += verdict == Verdict.UNDECIDED
     share = undecided / max(1, sum(map(len, right.values())))
-    return Kept(folder=folder, setup=setup, right=dict(right), questions=questions, undecided=share)
+    return Kept(name=name or str(folder), setup=setup, right=dict(right), questions=questions, undecided=share)
 
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
@@ -76,7 +77,7 @@ def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
         one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
         if not skipped and one != other:
             raise ConfigError(
-                f"the evaluations differ in {field}: {_said(one)} in {a.folder}, {_said(other)} in {b.folder}; "
+                f"the evaluations differ in {field}: {_said(one)} in {a.name}, {_said(other)} in {b.name}; "
                 f"evaluate both alike, or add --allow {field} where that is what you compare"
             )
 
@@ -85,7 +86,7 @@ def compared(a: Kept, b: Kept) -> dict[str, Any]:
     """B against A. Raises DataError where they judged no problem in common."""
     shared = a.right.keys() & b.right.keys()
     if not shared:
-        raise DataError(f"{a.folder} and {b.folder} judged no problem in common, so there is nothing to pair")
+        raise DataError(f"{a.name} and {b.name} judged no problem in common, so there is nothing to pair")
     found = asdict(compare_paired(a.right, b.right))
     return {
         "a": _subject(a),
@@ -110,7 +111,7 @@ def planned(a: Kept, b: Kept | None, difference: float, power: float = POWER) ->
     right = [kept.right for kept in (a, b) if kept is not None]
     problems = len(right[0].keys() & right[-1].keys())
     if not problems:
-        raise DataError(f"{a.folder} judged no problem" + (f" that {b.folder} judged too" if b else ""))
+        raise DataError(f"{a.name} judged no problem" + (f" that {b.name} judged too" if b else ""))
     spread = spread_of(*right) if b else spread_of_one(a.right)
     attempts = min(len(some) for each in right for some in each.values())
     return {
@@ -164,7 +165,7 @@ def _subject(kept: Kept) -> dict[str, Any]:
     accuracy = avg_at_k(list(kept.right.values()))
     attempts = {len(some) for some in kept.right.values()}
     return {
-        "evaluation": str(kept.folder),
+        "evaluation": kept.name,
         "model": kept.setup.get("model"),
         "step": kept.setup.get("step"),
         "accuracy": figure(accuracy, undecided=kept.undecided),

@@ -16,7 +16,7 @@ QUESTION = 60  # characters of a question that tell which problem it is
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="RUN/EVALUATION[@STEP], or the folder of an evaluation.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A name of `evals list`, the start of it, or a folder.")],
     b: Annotated[
         str | None, typer.Argument(metavar="B", help="The other; may be left out with --detect.", show_default=False)
     ] = None,
@@ -36,14 +36,18 @@ def compare(
 
     Example: rocstar compare last/before last/after --detect 0.02"""
     from rocstar.errors import ConfigError
-    from rocstar.evaluation.compare import compared, planned, read_kept, refuse_different
-    from rocstar.runs.evaluations import find_evaluation
+    from rocstar.evaluation.compare import Kept, compared, planned, read_kept, refuse_different
+    from rocstar.runs.evaluations import find_evaluation, label_of
     from rocstar.screen import Screen
 
     if b is None and detect is None:
         raise ConfigError("compare needs two evaluations; give a second one, or --detect D to plan for one")
-    first = read_kept(find_evaluation(a, runs))
-    second = read_kept(find_evaluation(b, runs)) if b is not None else None
+
+    def kept(name: str) -> Kept:
+        folder = find_evaluation(name, runs)
+        return read_kept(folder, label_of(folder, runs))
+
+    first, second = kept(a), kept(b) if b is not None else None
     result: dict[str, Any] = {}
     with Screen() as screen, screen.never_silent(screen.working):
         if second is not None:

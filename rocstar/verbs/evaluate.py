@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ENDPOINT_KEY, JUDGE_KEY = "OPENAI_API_KEY", "ROCSTAR_JUDGE_API_KEY"
 """Environment variables that hold API keys; none is needed where an endpoint asks for none."""
+RUNS = Path("runs")
 STOPPED = "stopped; the same command goes on where this one ended"
 
 
@@ -85,7 +86,7 @@ def evaluate(
     template: Annotated[str | None, typer.Option(help="As rollout.template; same default.")] = None,
     verifier: Annotated[str | None, typer.Option(help="As evaluate.verifier; same default.")] = None,
     as_json: AsJson = False,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = RUNS,
 ) -> None:
     """Measure a model on problems: avg@k and pass@k with 95% intervals. Killed, it goes on with the same command.
 
@@ -112,7 +113,8 @@ def _measure(given: Given, *, as_json: bool) -> None:
             if not as_json:
                 screen.figures(result)
     for result in results:
-        tell_next(f"rocstar view {result['saved']}", f"rocstar runs rollouts {result['saved']} --wrong")
+        name = result["evaluation"] if given.runs == RUNS else result["saved"]
+        tell_next(f"rocstar view {name}", f"rocstar runs rollouts {name} --wrong")
     if as_json:
         print_json(results[0] if len(results) == 1 else {"results": results})
 

@@ -167,7 +167,7 @@ def test_the_last_step_of_an_evaluation_is_meant_unless_one_is_given(tmp_path: P
     base = tmp_path / "runs"
     assert find_evaluation("r/math", base) == made.evaluation("math-1", 2)
     assert find_evaluation("last/math@1", base) == made.evaluation("math-1", 1)
-    with pytest.raises(ConfigError, match="may be any of aime-2, math-1"):
+    with pytest.raises(ConfigError, match="may be any of r/aime-2@1, r/math-1@2"):
         find_evaluation("r/", base)
-    with pytest.raises(ConfigError, match="it has: aime-2@1, math-1@1, math-1@2"):
+    with pytest.raises(ConfigError, match="there are: r/aime-2@1, r/math-1@1, r/math-1@2"):
         find_evaluation("r/gsm8k", base)

@@ -1,5 +1,5 @@
-"""`rocstar eval --endpoint` against `rocstar serve`: the agent behind the server runs its own tools, and the figures are
-those of the same model evaluated here."""
+"""`rocstar eval --endpoint` against `rocstar serve`: the agent behind the server runs its own tools, and the figures
+are those of the same model evaluated here."""
 
 from __future__ import annotations
 

@@ -69,7 +69,10 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tools": [{"type": "function"}]}, "tools is not obeyed here; leave it out, because this server runs the agent's own tools itself (rocstar eval: --tools none)"),
+        (
+            {"tools": [{"type": "function"}]},
+            "tools is not obeyed here; leave it out, because this server runs",
+        ),
         ({"n": 2}, "n is not obeyed here"),
         ({"response_format": {"type": "json_object"}}, "response_format is not obeyed"),
         ({"temperature": "hot"}, "temperature must be a number from 0 to 10"),
