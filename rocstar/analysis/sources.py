@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.messages import read_transcripts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
+from rocstar.modelfolder import model_name
 from rocstar.runs.evaluations import (
     RESULT,
     SAMPLES,
@@ -46,6 +47,26 @@ class Source:
     """The run that is analysed, None for an evaluation."""
     trainer: RunFolder | None = None
     """The run whose checkpoint an evaluation is of; None where it is not known."""
+
+    @property
+    def policy(self) -> str:
+        """Names what wrote the attempts: RUN or RUN@STEP, a model, or an endpoint's name for it."""
+        if self.run:
+            return self.run.name
+        if self.trainer:
+            return f"{self.trainer.name}@{step_of(self.files[0].parent)}"
+        return model_name(self.model) if self.model else (self.result or {}).get("setup", {}).get("model") or self.name
+
+    def decoder(self) -> Callable[[Sequence[int]], str] | None:
+        """Text of the attempts' tokens, which are code points where no weights of ours wrote them; None where their
+        tokenizer is gone."""
+        if self.result and "device" not in self.result.get("setup", {}).get("engine", {}):
+            return lambda token_ids: "".join(map(chr, token_ids))
+        if self.model is None:
+            return None
+        from rocstar.dialogue.codec import Codec
+
+        return Codec.load(self.model).decode
 
     def attempts(self, *, tokens: bool, entropies: Entropies | None = None) -> Iterator[Attempt]:
         """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.markup import CLOSE, OPEN
+from rocstar.dialogue.markup import CLOSE, OPEN, START, STOP
 from rocstar.dialogue.segments import Segment, text_of
 from rocstar.dialogue.template import Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
@@ -105,7 +105,7 @@ class EndpointSolver:
         return Trajectory(
             problem_id=problem.id,
             index=index,
-            prompt_ids=tuple(self.codec.encode("\n\n".join(str(one["content"]) for one in talk.asked))),
+            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in talk.asked))),
             turns=tuple(talk.turns),
             stop=stop,
             fault=fault,
@@ -188,6 +188,11 @@ class Talk:
         if self._specs and self._solver.tools == "openai":
             body["tools"] = [tool_schema(spec) for spec in self._specs]
         return body
+
+
+def chat_text(messages: Iterable[tuple[str, Any]]) -> str:
+    """(role, text) of messages as one text, which says where each begins; `attempts/messages.py` reads it."""
+    return "".join(f"{START}{role}\n{text}{STOP}\n" for role, text in messages)
 
 
 def ran_turn(codec: Codec, ran: RanCall, number: int) -> Turn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -393,11 +394,13 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
     if not source.files:
         raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
     settings = source.result["setup"] if source.result else read_json(run.resolved) if run else {}
+    written = datetime.fromtimestamp(source.files[0].stat().st_mtime, UTC).isoformat(timespec="seconds")
     origin = Origin(
         name=source.name,
-        model=str(source.model or source.name),
-        started=run.identity["started"] if run else "1970-01-01T00:00:00+00:00",
+        model=source.policy,
+        started=run.identity["started"] if run else written,
         feedback=feedback_of(settings),
+        decoder=source.decoder,
     )
     return source.files, origin
 

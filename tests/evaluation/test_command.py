@@ -55,6 +55,20 @@ def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place(
     assert kept["template"]["name"] == "compact" and kept["model"] == str(model_folder.resolve())
 
 
+def test_a_log_for_inspect_has_the_model_and_the_messages_that_were_sent(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, _ = evaluated(capsys, model_folder, "gsm8k/test.jsonl", "rollout.preamble='Solve: '")
+    assert made["evaluation"].startswith("tiny/test-")
+    export = ["runs", "export", made["evaluation"], "--format", "inspect", "--out", "log.json"]
+    assert cli.run(export) == exits.OK, capsys.readouterr().err
+    log = json.loads(Path("log.json").read_text())
+    assert (log["eval"]["model"], log["eval"]["task"]) == ("tiny", made["evaluation"])
+    sent = [[(one["role"], one["content"]) for one in sample["messages"]][:-1] for sample in log["samples"]]
+    assert sent == [[("user", "Solve: 1+1?")], [("user", "Solve: 3+1?")]]
+    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == made["avg@1"]["value"]
+
+
 def test_an_evaluation_of_a_run_lies_in_the_run_and_needs_no_lock(
     model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
