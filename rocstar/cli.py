@@ -36,6 +36,7 @@ from rocstar.verbs import (
     sandbox,
     serve,
     simulate,
+    tool,
     view,
 )
 from rocstar.verbs import runs as run_verbs
@@ -218,6 +219,7 @@ app.add_typer(evals.app, name="evals")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")
+app.add_typer(tool.app, name="tool")
 app.add_typer(sandbox.app, name="sandbox")
 
 

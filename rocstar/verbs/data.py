@@ -163,16 +163,16 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     specs = specs_of(recipe) if with_tools else ()
     return Wording(
         render=lambda question: text_of(chosen.opening(question, specs)),
-        markers=chosen.markers if isinstance(chosen, ChatMl) or folder is None else _added_tokens(folder),
+        markers=chosen.markers if isinstance(chosen, ChatMl) else _added_tokens(folder),
         length=len if counted is None else _token_counter(counted),
         unit="characters" if counted is None else "tokens",
     )
 
 
-def _added_tokens(folder: Path) -> Sequence[str]:
+def _added_tokens(folder: Path | None) -> Sequence[str]:
     from rocstar.dialogue.codec import Codec
 
-    return Codec.load(folder).added_tokens
+    return Codec.load(folder).added_tokens if folder else ()
 
 
 def _token_counter(folder: Path) -> Callable[[str], int]:
