@@ -164,7 +164,10 @@ class Screen:
             if _is_number(value) or (isinstance(value, Mapping) and _is_number(value.get("value"))):
                 form = str if isinstance(value, int) else form_of(name)
                 table.add_row(
-                    name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), _n(value)
+                    LABELS.get(name, name.replace("_", " ")),
+                    _value(value, form),
+                    _interval(value, form).strip(" ()"),
+                    _n(value),
                 )
         self._print(table)
 
@@ -350,6 +353,16 @@ COMPARED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 """Rows of the last table: label, key of `summary` before `_before` and `_after`, form."""
 
+LABELS = {
+    "failed_call_share": "calls that failed",
+    "failed_call_share_in_correct": "calls of right attempts that failed",
+    "tool_error_share_in_correct": "right attempts with a failed call",
+    "no_tool_share": "attempts without a call",
+    "truncation_share": "attempts cut by the token limit",
+    "out_of_turns_share": "attempts cut by the turn limit",
+    "no_room_share": "attempts whose prompt fills the model",
+}
+"""Figures of an evaluation whose names do not say of what they are shares."""
 SHARES = ("accuracy", "greedy", "share", "avg", "pass", "maj", "rate")
 
 
