@@ -29,12 +29,14 @@ from rocstar.verbs import (
     compare,
     data,
     doctor,
+    evals,
     evaluate,
     plan,
     recipes,
     sandbox,
     serve,
     simulate,
+    tool,
     view,
 )
 from rocstar.verbs import runs as run_verbs
@@ -213,9 +215,11 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(answers.verify)
 app.add_typer(run_verbs.app, name="runs")
+app.add_typer(evals.app, name="evals")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")
+app.add_typer(tool.app, name="tool")
 app.add_typer(sandbox.app, name="sandbox")
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -122,6 +123,8 @@ class Screen:
         if shown.get("state", "finished") != "finished":
             self._print(f"{shown['name']} {_stands(shown)}")
         self._compared(shown["name"], summary)
+        if shown.get("evals"):
+            self.evaluations(shown["evals"])
         for stage in shown.get("stages", ()):
             if stage.get("ended"):
                 self._print(
@@ -144,13 +147,11 @@ class Screen:
         table = _table("", "before", "after")
         for label, key, form in COMPARED:
             figures = (summary.get(f"{key}_{when}") for when in ("before", "after"))
-            table.add_row(label, *(f"{_value(figure, form)}{_interval(figure, form)}" for figure in figures))
+            table.add_row(label, *(_whole_figure(figure, form) for figure in figures))
         for row in summary.get("benchmarks", ()):
             points = [row[when] for when in ("before", "after")]
             label = f"{row['name']}, steps {points[0]['step']} and {points[1]['step']}"
-            table.add_row(
-                label, *(f"{_value(p['accuracy'], percent)}{_interval(p['accuracy'], percent)}" for p in points)
-            )
+            table.add_row(label, *(_whole_figure(point["accuracy"], percent) for point in points))
         caption = "sampled: drawn as in training; greedy: always the most likely token; in brackets: 95% interval"
         self._print(f"\n{name}: before and after", caption, table)
 
@@ -163,8 +164,24 @@ class Screen:
             if _is_number(value) or (isinstance(value, Mapping) and _is_number(value.get("value"))):
                 form = str if isinstance(value, int) else form_of(name)
                 table.add_row(
-                    name.replace("_", " "), _value(value, form), _interval(value, form).strip(" ()"), _n(value)
+                    LABELS.get(name, name.replace("_", " ")),
+                    _value(value, form),
+                    _interval(value, form).strip(" ()"),
+                    _n(value),
                 )
+        self._print(table)
+
+    def evaluations(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A list of evaluations (`runs.evaluations.row_of`), a row a name: of one that was made after several steps the
+        last, and how often it was made."""
+        made = Counter(row["evaluation"].partition("@")[0] for row in rows)
+        table = _table("evaluation", "right answers", "problems", "made")
+        for row in {row["evaluation"].partition("@")[0]: row for row in rows}.values():
+            times = made[row["evaluation"].partition("@")[0]]
+            figure = row.get("accuracy")
+            shown = f"cannot be read: {row['broken']}" if "broken" in row else _whole_figure(figure, percent)
+            problems = figure.get("n") if isinstance(figure, Mapping) else None
+            table.add_row(row["evaluation"], shown, f"{problems or ''}", f"{times} times" if times > 1 else "")
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -336,6 +353,16 @@ COMPARED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 """Rows of the last table: label, key of `summary` before `_before` and `_after`, form."""
 
+LABELS = {
+    "failed_call_share": "calls that failed",
+    "failed_call_share_in_correct": "calls of right attempts that failed",
+    "tool_error_share_in_correct": "right attempts with a failed call",
+    "no_tool_share": "attempts without a call",
+    "truncation_share": "attempts cut by the token limit",
+    "out_of_turns_share": "attempts cut by the turn limit",
+    "no_room_share": "attempts whose prompt fills the model",
+}
+"""Figures of an evaluation whose names do not say of what they are shares."""
 SHARES = ("accuracy", "greedy", "share", "avg", "pass", "maj", "rate")
 
 
@@ -389,11 +416,20 @@ def _value(figure: Any, form: Callable[[float], str]) -> str:
 
 
 def _n(figure: Any) -> str:
-    """What a figure rests on, and how many attempts are not in it."""
+    """What a figure rests on, how many attempts are not in it, and how many of those in it nobody could judge."""
     if not isinstance(figure, Mapping):
         return ""
     missing = figure.get("missing")
-    return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "")
+    return f"{figure.get('n', '')}" + (f", {missing} attempts missing" if missing else "") + _open(figure)
+
+
+def _whole_figure(figure: Any, form: Callable[[float], str]) -> str:
+    return f"{_value(figure, form)}{_interval(figure, form)}{_open(figure)}"
+
+
+def _open(figure: Any) -> str:
+    share = figure.get("undecided") if isinstance(figure, Mapping) else None
+    return f", {percent(share)} undecided" if share else ""
 
 
 def _interval(figure: Any, form: Callable[[float], str]) -> str:

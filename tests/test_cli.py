@@ -383,7 +383,8 @@ def test_an_evaluation_is_a_table_or_one_object(
             {
                 "avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30},
                 "mean_response_tokens": 23.25,
-                "saved": "evals/t",
+                "evaluation": "t/t-1",
+                "saved": "runs/evals/t/t-1",
             }
         ]
 
@@ -395,11 +396,11 @@ def test_an_evaluation_is_a_table_or_one_object(
     asking = ["--question", "Body", "--question", "Question", "--template", "papr", "rollout.top_p=0.5"]
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--n", "4", *asking]) == exits.OK
     table, told = capsys.readouterr()
-    assert "rocstar view evals/t" in told.splitlines()[-1]
+    assert "rocstar view t/t-1" in told.splitlines()[-1]
     assert "50.0%" in table and "40.0 to 60.0" in table and "mean response tokens" in table
-    assert (asked["model"], asked["data"], asked["attempts"]) == ("last", "t.jsonl", 4)
+    assert (asked["model"], asked["data"], asked["n"]) == ("last", "t.jsonl", 4)
     assert asked["question"] == ["Body", "Question"]
-    assert asked["options"] == {"rollout.template=papr": "--template papr"} and asked["settings"] == [asking[-1]]
+    assert (asked["template"], asked["settings"]) == ("papr", [asking[-1]])
     assert cli.run(["eval", "last", "--data", "t.jsonl", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["avg@4"]["n"] == 30
 

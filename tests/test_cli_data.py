@@ -5,7 +5,9 @@ import pytest
 
 from rocstar.cli import run
 from rocstar.data.files import load_problems
+from rocstar.dialogue.template import COMPACT
 from rocstar.errors import DataError
+from tests.dialogue.folders import LLAMA, THINKING, byte_level, folder_of
 
 ROWS = [{"question": "How many legs do two cats have?", "answer": "8"}, {"question": "How much is it?", "answer": "x"}]
 RECIPE = '[[source]]\nname = "s"\npath = "rows.jsonl"\n'
@@ -40,6 +42,25 @@ def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(
     assert run(["data", "check", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert (told["rows"], told["bad"]["rows"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens"),
+    [(THINKING, ("<|im_start|>", "<|im_end|>")), (LLAMA, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"))],
+)
+def test_special_tokens_of_a_models_own_template_are_marked(
+    folder: Path, capsys: pytest.CaptureFixture[str], template: str, tokens: tuple[str, ...]
+) -> None:
+    model = folder / "model"
+    byte_level(*dict.fromkeys((*tokens, COMPACT.stop))).save(model, COMPACT)
+    folder_of(model, template, eos_token=tokens[-1])
+    (model / "config.json").write_text("{}")
+    command = ["data", "check", str(folder / "rows.jsonl"), "--template", "model", f"model.path='{model}'"]
+    assert run([*command, "rollout.max_turns=1", "--json"]) == 0
+    prompt = json.loads(capsys.readouterr().out)["prompt"]
+    for token in tokens:
+        assert prompt.count(f"«{token}»") == prompt.count(token) > 0
+    assert "\nHow many legs do two cats have?«" in prompt
 
 
 @pytest.mark.parametrize("row", [{"question": "1 + 1?", "solution": "2"}, {"question": "1 + 1?", "ground_truth": "2"}])

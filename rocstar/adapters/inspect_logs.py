@@ -21,7 +21,7 @@ from inspect_ai.scorer import value_to_float
 
 from rocstar.dialogue.calls import render_call
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.endpoint import CodePoints
+from rocstar.evaluation.endpoint import CodePoints, chat_text
 from rocstar.evaluation.evaluate import Evaluation, kept_evaluation
 from rocstar.runs.folder import RUNS
 from rocstar.types import (
@@ -147,7 +147,7 @@ def trajectory_of(sample: EvalSample, scorer: str | None) -> Trajectory:
     turns = turns_of(sample.messages[first:], cut=was_cut(sample))
     fault = fault_of(sample)
     stop = Stop.ENVIRONMENT_FAILED if fault is not None else stop_of(sample)
-    asked = "\n\n".join(message.text for message in sample.messages[:first])
+    asked = chat_text((message.role, message.text) for message in sample.messages[:first])
     return Trajectory(
         problem_id=str(sample.id),
         index=sample.epoch - 1,

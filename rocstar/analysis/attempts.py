@@ -13,10 +13,11 @@ from typing import Any
 
 from rocstar.analysis.errors import error_of_result
 from rocstar.errors import DataError
+from rocstar.types import Verdict
 
 BATCH_ROWS = 256  # of a parquet file at once: 256 attempts of 30,000 tokens are some 100 MB
 READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole column is read, compressed, however long
-PLAIN = ("step", "problem_id", "verdict", "stop", "fault", "response_tokens", "turns")
+PLAIN = ("step", "problem_id", "verdict", "stop", "fault", "response_tokens", "turns", "reason", "penalty_total")
 TOKENS = ("prompt_ids", "token_ids", "loss_mask", "entropies")
 
 
@@ -50,13 +51,19 @@ class Attempt:
     problem: str
     """Names the problem."""
     right: bool | None
-    """The verdict; None where there is none, or the verifier could not decide."""
+    """The verdict, not right where the verifier left it open; None where there is none."""
     cut: bool
     """Ended by a limit of tokens or turns."""
     tokens: int | None
     """After the prompt, tool replies included; None where they were not counted."""
     calls: tuple[CallFacts, ...]
     """All of them, in order."""
+    undecided: bool = False
+    """The verifier left it open."""
+    reason: str | None = None
+    """Why the resampler kept or dropped it; None where none chose."""
+    penalty: float | None = None
+    """RoC's total penalty."""
     turns: tuple[TurnSpan, ...] = ()
     """Empty where the tokens were not read."""
     token_ids: Sequence[int] = ()
@@ -85,7 +92,10 @@ def attempt_of(row: Mapping[str, Any]) -> Attempt:
     return Attempt(
         step=row["step"],
         problem=row["problem_id"],
-        right={"right": True, "wrong": False}.get(row["verdict"]),
+        right=None if row["verdict"] is None else row["verdict"] == Verdict.RIGHT,
+        undecided=row["verdict"] == Verdict.UNDECIDED,
+        reason=row["reason"],
+        penalty=row["penalty_total"],
         cut=row["stop"] in ("max_tokens", "max_turns"),
         tokens=row["response_tokens"],
         calls=tuple(

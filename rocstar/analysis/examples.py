@@ -13,7 +13,6 @@ from rocstar.analysis.attempts import Attempt
 from rocstar.analysis.tokens import Piece, TokenKind, turn_of
 
 FIGURES = {"reflection_after_ok": "Fig. 10", "reflection_after_error": "Fig. 11", "forking": "§5.4, class 1"}
-BRACKETS = {TokenKind.REFLECTION: "[[{}]]", TokenKind.FORKING: "<<{}>>", TokenKind.CALL: "{}", TokenKind.ANSWER: "{}"}
 MOST_TOKENS = 4000  # of one example; what follows is left out
 
 
@@ -47,9 +46,3 @@ def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> di
         for place in range(attempt.turns[0].start, end)
     ]  # fmt: skip
     return {"step": attempt.step, "problem": attempt.problem, "right": attempt.right, "tokens": tokens}
-
-
-def as_text(example: Mapping[str, Any]) -> str:
-    """Reflection tokens in [[ ]], forking ones in << >>."""
-    marks = {str(kind): form for kind, form in BRACKETS.items()}
-    return "".join(marks.get(token["kind"], "{}").format(token["text"]) for token in example["tokens"])

@@ -26,8 +26,10 @@ METRICS = {
     "calls": "tool/calls",
     "failed_call_share": "tool/error_rate",
     "failed_call_share_in_right": "tool/failed_call_share_in_correct",
+    **{name: f"suspect/{name}" for name in ("constant_print", "unfounded_answer", "several_boxes")},
 }
-"""Figure of a training step -> its metric: Fig. 8 and, where no attempts were kept, Fig. 4."""
+"""Figure of a training step -> its metric: Fig. 8, Fig. 4 where no attempts were kept, and right attempts that look as
+if the reward was won without solving the problem (training/suspicion.py)."""
 
 
 @dataclass(slots=True)

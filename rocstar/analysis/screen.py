@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rocstar.analysis.examples import as_text
 from rocstar.analysis.methods import by_method
 from rocstar.analysis.recovery import After
+from rocstar.analysis.tally import KEPT
 
 MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
 MOST_ERRORS = 12
-EXAMPLE_CHARACTERS = 1200
 
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
@@ -57,6 +56,8 @@ def page(report: Mapping[str, Any]) -> str:
         _section(
             "By difficulty: how often a problem's attempts of a step were right", _levels(report["by_difficulty"])
         ),
+        _section("RoC: why attempts were kept or dropped", _reasons(report["by_step"])),
+        _section("Suspicion: right attempts that may not have solved their problem", _suspicion(report["training"])),
         _section("Training, from the metrics (Fig. 8, Fig. 4)", _training(report)),
         _section("Evaluations (Tables 3 to 6)", _evaluations(report["evaluations"])),
         _contamination(report["contamination"]),
@@ -69,8 +70,9 @@ def _headline(report: Mapping[str, Any]) -> str:
     whole = report["whole"]
     if not whole["attempts"]:
         return f"{report['source']}: no attempts are there: no RL step is done yet, or run.save_rollouts is off"
+    undecided = f"{share(whole['undecided_share'])} undecided, " if whole["undecided_share"] else ""
     return (
-        f"{report['source']}: {whole['attempts']:,} attempts, {share(whole['right_share'])} right, "
+        f"{report['source']}: {whole['attempts']:,} attempts, {share(whole['right_share'])} right, {undecided}"
         f"{number(whole['calls'], 2)} calls each, {share(whole['failed_call_share'])} of them failed"
     )
 
@@ -90,6 +92,35 @@ def _training(report: Mapping[str, Any]) -> str:
         ("in right", lambda row: share(row["failed_call_share_in_right"])),
     ]
     return steps_table(columns, report["training"])
+
+
+def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row a step: how many were kept and dropped for which reason, and what penalties RoC's choice was between."""
+    if not any(row["reasons"] for row in rows):
+        return ""
+    known = sorted(
+        {name for row in rows for name in row["reasons"]}, key=lambda name: (not name.startswith(KEPT), name)
+    )
+    counts: list[Column] = [
+        (name.replace("_", " "), lambda row, name=name: number(row["reasons"].get(name, 0), 0))  # type: ignore[misc]
+        for name in known
+    ]
+    penalties: list[Column] = [
+        (f"penalty of right, {what}", lambda row, what=what: number(row[f"penalty_right_{what}"], 2))  # type: ignore[misc]
+        for what in ("kept", "dropped")
+    ]
+    return steps_table([("step", lambda row: f"{row['step']}"), *counts, *penalties, ("", lambda _: "")], rows)
+
+
+def _suspicion(rows: Sequence[Mapping[str, Any]]) -> str:
+    seen = [row for row in rows if any(row[name] is not None for name in SUSPECT)]
+    if not any(row[name] for row in seen for name in SUSPECT):
+        return "  none of them looks so" if seen else ""
+    columns: list[Column] = [
+        (title, lambda row, name=name: share(row[name]))  # type: ignore[misc]
+        for name, title in SUSPECT.items()
+    ]
+    return steps_table([("step", lambda row: f"{row['step']}"), *columns, ("", lambda _: "")], seen)
 
 
 def _section(title: str, body: str) -> str:
@@ -171,29 +202,21 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
         ("after error", lambda row: number(row["reflection_after_error"], 0)),
         ("call share", lambda row: share(row["call_share"])),
     ]
-    examples = [
-        _section(
-            f"Example, {one['figure']} ({what}: {one['count']} tokens; step {one['step']}, problem {one['problem']}; "
-            "[[reflection]] <<forking>>)",
-            as_text(one)[:EXAMPLE_CHARACTERS],
-        )
-        for what, one in tokens["examples"].items()
-    ]
-    words = "\n".join(
-        f"{kind:11}" + "  ".join(f"{text!r} {count}" for text, count in found.items())
-        for kind, found in tokens["words"].items()
-        if found
-    )
     return [
         _section(
             "Tokens: the fifth with the highest entropy of each attempt (§5.4)",
             steps_table(columns, tokens["by_step"]),
         ),
-        _section("Most frequent of them", words),
-        *examples,
+        "Which tokens these are, and attempts with their tokens marked: --json (tokens.words, tokens.examples)",
     ]
 
 
+SUSPECT = {
+    "constant_print": "programs print constants only",
+    "unfounded_answer": "answer stands nowhere before",
+    "several_boxes": "several answers at the end",
+}
+"""Figure of `training[]` -> its title."""
 FIGURES: Sequence[Column] = (
     ("attempts", lambda row: f"{row['attempts']:,}"),
     ("right", lambda row: share(row["right_share"])),

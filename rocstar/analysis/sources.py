@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -12,7 +12,15 @@ from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.messages import read_transcripts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
-from rocstar.runs.evaluations import RESULT, SAMPLES, find_evaluation, owner_of
+from rocstar.modelfolder import model_name
+from rocstar.runs.evaluations import (
+    RESULT,
+    SAMPLES,
+    find_evaluation,
+    is_evaluation,
+    label_of,
+    owner_of,
+)
 from rocstar.runs.folder import RunFolder, read_json, step_of
 
 SCORED = 64  # attempts of one learner pass
@@ -40,6 +48,26 @@ class Source:
     trainer: RunFolder | None = None
     """The run whose checkpoint an evaluation is of; None where it is not known."""
 
+    @property
+    def policy(self) -> str:
+        """Names what wrote the attempts: RUN or RUN@STEP, a model, or an endpoint's name for it."""
+        if self.run:
+            return self.run.name
+        if self.trainer:
+            return f"{self.trainer.name}@{step_of(self.files[0].parent)}"
+        return model_name(self.model) if self.model else (self.result or {}).get("setup", {}).get("model") or self.name
+
+    def decoder(self) -> Callable[[Sequence[int]], str] | None:
+        """Text of the attempts' tokens, which are code points where no weights of ours wrote them; None where their
+        tokenizer is gone."""
+        if self.result and "device" not in self.result.get("setup", {}).get("engine", {}):
+            return lambda token_ids: "".join(map(chr, token_ids))
+        if self.model is None:
+            return None
+        from rocstar.dialogue.codec import Codec
+
+        return Codec.load(self.model).decode
+
     def attempts(self, *, tokens: bool, entropies: Entropies | None = None) -> Iterator[Attempt]:
         """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
         pass that gives those of all attempts. Raises DataError."""
@@ -54,15 +82,15 @@ def find_source(name: str, runs: Path) -> Source:
     path = Path(name)
     if path.is_file():
         return Source(name=path.name, files=(path,), transcripts=_is_transcripts(path))
-    if (path / RESULT).is_file() or ("/" in name and not (path / "run.json").is_file()):
-        return _evaluation(find_evaluation(name, runs))
+    if is_evaluation(name, runs):
+        return _evaluation(find_evaluation(name, runs), runs)
     run = RunFolder.find(name, runs)
     files = tuple(sorted(run.rollouts.glob("step=*.parquet"), key=step_of))
     steps = run.checkpoint_steps()
     return Source(name=run.name, files=files, model=run.checkpoint(steps[-1]) / "model" if steps else None, run=run)
 
 
-def _evaluation(folder: Path) -> Source:
+def _evaluation(folder: Path, runs: Path) -> Source:
     result = read_json(folder / RESULT)
     if not (folder / SAMPLES).is_file():
         raise DataError(f"{folder} kept no attempts: it has no {SAMPLES}")
@@ -70,7 +98,7 @@ def _evaluation(folder: Path) -> Source:
     named = Path(result.get("setup", {}).get("model", ""))
     model = run.checkpoint(step_of(folder)) / "model" if run else named  # the run may have been moved
     return Source(
-        name=f"{run.name}/{folder.parent.name}@{step_of(folder)}" if run else folder.name,
+        name=label_of(folder, runs),
         files=(folder / SAMPLES,),
         model=next((one for one in (model, named) if (one / "config.json").is_file()), None),
         result=result,

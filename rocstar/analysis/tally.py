@@ -12,13 +12,15 @@ from typing import Any
 from rocstar.analysis.attempts import Attempt
 from rocstar.analysis.recovery import After, after_errors
 
+KEPT = "kept."  # how the reasons of kept attempts begin
 LEVELS = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below 1", "always")
 """How often a problem's attempts of one step were right."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over some attempts; those without a verdict are in all but the figures of right ones."""
+    """Sums over some attempts; those without a verdict are in all but the figures of right ones, and those
+    that the verifier left open count as not right."""
 
     attempts: int = 0
     decided: int = 0
@@ -40,6 +42,14 @@ class Counts:
     after_right: Counter[After] = field(default_factory=Counter)
     """Failed calls of right attempts by what came after."""
     after_decided: Counter[After] = field(default_factory=Counter)
+    undecided: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why the resampler kept or dropped them."""
+    right_kept: int = 0
+    right_dropped: int = 0
+    penalty_kept: float = 0.0
+    """RoC's penalties of right attempts that were kept, summed."""
+    penalty_dropped: float = 0.0
 
     def add(self, attempt: Attempt) -> None:
         failed = [call.error for call in attempt.calls if call.error is not None]
@@ -50,6 +60,15 @@ class Counts:
         self.without_calls += not attempt.calls
         self.errors.update(failed)
         self.after.update(came_after)
+        self.undecided += attempt.undecided
+        if attempt.reason is not None:
+            self.reasons[attempt.reason] += 1
+        if attempt.right and attempt.reason is not None and attempt.penalty is not None:
+            kept = attempt.reason.startswith(KEPT)
+            self.right_kept += kept
+            self.right_dropped += not kept
+            self.penalty_kept += kept * attempt.penalty
+            self.penalty_dropped += (not kept) * attempt.penalty
         if attempt.tokens is not None:
             self.counted += 1
             self.tokens += attempt.tokens
@@ -83,6 +102,10 @@ class Counts:
             "failed_call_share": _share(self.errors.total(), self.calls),
             "failed_call_share_in_right": _share(self.failed_of_right, self.calls_of_right),
             "right_with_failed_call_share": _share(self.right_with_failed, self.right),
+            "undecided_share": _share(self.undecided, self.decided),
+            "reasons": dict(sorted(self.reasons.items())),
+            "penalty_right_kept": _share(self.penalty_kept, self.right_kept),
+            "penalty_right_dropped": _share(self.penalty_dropped, self.right_dropped),
             "errors": dict(self.errors.most_common()),
             "after_error": {str(after): self._after(after) for after in After},
         }

@@ -14,12 +14,17 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from math import sqrt
 from pathlib import Path
+from shutil import copyfileobj
+from statistics import fmean, stdev
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
-from rocstar.attempts.messages import Feedback, Message, as_written, structured
+from rocstar.attempts.messages import Feedback, Message, as_written, sent, structured
 from rocstar.attempts.page import write_page
 from rocstar.runs.atomic import NEW, plain
 
@@ -45,6 +50,8 @@ class Origin(NamedTuple):
     """When the run was started, ISO 8601."""
     feedback: Feedback
     """What the model read of a tool result."""
+    decoder: Callable[[], Callable[[Sequence[int]], str] | None] = lambda: None
+    """What makes text of a prompt's tokens; None where their tokenizer is gone."""
 
 
 Write = Callable[[Iterable[Row], Origin, Path], int]
@@ -140,33 +147,58 @@ def _verl_row(row: Row, origin: Origin) -> dict[str, Any]:
 
 
 def _inspect(rows: Iterable[Row], origin: Origin, path: Path) -> int:
-    """Source: the fields that inspect_ai 0.3's EvalLog requires, in its JSON form."""
-    head = {
-        "version": 2,
-        "status": "success",
-        "eval": {
+    """Source: the fields that inspect_ai 0.3's EvalLog has, in its JSON form, and what its `accuracy` and `stderr` are:
+    over the means of each sample's epochs."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    count, epochs, decode = 0, 0, origin.decoder()
+    with path.open("w", encoding="utf-8") as file, TemporaryFile("w+", encoding="utf-8") as samples:
+        for row in rows:
+            asked = None if decode is None else decode(row["prompt_ids"])
+            sample = _sample(row, origin, asked)
+            samples.write((",\n" if count else "\n") + json.dumps(plain(sample)))
+            count, epochs = count + 1, max(epochs, sample["epoch"])
+            if "scores" in sample:
+                scores[sample["id"]].append(float(row["verdict"] == "right"))
+        head = {
             "created": origin.started,
             "task": origin.name,
-            "dataset": {"name": origin.name},
+            "dataset": {"name": origin.name, "samples": len(scores)},
             "model": origin.model,
-            "config": {},
-        },
-    }
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(head)[:-1] + ', "samples": [')
-        for row in rows:
-            file.write(("," if count else "") + "\n" + json.dumps(plain(_sample(row, origin))))
-            count += 1
+            "config": {"epochs": epochs},
+        }
+        results = _results([fmean(some) for some in scores.values()], sum(map(len, scores.values())), count)
+        whole = {"version": 2, "status": "success", "eval": head, "plan": {}, "results": results, "stats": {}}
+        file.write(json.dumps(whole)[:-1] + ', "samples": [')  # last, because readers of heads stop there
+        samples.seek(0)
+        copyfileobj(samples, file)
         file.write("]}\n")
     return count
 
 
-def _sample(row: Row, origin: Origin) -> dict[str, Any]:
-    messages = [_inspect_message(message) for message in structured(row, origin.feedback)]
+def _results(means: Sequence[float], scored: int, count: int) -> Message:
+    error = stdev(means) / sqrt(len(means)) if len(means) > 1 else 0.0
+    values = {"accuracy": fmean(means), "stderr": error} if means else {}
+    score = {
+        "name": "verifier",
+        "scorer": "verifier",
+        "reducer": "mean",
+        "scored_samples": scored,
+        "unscored_samples": count - scored,
+        "metrics": {name: {"name": name, "value": value} for name, value in values.items()},
+    }
+    return {"total_samples": count, "completed_samples": scored, "scores": [score]}
+
+
+def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
+    """prompt: its text; without it the question alone stands for it."""
+    question, *rest = structured(row, origin.feedback)
+    opening, opened = ([question], "") if prompt is None else sent(prompt, row["question"])
+    messages = [*opening, *(_inspect_message(message, opened) for message in rest)]
     nothing: Message = {"role": "assistant", "content": ""}  # of an attempt that ended before it wrote anything
     last = next((message for message in reversed(messages) if message["role"] == "assistant"), nothing)
     stop = STOPS.get(row["stop"], "stop")
+    score = {"value": GRADES.get(row["verdict"], "N"), "answer": row["extracted"], "metadata": facts(row)}
+    fault = {"message": row["fault"] or "", "traceback": "", "traceback_ansi": ""}
     return {
         "id": f"{row['problem_id']}@{row['step']}",
         "epoch": row["index"] + 1,
@@ -174,14 +206,15 @@ def _sample(row: Row, origin: Origin) -> dict[str, Any]:
         "target": row["gold"],
         "messages": messages,
         "output": {"model": origin.model, "choices": [{"message": last, "stop_reason": stop}]},
-        "scores": {
-            "verifier": {"value": GRADES.get(row["verdict"], "N"), "answer": row["extracted"], "metadata": facts(row)}
-        },
+        **({"error": fault} if row["fault"] is not None else {"scores": {"verifier": score}}),
     }
 
 
-def _inspect_message(message: Message) -> Message:
-    """Its calls have arguments as an object, and the function's name."""
+def _inspect_message(message: Message, opened: str) -> Message:
+    """Its calls have arguments as an object, and the function's name. opened: the text that the template had written
+    before each of the assistant's."""
+    if message["role"] == "assistant":
+        message = {**message, "content": opened + message["content"]}
     calls = [
         {
             "id": call["id"],

@@ -13,6 +13,9 @@ from rocstar.types import Status, ToolResult
 
 _TURN_END = re.compile(r"(?:<\|[^|<>]*\|>\s*)+$")
 _CALL_BEGIN = re.compile(r"\s*<[^<>]{1,40}>\s*$")
+_HEADER = r"(?:<\|im_start\|>|<\|start_header_id\|>)(system|user|assistant|tool)(?:<\|end_header_id\|>\n)?\n"
+_SENT = re.compile(_HEADER + r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>)", re.DOTALL)
+_OPENED = re.compile(_HEADER + r"((?:(?!<\|im_end\|>|<\|eot_id\|>).)*)\Z", re.DOTALL)
 Message = dict[str, Any]
 Feedback = Callable[[ToolResult], str]
 
@@ -33,6 +36,16 @@ def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that no parser took stays
     in the text as it was written, and so does all of a turn that holds one."""
     return [{"role": "user", "content": row["question"]}, *_structured(row, feedback)]
+
+
+def sent(prompt: str, question: str) -> tuple[list[Message], str]:
+    """The messages of a prompt in ChatML's or Llama 3's markup, and the text that the assistant's turns were opened
+    with. A prompt in another markup, or with a question that holds such marks itself, is one message as it was sent."""
+    found = [{"role": role, "content": content} for role, content in _SENT.findall(prompt)]
+    opened = _OPENED.search(prompt)
+    if found and found[-1]["content"].endswith(question) and question:
+        return found, opened[2] if opened else ""
+    return [{"role": "user", "content": prompt}], ""
 
 
 def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:

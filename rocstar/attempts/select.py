@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 BATCH_ROWS = 256
-TOKENS = tuple(name for name, kind in COLUMNS.items() if kind.startswith("list<") and name != "text")
-"""Columns of one value a token, which no person reads; rows come without them."""
+TOKENS = tuple(
+    name for name, kind in COLUMNS.items() if kind.startswith("list<") and name not in ("text", "prompt_ids")
+)
+"""Columns of one value for each token of an attempt, which no person reads; rows come without them."""
 SORTS = tuple(name for name, kind in COLUMNS.items() if kind in ("float", "int32", "int64"))
 """Columns of one number an attempt."""
 Row = dict[str, Any]

@@ -47,6 +47,11 @@ class Codec:
         """One more than the highest token id, added tokens included; the model's embedding may be larger."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
+    @property
+    def added_tokens(self) -> tuple[str, ...]:
+        """Texts that are tokens of their own wherever they stand, those that mark turns and calls among them."""
+        return tuple(self._added)
+
     def covered(self, rows: int) -> int:
         """How many of a model's first `rows` embedding rows have a token here."""
         return sum(number < rows for number in set(self._tokenizer.get_vocab(with_added_tokens=True).values()))

@@ -5,7 +5,6 @@ the plain chat template, and a benchmark with a Scorer is judged by that; both h
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,26 +12,28 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import verifier_named
 from rocstar.config import Recipe
-from rocstar.dialogue.calls import HERMES
 from rocstar.dialogue.markup import PREAMBLE, SYSTEM
-from rocstar.dialogue.template import PAPER
+from rocstar.dialogue.template import PAPER, ChatMl
+from rocstar.engines.scripted import ScriptedEngine
+from rocstar.errors import ConfigError
 from rocstar.evaluation.attempts import Solver
 from rocstar.evaluation.chat_client import ChatClient, check_address
 from rocstar.evaluation.contamination import note_of
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import BenchmarkKind, environment_for, plain_chat
+from rocstar.evaluation.one_turn import specs_of
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scoring import Judge, Parts, Scorer
-from rocstar.evaluation.subject import Subject, conversation_of, loaded, opened, positions_of
+from rocstar.evaluation.subject import Subject, conversation_of, fitted, loaded, opened
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
 from rocstar.machines import Machines
 from rocstar.modelfolder import model_name
-from rocstar.parts import make_conversation
+from rocstar.parts import make_conversation, make_roller
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation, Limits
+from rocstar.rollout.environment import Conversation
+from rocstar.runs.evaluations import model_folder
 from rocstar.runs.folder import numbered
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import EngineLoad, Problem
@@ -84,8 +85,18 @@ class Asked(Protocol):
         ...
 
     @property
+    def runs(self) -> Path:
+        """The folder of runs."""
+        ...
+
+    @property
     def proof(self) -> Path:
         """A file that other machines must see too (`opened_machines`)."""
+        ...
+
+    @property
+    def said(self) -> tuple[str, str]:
+        """What stands around questions, and who runs which tools, in words for a person."""
         ...
 
     def conversation(self, kind: BenchmarkKind | None) -> Conversation:
@@ -96,9 +107,10 @@ class Asked(Protocol):
         """What computes, for the setup."""
         ...
 
-    def positions(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> int:
-        """Tokens of the longest attempt, 0 where that is not known here. Raises ConfigError for whatever can be known
-        to fail before anything starts."""
+    def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> tuple[Asked, int]:
+        """Itself, its cap lowered where nobody asked for one and the model holds less, and tokens of the longest
+        attempt, 0 where that is not known here. Raises ConfigError for whatever can be known to fail before anything
+        starts."""
         ...
 
     def places(self, stem: str) -> Iterator[Path]:
@@ -124,6 +136,8 @@ class AskedWeights:
     recipe: Recipe
     runs: Path
     """Keeps results of model folders, in `evals`."""
+    capped: bool = True
+    """Somebody asked for the cap on tokens: a person, a benchmark or a run's own recipe."""
 
     @property
     def name(self) -> str:
@@ -141,6 +155,10 @@ class AskedWeights:
     def proof(self) -> Path:
         return self.subject.model.resolve() / "config.json"
 
+    @property
+    def said(self) -> tuple[str, str]:
+        return f"template {self.recipe.rollout.template}", _tools_here(self.recipe)
+
     def conversation(self, kind: BenchmarkKind | None) -> Conversation:
         return plain_chat(conversation_of(self.subject, self.recipe), kind)
 
@@ -148,16 +166,17 @@ class AskedWeights:
         device = device_of(self.recipe.model)
         return {"device": device.type, "dtype": name_of_dtype(compute_dtype(self.recipe.model, device))}
 
-    def positions(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> int:
-        environment = environment_for(self.recipe, kind)
-        return positions_of(self.subject, self.recipe, problems, self.conversation(kind), environment)
+    def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> tuple[AskedWeights, int]:
+        talk, environment = self.conversation(kind), environment_for(self.recipe, kind)
+        recipe, positions = fitted(self.subject, self.recipe, problems, talk, environment, capped=self.capped)
+        return replace(self, recipe=recipe), positions
 
     def places(self, stem: str) -> Iterator[Path]:
         for part in numbered(stem):
             if self.subject.run:
                 yield self.subject.run.evaluation(part, self.subject.step)
             else:
-                yield self.runs / "evals" / model_name(self.subject.model) / part
+                yield model_folder(self.runs, model_name(self.subject.model)) / part
 
     def contamination(self, problems: Sequence[Problem], name: str) -> Mapping[str, Any] | None:
         return note_of(self.subject.run, self.subject.step, (problem.question for problem in problems), name)
@@ -197,6 +216,10 @@ class AskedEndpoint:
     tools: ToolStyle
     recipe: Recipe
     runs: Path
+    capped: bool
+    """As of AskedWeights."""
+    system: str | None = SYSTEM
+    """System message; None for none."""
     step: int = 0
     known: tuple[str, ...] = ()
 
@@ -208,22 +231,34 @@ class AskedEndpoint:
     def proof(self) -> Path:
         return self.runs
 
+    @property
+    def said(self) -> tuple[str, str]:
+        system = {None: "no system message", SYSTEM: "the paper's system message"}.get(
+            self.system, "its own system message"
+        )
+        preamble = self._template().preamble
+        before = f"before the question {preamble[:40]!r}" if preamble else "the question alone"
+        return f"{system}, {before}", "tools of the endpoint" if self.tools == "none" else _tools_here(self.recipe)
+
     def conversation(self, kind: BenchmarkKind | None) -> Conversation:
-        return self._conversation(SandboxClient(daemons=0), kind)
+        with_tools = self.recipe.rollout.max_turns > 1
+        nowhere = SandboxClient(daemons=0)
+        made = make_conversation(self.recipe, CodePoints(), self._template(), nowhere, with_tools=with_tools)
+        return plain_chat(made, kind)
 
     def engine(self) -> Mapping[str, str]:
         return {"endpoint": self.url, "tools": self.tools}
 
-    def positions(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> int:
+    def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind | None) -> tuple[AskedEndpoint, int]:
         """What the endpoint takes is known when it is asked."""
         check_address(self.url)
         self.conversation(kind)
-        return 0
+        if self.tools == "none" and any(map(specs_of, problems)):
+            raise ConfigError("these problems bring functions that a model may call, which --tools none does not send")
+        return self, 0
 
     def places(self, stem: str) -> Iterator[Path]:
-        folder = re.sub(r"[^\w.-]+", "_", self.model)
-        for part in numbered(stem):
-            yield self.runs / "evals" / folder / part
+        yield from (model_folder(self.runs, self.model) / part for part in numbered(stem))
 
     def contamination(self, problems: Sequence[Problem], name: str) -> None:
         return None
@@ -232,34 +267,30 @@ class AskedEndpoint:
     async def opened(
         self, positions: int, machines: Machines, judging: Judging
     ) -> AsyncIterator[tuple[Solver, EngineLoader | None]]:
-        recipe, kind = self.recipe, judging.kind
-        conversation, rollout = self._conversation(machines.sandbox, kind), recipe.rollout
         client = ChatClient(self.url, self.model, key=self.key, parallel=self.parallel)
-        grader = Grader()
+        codec, grader, template = CodePoints(), Grader(), self._template()
         try:
-            verifier = verifier_named(
-                recipe.evaluate.verifier,
-                conversation.codec,
-                grader,
-                truncated=rollout.truncated,
-                calls=HERMES,
-                folders=recipe.run.modules,
-                right_above=recipe.evaluate.right_above,
+            parts = make_roller(
+                self.recipe,
+                self.recipe.rollout,
+                codec=codec,
+                template=template,
+                engine=ScriptedEngine(codec, ()),  # it is the endpoint that writes
+                sandbox=machines.sandbox,
+                grader=grader,
             )
+            parts = judging.roller(parts, self.recipe)
             yield (
                 EndpointSolver(
                     client=client,
-                    conversation=conversation,
-                    verifier=judging.scorer(conversation.codec, HERMES) or verifier,
-                    limits=Limits(
-                        max_turns=rollout.max_turns,
-                        max_response_tokens=rollout.max_response_tokens,
-                        max_parallel_calls=rollout.max_parallel_calls,
-                    ),
+                    conversation=parts.conversation,
+                    verifier=parts.verifier,
+                    limits=parts.limits,
                     tools=self.tools,
-                    system=SYSTEM,
-                    preamble=PREAMBLE if rollout.preamble is None else rollout.preamble,
-                    environment=environment_for(recipe, kind),
+                    system=template.system,
+                    preamble=template.preamble,
+                    environment=parts.environment,
+                    capped=self.capped,
                 ),
                 None,
             )
@@ -267,7 +298,11 @@ class AskedEndpoint:
             await grader.close()
             await client.close()
 
-    def _conversation(self, sandbox: SandboxClient, kind: BenchmarkKind | None) -> Conversation:
-        with_tools = self.recipe.rollout.max_turns > 1
-        made = make_conversation(self.recipe, CodePoints(), PAPER, sandbox, with_tools=with_tools)
-        return plain_chat(made, kind)
+    def _template(self) -> ChatMl:
+        """The words that are sent around a question."""
+        preamble = self.recipe.rollout.preamble
+        return replace(PAPER, system=self.system, preamble=PREAMBLE if preamble is None else preamble)
+
+
+def _tools_here(recipe: Recipe) -> str:
+    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.max_turns > 1 else "no tools"

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from rocstar.errors import ConfigError, EngineUnavailable, VerifierUnavailable
+from rocstar.types import Status
 
 TRIES = 6
 FIRST_WAIT_SECONDS = 1.0  # doubles with each try: 31 s in all before the sixth
@@ -60,9 +61,26 @@ class _Usage(msgspec.Struct):
     completion_tokens: Tokens
 
 
+class RanCall(msgspec.Struct):
+    """A call that an agent behind the endpoint ran itself, as `rocstar serve` reports it."""
+
+    tool: str
+    status: Status
+    output: str
+    """What the model read of the result."""
+    arguments: dict[str, Any] = {}
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class _Agent(msgspec.Struct):
+    calls: list[RanCall] = []
+    response_tokens: Tokens | None = None
+
+
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
+    rocstar: _Agent = msgspec.field(default_factory=_Agent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +95,10 @@ class Written:
     """It reached `max_tokens`."""
     prompt_tokens: int
     completion_tokens: int
+    ran: Sequence[RanCall] = ()
+    """Calls that the endpoint ran itself before it wrote this."""
+    response_tokens: int | None = None
+    """All tokens after the prompt, results of those calls included; None where the endpoint does not report them."""
 
 
 class ChatClient:
@@ -161,6 +183,8 @@ class ChatClient:
             cut=choice.finish_reason == "length",
             prompt_tokens=answer.usage.prompt_tokens,
             completion_tokens=answer.usage.completion_tokens,
+            ran=answer.rocstar.calls,
+            response_tokens=answer.rocstar.response_tokens,
         )
 
 

@@ -24,6 +24,7 @@ from rocstar.evaluation.source import ProblemSource
 from rocstar.machines import Machines, opened_machines
 from rocstar.rollout.collect import Roller
 from rocstar.runs.atomic import plain
+from rocstar.runs.evaluations import label_of
 from rocstar.screen import Screen
 from rocstar.types import Problem
 from rocstar.watch import RUN, Patience, Stall, Watch, watching
@@ -40,40 +41,19 @@ class JudgeEndpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEvaluation:
-    """One evaluation, complete: nothing is left to find out but what the subject says."""
+class Prepared:
+    """One evaluation that was checked, with the place of its result: nothing is left to find out but what the subject
+    says."""
 
     asked: Asked
     source: ProblemSource
     protocol: Protocol
-    judge: JudgeEndpoint | None = None
-
-    def setup(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """What defines it. Raises ConfigError."""
-        recipe = self.asked.recipe
-        made = setup_of(
-            recipe,
-            recipe.rollout,
-            self.asked.conversation(self.source.kind),
-            problems,
-            self.protocol,
-            model=self.asked.name,
-            step=self.asked.step,
-            data=self.source.described(),
-            engine=self.asked.engine(),
-        )
-        judged = {"judge": {"endpoint": self.judge.url, "model": self.judge.model}} if self.judge else {}
-        return {**made, **judged}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A plan that was checked, with the place of its result."""
-
-    plan: PlannedEvaluation
+    judge: JudgeEndpoint | None
     problems: Sequence[Problem]
     positions: int
-    """Tokens of the longest attempt, as `Asked.positions`."""
+    """Tokens of the longest attempt, as `Asked.fitted`."""
+    lowered: bool
+    """Nobody asked for a cap on tokens, and the usual one does not fit into the model."""
     setup: Mapping[str, Any]
     finished: Sequence[Path]
     """Where the same evaluation lies that was made before, the newest last."""
@@ -90,23 +70,57 @@ class Prepared:
         return result if same else None
 
 
-def prepare(plan: PlannedEvaluation) -> Prepared:
+def prepare(asked: Asked, source: ProblemSource, protocol: Protocol, judge: JudgeEndpoint | None) -> Prepared:
     """Everything that needs no model is checked. Raises ConfigError, DataError."""
-    problems = plan.source.problems()
-    _refuse_missing_judge(plan)
-    _refuse_unwritable(next(plan.asked.places(plan.source.stem)))
-    positions = plan.asked.positions(problems, plan.source.kind)
-    setup = plan.setup(problems)
-    places = plan.asked.places(name_of(setup, plan.source.stem, known=plan.asked.known))
+    problems = source.problems()
+    _refuse_missing_judge(source, judge)
+    _refuse_unwritable(next(asked.places(source.stem)))
+    cap = asked.recipe.rollout.max_response_tokens
+    asked, positions = asked.fitted(problems, source.kind)
+    setup = _setup(asked, source, protocol, judge, problems)
+    places = asked.places(name_of(setup, source.stem, known=asked.known))
     finished: list[Path] = []
     while ((folder := next(places)) / "result.json").exists():
         finished.append(folder)
-    return Prepared(plan=plan, problems=problems, positions=positions, setup=setup, finished=finished, folder=folder)
+    return Prepared(
+        asked=asked,
+        source=source,
+        protocol=protocol,
+        judge=judge,
+        problems=problems,
+        positions=positions,
+        lowered=asked.recipe.rollout.max_response_tokens < cap,
+        setup=setup,
+        finished=finished,
+        folder=folder,
+    )
+
+
+def _setup(
+    asked: Asked,
+    source: ProblemSource,
+    protocol: Protocol,
+    judge: JudgeEndpoint | None,
+    problems: Sequence[Problem],
+) -> dict[str, Any]:
+    recipe = asked.recipe
+    made = setup_of(
+        recipe,
+        recipe.rollout,
+        asked.conversation(source.kind),
+        problems,
+        protocol,
+        model=asked.name,
+        step=asked.step,
+        data=source.described(),
+        engine=asked.engine(),
+    )
+    return {**made, **({"judge": {"endpoint": judge.url, "model": judge.model}} if judge else {})}
 
 
 def kept(prepared: Prepared, result: Mapping[str, Any], screen: Screen) -> dict[str, Any]:
     """A finished evaluation as it lies there."""
-    screen.note(f"{prepared.plan.source.title} is finished in {prepared.finished[-1]} and is not made again")
+    screen.note(f"{prepared.source.title} is finished in {prepared.finished[-1]} and is not made again")
     return _told(prepared, result, prepared.finished[-1])
 
 
@@ -114,17 +128,19 @@ def evaluate(prepared: Prepared, screen: Screen) -> dict[str, Any]:
     """Figures of an evaluation: avg@k, pass@k, maj@k with 95% intervals clustered by problem, lengths and tool use, and
     the benchmark's own; docs/evaluation.md says where they are kept. Raises ConfigError, DataError, and RunHalted past
     the fault budget."""
-    plan, folder = prepared.plan, prepared.folder
+    asked, folder = prepared.asked, prepared.folder
     recall = Recall(folder)
     try:
-        with opened_machines(plan.asked.recipe, plan.asked.proof, learns=False) as machines:
-            screen.stage("eval", _said(plan, prepared.problems))
+        with opened_machines(asked.recipe, asked.proof, learns=False) as machines:
+            screen.stage("eval", _said(prepared))
+            if prepared.lowered:
+                screen.note(_said_cap(prepared))
             if recall.found:
                 screen.note(f"{recall.found} answers are there from an earlier start; only what is missing is asked")
             made = asyncio.run(_evaluate(prepared, recall, machines, screen))
-        note = plan.asked.contamination(prepared.problems, plan.source.title)
+        note = asked.contamination(prepared.problems, prepared.source.title)
         made = replace(made, result={**made.result, "contamination": note})
-        made.write(folder, plan.asked.step)
+        made.write(folder, asked.step)
         recall.forget()
     finally:
         recall.close()
@@ -132,34 +148,41 @@ def evaluate(prepared: Prepared, screen: Screen) -> dict[str, Any]:
     return _told(prepared, made.result, folder)
 
 
-def _said(plan: PlannedEvaluation, problems: Sequence[Problem]) -> str:
-    recipe, twice = plan.asked.recipe, len(problems) - len({problem.id for problem in problems})
-    rollout = recipe.rollout
+def _said(prepared: Prepared) -> str:
+    asked, problems, protocol = prepared.asked, prepared.problems, prepared.protocol
+    twice = len(problems) - len({problem.id for problem in problems})
     repeats = f" ({twice} of them repeat a question)" if twice else ""
-    kind = plan.source.kind
-    how = "one turn without tools" if kind and kind.one_turn else f"tools {', '.join(recipe.sandbox.tools)}"
+    rollout, one_turn = asked.recipe.rollout, prepared.source.kind is not None and prepared.source.kind.one_turn
+    words, tools = asked.said
     return (
-        f"{len(problems)} problems{repeats} x {plan.protocol.attempts} attempts at temperature "
-        f"{plan.protocol.temperature:g}, template {rollout.template}, at most {rollout.max_response_tokens} tokens and "
-        f"{rollout.max_turns} turns, {how}, verifier {recipe.evaluate.verifier}"
+        f"{len(problems)} problems{repeats} x {protocol.attempts} attempts at temperature {protocol.temperature:g}, "
+        f"{words}, at most {rollout.max_response_tokens} tokens and {rollout.max_turns} turns, "
+        f"{'one turn without tools' if one_turn else tools}, verifier {asked.recipe.evaluate.verifier}"
+    )
+
+
+def _said_cap(prepared: Prepared) -> str:
+    cap = prepared.asked.recipe.rollout.max_response_tokens
+    return (
+        f"at most {cap:,} tokens an attempt, because the longest prompt leaves no more of the {prepared.positions:,} "
+        "positions of the model; --max-response-tokens sets another cap"
     )
 
 
 async def _evaluate(prepared: Prepared, recall: Recall, machines: Machines, screen: Screen) -> Evaluation:
-    plan, watch = prepared.plan, Watch()
-    recipe = plan.asked.recipe
+    recipe, judged_by, watch = prepared.asked.recipe, prepared.judge, Watch()
 
     def tell(stall: Stall, stacks: str) -> None:
         screen.note(f"{stall.report()}\n\n{stacks}")
 
     async with AsyncExitStack() as closing:
         judge = None
-        if plan.judge:
-            client = ChatClient(plan.judge.url, plan.judge.model, key=plan.judge.key, parallel=plan.judge.parallel)
+        if judged_by:
+            client = ChatClient(judged_by.url, judged_by.model, key=judged_by.key, parallel=judged_by.parallel)
             closing.push_async_callback(client.close)
             judge = EndpointJudge(client)
-        judging = Judging(kind=plan.source.kind, recall=recall, judge=judge)
-        solver, load = await closing.enter_async_context(plan.asked.opened(prepared.positions, machines, judging))
+        judging = Judging(kind=prepared.source.kind, recall=recall, judge=judge)
+        solver, load = await closing.enter_async_context(prepared.asked.opened(prepared.positions, machines, judging))
         if isinstance(solver, Roller) and load is not None:
             watch.load = load
             watch.note(RUN, "evaluation")
@@ -169,7 +192,7 @@ async def _evaluate(prepared: Prepared, recall: Recall, machines: Machines, scre
         return await evaluate_policy(
             solver,
             prepared.problems,
-            plan.protocol,
+            prepared.protocol,
             fault_budget=recipe.run.fault_budget,
             setup=prepared.setup,
             said=screen.attempted,
@@ -186,14 +209,13 @@ def _tell_kept(made: Evaluation, prepared: Prepared, screen: Screen) -> None:
         screen.note(
             f"{missing} of {attempts} attempts ended by failures outside the model and are in none of the figures"
         )
-    screen.note(f"saved in {prepared.folder}")
+    screen.note(f"saved as {label_of(prepared.folder, prepared.asked.runs)} in {prepared.folder}")
 
 
-def _refuse_missing_judge(plan: PlannedEvaluation) -> None:
-    needs = plan.source.kind is not None and plan.source.kind.needs_judge
-    if needs and plan.judge is None:
+def _refuse_missing_judge(source: ProblemSource, judge: JudgeEndpoint | None) -> None:
+    if source.kind is not None and source.kind.needs_judge and judge is None:
         raise ConfigError(
-            f"benchmark {plan.source.title} is scored by a judge; name its endpoint with --judge and --judge-model"
+            f"benchmark {source.title} is scored by a judge; name its endpoint with --judge and --judge-model"
         )
 
 
@@ -206,4 +228,11 @@ def _refuse_unwritable(folder: Path) -> None:
 def _told(prepared: Prepared, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What a person asked for: `accuracy` and `greedy` are run-folder names for figures that stand here as avg@n."""
     public = {name: value for name, value in result.items() if name not in ("accuracy", "greedy", "transcripts")}
-    return {"model": prepared.plan.asked.name, "data": prepared.plan.source.title, "saved": str(folder), **public}
+    label = label_of(folder, prepared.asked.runs)
+    return {
+        "evaluation": label,
+        "model": prepared.asked.name,
+        "data": prepared.source.title,
+        "saved": str(folder),
+        **public,
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.evaluation.intervals import Estimate
+from rocstar.evaluation.intervals import Estimate, figure
 from rocstar.evaluation.metrics import avg_at_k
 from rocstar.evaluation.paired import (
     POWER,
@@ -24,6 +24,7 @@ from rocstar.evaluation.paired import (
 from rocstar.runs.differences import flat
 from rocstar.runs.evaluations import RESULT, SAMPLES
 from rocstar.runs.folder import read_json
+from rocstar.types import Verdict
 
 SUBJECT = ("model", "step", "engine", "versions", "git", "seed", "greedy", "sandbox.slots", "sandbox.min_isolation")
 """Fields of `setup` that say who was evaluated, where, when and what else was measured. All others must agree."""
@@ -36,24 +37,30 @@ ABSENT = object()
 class Kept:
     """An evaluation as its folder has it."""
 
-    folder: Path
+    name: str
+    """As it is shown."""
     setup: Mapping[str, Any]
     right: Mapping[str, Sequence[bool]]
-    """Problem id -> whether each decided attempt was right; problems without one are left out."""
+    """Problem id -> whether each judged attempt was right; problems without one are left out."""
     questions: Mapping[str, str]
     """Problem id -> the question."""
+    undecided: float
+    """Share of those attempts that the verifier left open; they count as not right."""
 
 
-def read_kept(folder: Path) -> Kept:
-    """Raises DataError for a folder that lacks its attempts."""
+def read_kept(folder: Path, name: str | None = None) -> Kept:
+    """name: as it is shown, else the folder. Raises DataError for a folder that lacks its attempts."""
     setup = read_json(folder / RESULT).get("setup", {})
     right: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
+    undecided = 0
     for problem, question, verdict in _verdicts(folder / SAMPLES):
         questions[problem] = question
-        if verdict in ("right", "wrong"):
-            right[problem].append(verdict == "right")
-    return Kept(folder=folder, setup=setup, right=dict(right), questions=questions)
+        if verdict is not None:  # a fault of ours has none
+            right[problem].append(verdict == Verdict.RIGHT)
+            undecided += verdict == Verdict.UNDECIDED
+    share = undecided / max(1, sum(map(len, right.values())))
+    return Kept(name=name or str(folder), setup=setup, right=dict(right), questions=questions, undecided=share)
 
 
 def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
@@ -70,16 +77,16 @@ def refuse_different(a: Kept, b: Kept, allowed: Sequence[str]) -> None:
         one, other = mine.get(field, ABSENT), theirs.get(field, ABSENT)
         if not skipped and one != other:
             raise ConfigError(
-                f"the evaluations differ in {field}: {_said(one)} in {a.folder}, {_said(other)} in {b.folder}; "
+                f"the evaluations differ in {field}: {_said(one)} in {a.name}, {_said(other)} in {b.name}; "
                 f"evaluate both alike, or add --allow {field} where that is what you compare"
             )
 
 
 def compared(a: Kept, b: Kept) -> dict[str, Any]:
-    """B against A. Raises DataError where they decided no problem in common."""
+    """B against A. Raises DataError where they judged no problem in common."""
     shared = a.right.keys() & b.right.keys()
     if not shared:
-        raise DataError(f"{a.folder} and {b.folder} decided no problem in common, so there is nothing to pair")
+        raise DataError(f"{a.name} and {b.name} judged no problem in common, so there is nothing to pair")
     found = asdict(compare_paired(a.right, b.right))
     return {
         "a": _subject(a),
@@ -88,7 +95,7 @@ def compared(a: Kept, b: Kept) -> dict[str, Any]:
         "only_a": len(a.right.keys() - shared),
         "only_b": len(b.right.keys() - shared),
         **found,
-        "difference": _figure(Estimate(**found["difference"])),
+        "difference": figure(Estimate(**found["difference"])),
         "table": _table(a, b, sorted(shared)),
     }
 
@@ -104,7 +111,7 @@ def planned(a: Kept, b: Kept | None, difference: float, power: float = POWER) ->
     right = [kept.right for kept in (a, b) if kept is not None]
     problems = len(right[0].keys() & right[-1].keys())
     if not problems:
-        raise DataError(f"{a.folder} decided no problem" + (f" that {b.folder} decided too" if b else ""))
+        raise DataError(f"{a.name} judged no problem" + (f" that {b.name} judged too" if b else ""))
     spread = spread_of(*right) if b else spread_of_one(a.right)
     attempts = min(len(some) for each in right for some in each.values())
     return {
@@ -158,16 +165,12 @@ def _subject(kept: Kept) -> dict[str, Any]:
     accuracy = avg_at_k(list(kept.right.values()))
     attempts = {len(some) for some in kept.right.values()}
     return {
-        "evaluation": str(kept.folder),
+        "evaluation": kept.name,
         "model": kept.setup.get("model"),
         "step": kept.setup.get("step"),
-        "accuracy": _figure(accuracy),
+        "accuracy": figure(accuracy, undecided=kept.undecided),
         "attempts": max(attempts, default=0),
     }
-
-
-def _figure(estimate: Estimate) -> dict[str, Any]:
-    return {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
 
 
 def _table(a: Kept, b: Kept, names: Sequence[str]) -> list[dict[str, Any]]:

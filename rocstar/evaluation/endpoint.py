@@ -5,7 +5,9 @@ An endpoint tells text and counts, not token ids. So the "tokens" of such an att
 (verifiers, figures, parquet) reads these as well; nothing can be learned from them.
 
 Calls come back in OpenAI's form (`tools="openai"`) or are written in the text as in the paper (`tools="text"`: the
-schemas stand in the system message, results in a user message); calls in the text are understood in both."""
+schemas stand in the system message, results in a user message); calls in the text are understood in both. With
+`tools="none"` nobody here runs a tool: the endpoint is an agent that runs its own, and the calls that it reports
+(`rocstar serve` does) are recorded as turns before its answer."""
 
 from __future__ import annotations
 
@@ -19,18 +21,29 @@ from typing import Any, Literal
 
 from rocstar.dialogue.calls import HERMES, render_call
 from rocstar.dialogue.codec import Codec
-from rocstar.dialogue.markup import CLOSE, OPEN
+from rocstar.dialogue.markup import CLOSE, OPEN, START, STOP
 from rocstar.dialogue.segments import Segment, text_of
-from rocstar.dialogue.template import tool_schema, tools_block
+from rocstar.dialogue.template import Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
-from rocstar.evaluation.chat_client import ChatClient, TooLong, Written
+from rocstar.evaluation.chat_client import ChatClient, RanCall, TooLong, Written
 from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
 from rocstar.protocols import Reply, ToolSpec, Verifier
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
 from rocstar.rollout.episode import Note, answered, note_nothing
-from rocstar.types import Completion, Finish, Problem, Sampling, Stop, Trajectory, Turn
+from rocstar.types import (
+    Completion,
+    Finish,
+    Problem,
+    Sampling,
+    Status,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
-ToolStyle = Literal["openai", "text"]
+ToolStyle = Literal["openai", "text", "none"]
 NO_LIMIT = 1 << 60  # tokens are counted by the server, not by the environment
 
 
@@ -49,6 +62,9 @@ class CodePoints(Codec):
     def encode_segments(self, segments: Iterable[Segment], reserved: Sequence[str]) -> list[int]:
         return self.encode(text_of(segments))
 
+    def stop_ids(self, template: Template) -> tuple[int, ...]:
+        return ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSolver:
@@ -65,6 +81,9 @@ class EndpointSolver:
     preamble: str
     """Stands before their question."""
     environment: EnvironmentFactory
+    capped: bool = True
+    """Somebody asked for `limits.max_response_tokens`: an endpoint that holds less is refused, where one that nobody
+    asked for is then the endpoint's own."""
     note: Note = note_nothing
 
     @property
@@ -86,7 +105,7 @@ class EndpointSolver:
         return Trajectory(
             problem_id=problem.id,
             index=index,
-            prompt_ids=tuple(self.codec.encode("\n\n".join(str(one["content"]) for one in talk.asked))),
+            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in talk.asked))),
             turns=tuple(talk.turns),
             stop=stop,
             fault=fault,
@@ -120,23 +139,36 @@ class Talk:
                 return Stop.MAX_TOKENS
             sent = time.monotonic()
             try:
-                written = await self._solver.client.complete(self._messages, **self._body(room))
+                written = await self._written(room)
             except TooLong as error:
                 if not self.turns:
                     raise ConfigError(
-                        f"the model at {self._solver.client.url} is too short for this evaluation ({error}); lower "
-                        "--max-response-tokens"
+                        f"the model at {self._solver.client.url} is too short for this evaluation ({error}); "
+                        + ("lower --max-response-tokens" if self._solver.capped else "leave such problems out")
                     ) from None
                 return Stop.MAX_TOKENS
             reply = await self._replied(written, time.monotonic() - sent)
             if reply.stop is not None:
                 return reply.stop
 
+    async def _written(self, room: int) -> Written:
+        """At most `room` tokens, or as many as the model behind the endpoint has left: no model says beforehand how
+        many these are, and a first request with a cap that somebody asked for must have them all. Raises TooLong."""
+        complete, body = self._solver.client.complete, self._body(room)
+        try:
+            return await complete(self._messages, **body)
+        except TooLong:
+            if self._solver.capped and not self.turns:
+                raise
+            return await complete(self._messages, **{key: body[key] for key in body if key != "max_tokens"})
+
     async def _replied(self, written: Written, engine_seconds: float) -> Reply:
         if self._prompt_tokens is None:
             self._prompt_tokens = written.prompt_tokens
         self.used_tokens = written.prompt_tokens - self._prompt_tokens + written.completion_tokens
+        self.used_tokens = written.response_tokens or self.used_tokens
         text = said(written)
+        self.turns += [ran_turn(self._solver.codec, ran, len(self.turns) + n) for n, ran in enumerate(written.ran)]
         ids = tuple(self._solver.codec.encode(text))
         finish = Finish.LENGTH if written.cut else Finish.STOP
         completion = Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=finish)
@@ -156,6 +188,25 @@ class Talk:
         if self._specs and self._solver.tools == "openai":
             body["tools"] = [tool_schema(spec) for spec in self._specs]
         return body
+
+
+def chat_text(messages: Iterable[tuple[str, Any]]) -> str:
+    """(role, text) of messages as one text, which says where each begins; `attempts/messages.py` reads it."""
+    return "".join(f"{START}{role}\n{text}{STOP}\n" for role, text in messages)
+
+
+def ran_turn(codec: Codec, ran: RanCall, number: int) -> Turn:
+    """A call that the endpoint ran itself, as if the model had written it in a turn of its own."""
+    name, raw = f"call_{number}", render_call(ran.tool, ran.arguments)
+    ids = tuple(codec.encode(raw))
+    printed, failed = (ran.output, "") if ran.status is Status.OK else ("", ran.output)
+    result = ToolResult(call_id=name, status=ran.status, stdout=printed, stderr=failed, run_seconds=ran.seconds)
+    return Turn(
+        completion=Completion(token_ids=ids, logprobs=(math.nan,) * len(ids), finish=Finish.STOP),
+        calls=(ToolCall(id=name, tool=ran.tool, arguments=ran.arguments, raw=raw),),
+        results=(result,),
+        reply_ids=tuple(codec.encode(f"\n{ran.output}\n")),
+    )
 
 
 def shown_tools(solver: EndpointSolver, problem: Problem) -> list[ToolSpec]:

@@ -13,12 +13,20 @@ from typing import Any
 from rocstar.errors import RunHalted
 from rocstar.evaluation.attempts import Solver, attempted
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.metrics import EvalSummary, accuracy_by_budget, summarise
+from rocstar.evaluation.metrics import (
+    EvalSummary,
+    Results,
+    accuracy_by_budget,
+    is_right,
+    maj_at_k,
+    summarise,
+    votes_PR,
+)
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
 from rocstar.runs.atomic import write_json
 from rocstar.runs.rollouts import AttemptRecord, write_attempts
-from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, Verdict, seed_for
+from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, seed_for
 
 Said = Callable[[str, int, int, float], None]
 """(which attempts, problems done, of so many, share of their attempts that is right); `Screen.attempted` is one."""
@@ -120,8 +128,7 @@ def _tally(name: str, total: int, said: Said) -> Callable[[Group], None]:
         nonlocal done, right, attempts
         done += 1
         attempts += len(group.trajectories)
-        verdicts = [attempt.outcome and attempt.outcome.verdict for attempt in group.trajectories]
-        right += verdicts.count(Verdict.RIGHT)
+        right += sum(map(is_right, group.trajectories))
         said(name, done, total, right / attempts)
 
     return count
@@ -151,14 +158,14 @@ def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str,
 
 
 def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -> dict[str, Any]:
-    summary = _summary(sampled, attempts)
-    missing = _missing(summary)
+    summary, majority = _summary(sampled, attempts), maj_at_k(votes_PR(_results(sampled)))
+    notes = _notes(summary)
     return {
-        "accuracy": figure(summary.avg_at_k, missing),
+        "accuracy": figure(summary.avg_at_k, *notes),
         "greedy": _greedy_figure(greedy),
-        f"avg@{attempts}": figure(summary.avg_at_k, missing),
-        f"pass@{attempts}": figure(summary.pass_at_k, missing),
-        f"maj@{attempts}": figure(summary.maj_at_k, missing),
+        f"avg@{attempts}": figure(summary.avg_at_k, *notes),
+        f"pass@{attempts}": figure(summary.pass_at_k, *notes),
+        f"maj@{attempts}": majority and figure(majority, *notes),
         "problems": summary.problems,
         "attempts": summary.attempts,
         "undecided": summary.undecided,
@@ -189,15 +196,21 @@ def _greedy_figure(groups: Sequence[Group]) -> dict[str, Any] | None:
     if not groups:
         return None
     summary = _summary(groups, 1)
-    return figure(summary.avg_at_k, _missing(summary))
+    return figure(summary.avg_at_k, *_notes(summary))
 
 
-def _missing(summary: EvalSummary) -> int:
-    return summary.undecided + summary.environment_failed
+def _notes(summary: EvalSummary) -> tuple[int, float]:
+    """`missing` and `undecided` of its figures."""
+    judged = summary.attempts - summary.environment_failed
+    return summary.environment_failed, summary.undecided / max(1, judged)
 
 
 def _summary(groups: Sequence[Group], attempts: int) -> EvalSummary:
-    return summarise([(group.problem, group.trajectories) for group in groups], attempts)
+    return summarise(_results(groups), attempts)
+
+
+def _results(groups: Sequence[Group]) -> Results:
+    return [(group.problem, group.trajectories) for group in groups]
 
 
 def _records(groups: Sequence[Group]) -> list[AttemptRecord]:

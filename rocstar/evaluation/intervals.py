@@ -38,11 +38,13 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def figure(estimate: Estimate, missing: int = 0) -> dict[str, Any]:
-    """An estimate in the form that run folders and tables use; `missing` counts the attempts that are not in it,
-    because a fault of ours ended them or the verifier could not judge them."""
+def figure(estimate: Estimate, missing: int = 0, undecided: float = 0.0) -> dict[str, Any]:
+    """An estimate in the form that run folders and tables use. missing: attempts that are not in it, because a fault of
+    ours ended them. undecided: share of the attempts in it that count as not right because the verifier left them
+    open. Both are left out where they are 0."""
     shown = {"value": estimate.value, "interval": [estimate.low, estimate.high], "n": estimate.n}
-    return {**shown, "missing": missing} if missing else shown
+    notes = {"missing": missing, "undecided": undecided}
+    return shown | {name: value for name, value in notes.items() if value}
 
 
 def wilson(successes: float, n: float) -> Estimate:

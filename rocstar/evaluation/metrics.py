@@ -1,8 +1,9 @@
-"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, accuracy under smaller token caps, paired
-differences, and one summary of it all.
+"""Evaluation figures with their uncertainty: avg@k, pass@k, maj@k, accuracy under smaller token caps, and one summary
+of it all.
 
-Pure and standard library only. Attempts at one problem are not independent, so every 95% interval treats the problem
-as the unit: n is problems, never attempts. Seed variance of training is not in any of them.
+Every attempt that was judged counts, and one that the verifier left UNDECIDED is not right: only attempts that a fault
+of ours ended are in no figure. Attempts at one problem are not independent, so every 95% interval treats the problem as
+the unit: n is problems, never attempts. Seed variance of training is not in any of them.
 
 Not here: how an interval is made (intervals.py), running attempts, verifying them, saving and printing.
 """
@@ -12,10 +13,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import comb
 from statistics import fmean
 from typing import Any
 
+from rocstar.answers.grade import AT_ONCE
+from rocstar.answers.wording import clean
 from rocstar.evaluation.intervals import Estimate, figure, mean_over_problems
 from rocstar.types import Group, Problem, Stop, Trajectory, Verdict
 
@@ -26,8 +30,18 @@ Results = Sequence[tuple[Problem, Sequence[Trajectory]]]
 """Every problem with its verified attempts, faults and undecided ones included."""
 
 
+def is_right(attempt: Trajectory) -> bool:
+    """The one place that says what a right attempt is in every figure."""
+    return attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT
+
+
+def is_judged(attempt: Trajectory) -> bool:
+    """Whether it is in the figures: no fault of ours ended it."""
+    return attempt.outcome is not None and attempt.stop is not Stop.ENVIRONMENT_FAILED
+
+
 def avg_at_k(right_PR: Sequence[Sequence[bool]]) -> Estimate:
-    """Mean over problems of the share of right attempts. Problems without a decided attempt are left out.
+    """Mean over problems of the share of right attempts. Problems without a judged attempt are left out.
 
     Its interval is clustered by problem: `mean_over_problems`."""
     return mean_over_problems([fmean(right) for right in right_PR if right])
@@ -36,7 +50,7 @@ def avg_at_k(right_PR: Sequence[Sequence[bool]]) -> Estimate:
 def pass_at_k(right_PR: Sequence[Sequence[bool]], k: int) -> Estimate:
     """Chance that at least one of k attempts is right: 1 - C(n - c, k) / C(n, k) for c right of n, mean over problems.
 
-    Unbiased for n >= k (Chen et al. 2021, arXiv 2107.03374). A problem with fewer decided attempts than k counts with
+    Unbiased for n >= k (Chen et al. 2021, arXiv 2107.03374). A problem with fewer judged attempts than k counts with
     those it has, which can only understate. Interval as in `avg_at_k`. Raises ValueError when k < 1, or when no
     problem of a non-empty set has k attempts."""
     most = max((len(right) for right in right_PR), default=0)
@@ -45,42 +59,57 @@ def pass_at_k(right_PR: Sequence[Sequence[bool]], k: int) -> Estimate:
     return mean_over_problems([_pass_of_one(len(right), sum(right), min(k, len(right))) for right in right_PR if right])
 
 
-def maj_at_k(votes_PR: Sequence[Sequence[tuple[str | None, bool]]]) -> Estimate:
-    """Share of problems whose most frequent answer is right; votes are (extracted answer, whether it is right).
+Vote = tuple[str | None, bool]
+"""(extracted answer, whether the attempt is right)."""
 
-    Attempts without an answer do not vote; among answers tied for first the credit is shared. Answers are compared as
-    text, so two spellings of one number split the vote. Interval as in `avg_at_k`."""
+
+def maj_at_k(votes_PR: Sequence[Sequence[Vote]]) -> Estimate | None:
+    """Share of problems whose most frequent answer is right; None where a right attempt has no answer, because what
+    judged it (a reward function, instructions) looks at no answer and there is nothing to vote on.
+
+    All right answers are one candidate, however they are spelled, and so are wrong ones that the graders which decide
+    at once call equal, such as `1` and `1.0`. Attempts without an answer do not vote; among candidates tied for first
+    the credit is shared. Interval as in `avg_at_k`."""
+    if any(right and answer is None for votes in votes_PR for answer, right in votes):
+        return None
     return mean_over_problems([_majority_credit(votes) for votes in votes_PR if votes])
+
+
+def votes_PR(results: Results) -> list[list[Vote]]:
+    """What `maj_at_k` takes."""
+    return [
+        [(a.outcome.extracted, is_right(a)) for a in attempts if a.outcome is not None and is_judged(a)]
+        for _, attempts in results
+    ]
 
 
 def accuracy_by_budget(groups: Sequence[Group], cap: int | None) -> dict[str, Any]:
     """`avg_within_<b>_tokens` for the budgets up to `cap`, under which the attempts were made. An attempt is right
     within b where it is right and ended within b tokens: what it would have been under that cap, except where a model
-    is told its cap. Undecided attempts and faults of ours are left out, as in avg@k. Source: ours."""
+    is told its cap. Faults of ours are left out, as in avg@k. Source: ours."""
     budgets = [budget for budget in BUDGETS if cap is not None and budget <= cap]
     return {f"avg_within_{one}_tokens": figure(mean_over_problems(_shares_within(groups, one))) for one in budgets}
 
 
 def _shares_within(groups: Sequence[Group], budget: int) -> list[float]:
-    decided = [[a for a in group.trajectories if _is_decided(a)] for group in groups]
-    return [fmean(_is_right(a) and a.num_response_tokens <= budget for a in some) for some in decided if some]
+    judged = [[a for a in group.trajectories if is_judged(a)] for group in groups]
+    return [fmean(is_right(a) and a.num_response_tokens <= budget for a in some) for some in judged if some]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSummary:
-    """What one evaluation found. Shares are over decided attempts and None where they would be over nothing."""
+    """What one evaluation found. Shares are over judged attempts and None where they would be over nothing."""
 
     problems: int
-    """Problems asked, decided or not."""
+    """Problems asked, judged or not."""
     attempts: int
-    """Attempts made, decided or not."""
+    """Attempts made, judged or not."""
     k: int
     """Attempts per problem."""
     avg_at_k: Estimate
     pass_at_k: Estimate
-    maj_at_k: Estimate
     undecided: int
-    """Attempts the verifier could not judge; in no denominator."""
+    """Attempts whose verdict the verifier left open; they count as not right."""
     environment_failed: int
     """Attempts that ended by a fault of ours; in no denominator."""
     mean_response_tokens: float | None
@@ -107,9 +136,8 @@ class EvalSummary:
 def summarise(results: Results, k: int) -> EvalSummary:
     """All figures of one evaluation with k attempts per problem. Raises ValueError when k < 1."""
     every = [attempt for _, attempts in results for attempt in attempts]
-    decided = [attempt for attempt in every if _is_decided(attempt)]
-    right = [attempt for attempt in decided if _is_right(attempt)]
-    failed = sum(attempt.stop is Stop.ENVIRONMENT_FAILED for attempt in every)
+    judged = [attempt for attempt in every if is_judged(attempt)]
+    right = [attempt for attempt in judged if is_right(attempt)]
     right_PR = _right_PR(results)
     return EvalSummary(
         problems=len(results),
@@ -117,18 +145,17 @@ def summarise(results: Results, k: int) -> EvalSummary:
         k=k,
         avg_at_k=avg_at_k(right_PR),
         pass_at_k=pass_at_k(right_PR, min(k, max(map(len, right_PR), default=k) or k)),
-        maj_at_k=maj_at_k(_votes_PR(results)),
-        undecided=len(every) - len(decided) - failed,
-        environment_failed=failed,
-        mean_response_tokens=_share(sum(attempt.num_response_tokens for attempt in decided), len(decided)),
-        calls_per_attempt=_share(_calls(decided), len(decided)),
-        failed_call_share=_share(_failed_calls(decided), _calls(decided)),
+        undecided=sum(a.outcome is not None and a.outcome.verdict is Verdict.UNDECIDED for a in judged),
+        environment_failed=len(every) - len(judged),
+        mean_response_tokens=_share(sum(attempt.num_response_tokens for attempt in judged), len(judged)),
+        calls_per_attempt=_share(_calls(judged), len(judged)),
+        failed_call_share=_share(_failed_calls(judged), _calls(judged)),
         tool_error_share_in_correct=_share(sum(attempt.num_failed_calls > 0 for attempt in right), len(right)),
         failed_call_share_in_correct=_share(_failed_calls(right), _calls(right)),
-        no_tool_share=_share(sum(attempt.num_calls == 0 for attempt in decided), len(decided)),
-        truncation_share=_share(sum(attempt.stop is Stop.MAX_TOKENS for attempt in decided), len(decided)),
-        no_room_share=_share(sum(_had_no_room(attempt) for attempt in decided), len(decided)),
-        out_of_turns_share=_share(sum(attempt.stop is Stop.MAX_TURNS for attempt in decided), len(decided)),
+        no_tool_share=_share(sum(attempt.num_calls == 0 for attempt in judged), len(judged)),
+        truncation_share=_share(sum(attempt.stop is Stop.MAX_TOKENS for attempt in judged), len(judged)),
+        no_room_share=_share(sum(_had_no_room(attempt) for attempt in judged), len(judged)),
+        out_of_turns_share=_share(sum(attempt.stop is Stop.MAX_TURNS for attempt in judged), len(judged)),
         accuracy_by_source=accuracy_by(results, _family),
     )
 
@@ -141,37 +168,36 @@ def accuracy_by(results: Results, key: Callable[[Problem], str]) -> dict[str, Es
     return {name: avg_at_k(_right_PR(part)) for name, part in sorted(parts.items())}
 
 
-def _is_decided(attempt: Trajectory) -> bool:
-    fault = attempt.stop is Stop.ENVIRONMENT_FAILED
-    return not fault and attempt.outcome is not None and attempt.outcome.verdict is not Verdict.UNDECIDED
-
-
-def _is_right(attempt: Trajectory) -> bool:
-    return attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT
-
-
 def _right_PR(results: Results) -> list[list[bool]]:
-    return [[_is_right(attempt) for attempt in attempts if _is_decided(attempt)] for _, attempts in results]
-
-
-def _votes_PR(results: Results) -> list[list[tuple[str | None, bool]]]:
-    return [
-        [(a.outcome.extracted, _is_right(a)) for a in attempts if a.outcome is not None and _is_decided(a)]
-        for _, attempts in results
-    ]
+    return [[is_right(attempt) for attempt in attempts if is_judged(attempt)] for _, attempts in results]
 
 
 def _pass_of_one(attempts: int, right: int, k: int) -> float:
     return 1.0 - comb(attempts - right, k) / comb(attempts, k)
 
 
-def _majority_credit(votes: Sequence[tuple[str | None, bool]]) -> float:
+def _majority_credit(votes: Sequence[Vote]) -> float:
     counts = Counter(answer.strip() for answer, _ in votes if answer is not None)
-    if not counts:
-        return 0.0
-    right = {answer.strip() for answer, is_right in votes if answer is not None and is_right}
-    first = [answer for answer, count in counts.items() if count == max(counts.values())]
-    return sum(answer in right for answer in first) / len(first)
+    right = {answer.strip() for answer, right in votes if answer is not None and right}
+    for_right = sum(counts.pop(answer) for answer in right)
+    candidates = [for_right, *(sum(counts[answer] for answer in same) for same in _alike(list(counts)))]
+    return 1 / candidates.count(for_right) if for_right == max(candidates) > 0 else 0.0
+
+
+def _alike(answers: Sequence[str]) -> list[list[str]]:
+    """The answers in groups: each equals another of its group, whatever order they come in."""
+    groups: list[list[str]] = []
+    for answer in answers:
+        same = [group for group in groups if any(_is_same(answer, other) for other in group)]
+        groups = [*(group for group in groups if group not in same), [answer, *chain.from_iterable(same)]]
+    return groups
+
+
+def _is_same(a: str, b: str) -> bool:
+    """Whether a grader that decides at once takes one for the other, whichever is the reference."""
+    one, other = clean(a), clean(b)
+    asked = (grader(*pair) for pair in ((one, other), (other, one)) for grader in AT_ONCE.values())
+    return any(found is not None and found[0] is Verdict.RIGHT for found in asked)
 
 
 def _calls(attempts: Sequence[Trajectory]) -> int:

@@ -18,12 +18,12 @@ EXACT = 700  # numbers: 0.5 s at 16 attempts each; the time grows with the cube
 POWER = 0.8  # chance of seeing a difference that is there; the usual choice
 
 Right = Mapping[str, Sequence[bool]]
-"""Problem id -> whether each decided attempt was right; at least one attempt each."""
+"""Problem id -> whether each judged attempt was right; at least one attempt each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """B against A on the problems that both decided."""
+    """B against A on the problems that both judged."""
 
     difference: Estimate
     """Mean over problems of B's share of right attempts minus A's."""

@@ -18,11 +18,10 @@ from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
-from rocstar.lengths import positions_needed
+from rocstar.lengths import positions_needed, prompt_tokens
 from rocstar.modelfolder import model_facts, model_named
 from rocstar.parts import (
     OwnedEngine,
-    environment_of,
     make_conversation,
     make_roller,
     named_engines,
@@ -95,21 +94,30 @@ def conversation_of(subject: Subject, recipe: Recipe) -> Conversation:
     return make_conversation(recipe, codec, template, SandboxClient(daemons=0), with_tools=with_tools)
 
 
-def positions_of(
+def fitted(
     subject: Subject,
     recipe: Recipe,
     problems: Sequence[Problem],
-    conversation: Conversation | None = None,
-    environment: EnvironmentFactory | None = None,
-) -> int:
-    """Tokens of the longest attempt, found without the model's weights. conversation, environment: others than those
-    that the recipe means. Raises ConfigError where the model holds less, and as `conversation_of`."""
-    return positions_needed(
-        problems,
-        conversation or conversation_of(subject, recipe),
-        response_tokens=recipe.rollout.max_response_tokens,
-        model_positions=model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions,
-        environment=environment or environment_of(recipe),
+    conversation: Conversation,
+    environment: EnvironmentFactory,
+    *,
+    capped: bool,
+) -> tuple[Recipe, int]:
+    """The recipe and the tokens of its longest attempt, found without the model's weights.
+
+    capped: somebody asked for the cap on tokens; one that nobody asked for is lowered to what the model leaves beside
+    the longest prompt. Raises ConfigError where the model holds less than is asked for, or a prompt fills it."""
+    holds, cap = (
+        model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions,
+        recipe.rollout.max_response_tokens,
+    )
+    if not capped:
+        longest = max(prompt_tokens(problem, conversation, environment) for problem in problems)
+        if (room := min(cap, holds - longest)) > 0:
+            rollout = recipe.rollout.model_copy(update={"max_response_tokens": room})
+            return recipe.model_copy(update={"rollout": rollout}), longest + room
+    return recipe, positions_needed(
+        problems, conversation, response_tokens=cap, model_positions=holds, environment=environment
     )
 
 
@@ -126,7 +134,7 @@ async def opened(
     start_server: StartServer = VllmServer.start,
 ) -> AsyncIterator[Roller]:
     """An engine over `model`, the subject's weights, or where that is None the engines that `[[engine]]` names, which
-    load them themselves; ready for attempts of `positions` tokens (`positions_of`) under `recipe`, `rows` at once
+    load them themselves; ready for attempts of `positions` tokens (`fitted`) under `recipe`, `rows` at once
     over `kv_tokens` tokens of cache (None: what `rows` of them take). Closed with the context. Raises ConfigError where
     there is no memory for so many, EngineUnavailable."""
     codec, template = Codec.load(subject.model), template_of(recipe, subject.model)

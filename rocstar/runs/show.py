@@ -65,7 +65,10 @@ def show_run(folder: RunFolder) -> Row:
         "stages": _stages(folder, rows),
         "warnings": _warnings(folder),
         "metrics": rows[-1] if rows else {},
-        "evals": [{"name": name, "step": step, **_without_transcripts(result)} for name, step, result in evaluations],
+        "evals": [
+            {"evaluation": f"{folder.name}/{name}@{step}", "name": name, "step": step, **_without_transcripts(result)}
+            for name, step, result in evaluations
+        ],
         "summary": read_json(folder.summary) if folder.summary.exists() else summary_of(evaluations, rows),
         "transcripts": paired_transcripts(_last(evaluations, "before"), _last(evaluations, "after")),
     }

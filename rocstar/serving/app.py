@@ -118,8 +118,8 @@ def _within(agent: Agent, asked: ChatRequest, prompt: int) -> Roller:
     if room < (asked.max_tokens or 1):
         more = f"{asked.max_tokens} more were asked for" if asked.max_tokens else "the answer needs some more"
         raise DataError(
-            f"the conversation has {prompt} tokens and {more}, which is more than {agent.positions} in all; shorten it"
-            + (", or lower max_tokens" if asked.max_tokens else "")
+            f"the conversation has {prompt} tokens and {more}, which is more than the context length of "
+            f"{agent.positions}; shorten it" + (", or lower max_tokens" if asked.max_tokens else "")
         )
     limits = replace(agent.roller.limits, max_response_tokens=asked.max_tokens or room)
     return replace(agent.roller, limits=limits)
@@ -142,7 +142,8 @@ async def _whole(agent: Agent, opened: Sequence[int], events: AsyncIterator[Even
     message = {"role": "assistant", "content": content, "reasoning_content": thoughts or None}
     choice = {"index": 0, "message": message, "finish_reason": _finish(trajectory)}
     head = _head(agent, "chat.completion")
-    return JSONResponse({**head, "choices": [choice], "usage": _usage(opened, trajectory), "rocstar": {"calls": ran}})
+    reported = {"rocstar": {"calls": ran, "response_tokens": trajectory.num_response_tokens}}
+    return JSONResponse({**head, "choices": [choice], "usage": _usage(opened, trajectory), **reported})
 
 
 async def _streamed(

@@ -126,7 +126,8 @@ def _asks_nothing(field: str, value: Any) -> bool:
 
 
 def _because(field: str) -> str:
-    return ", because this server runs the agent's own tools itself" if field.startswith("tool") else ""
+    tools = ", because this server runs the agent's own tools itself (rocstar eval: --tools none)"
+    return tools if field.startswith("tool") else ""
 
 
 def _conversation(listed: Any) -> Conversation:

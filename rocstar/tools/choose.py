@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,11 +17,13 @@ from rocstar.tools.function import FunctionTool
 from rocstar.tools.notebook import NotebookTool, Opener
 from rocstar.tools.python import PythonTool, Runner
 
-BUILT_IN = ("python", "notebook")
-
 
 class Sandbox(Runner, Opener, Protocol):
     """The part of `SandboxClient` that tools use."""
+
+
+BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "notebook": NotebookTool}
+"""By their names in a recipe: made from (sandbox, limits, name=...)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def make_tools(
 ) -> Tools:
     """The tools of `sandbox.tools`.
 
-    `python` and `notebook` are called `tool_name`. `package.module:name` is a typed function with a docstring, or a
+    Those of BUILT_IN are called `tool_name`. `package.module:name` is a typed function with a docstring, or a
     class that implements `Tool`; it is made without arguments, and one that has `close` is made anew for each attempt
     (making it must cost nothing: one is made to read its spec). limits: of each program, and the time of each
     call of a function. Raises ConfigError: no such name, not a tool, or two tools that answer to one name."""
@@ -76,10 +78,8 @@ def make_tools(
 def _maker(
     name: str, sandbox: Sandbox, limits: Limits, tool_name: str, folders: Sequence[Path | str]
 ) -> Callable[[], Any]:
-    if name == "python":
-        return lambda: PythonTool(sandbox, limits, name=tool_name)
-    if name == "notebook":
-        return lambda: NotebookTool(sandbox, limits, name=tool_name)
+    if name in BUILT_IN:
+        return lambda: BUILT_IN[name](sandbox, limits, name=tool_name)
     if is_reference(name):
         return _own(name, load(name, folders=folders, setting="sandbox.tools"), limits.wall_seconds)
     close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)[0]

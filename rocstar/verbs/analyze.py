@@ -18,8 +18,8 @@ def analyze(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|EVAL|FILE|LABEL=RUN,RUN...",
-            help="A run, RUN/EVALUATION[@STEP], an evaluation's folder, a rollout file, or transcripts (.jsonl); "
+            metavar="RUN|EVALUATION|FILE|LABEL=RUN,RUN...",
+            help="A run, a name of `evals list`, an evaluation's folder, a rollout file, or transcripts (.jsonl); "
             "several are shown side by side. LABEL=RUN,RUN are runs of one method: mean and range by step.",
             show_default=False,
         ),

@@ -67,9 +67,12 @@ def reward() -> None:
 @app.command()
 def test(
     function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Also FILE.py:FUNCTION.")],
-    data: Annotated[str, typer.Option("--data", metavar="FILE", help="JSONL, plain or gzip.")],
+    data: Annotated[str, typer.Option("--data", metavar="FILE", help="Cases, or problems as train reads them.")],
     text: Text = "text",
     gold: Gold = "gold",
+    question: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Of problems, as of eval.", show_default=False)
+    ] = None,
     expected: Expected = None,
     limit: Limit = None,
     signature: Annotated[str | None, typer.Option(help="trl or verl; default: by its parameters.")] = None,
@@ -79,7 +82,8 @@ def test(
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a reward function of TRL's or verl's signature over a file and set our verdicts beside its rewards.
+    """Run a reward function of TRL's or verl's signature over a file and set our verdicts beside its rewards. Without a
+    column of what a model wrote, it judges for each problem the reference in a box and a wrong answer.
 
     Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
     from rocstar.answers.cases import agreement, load_cases
@@ -89,7 +93,12 @@ def test(
     if signature not in (None, TRL, VERL):
         raise ConfigError(f"--signature is {signature!r}; choose {TRL} or {VERL}.")
     called = load_function(function)
-    loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit)
+    if question or _are_problems(data, text, gold):
+        if expected is not None:
+            raise ConfigError(f"--expected names a column of cases, and {data} holds problems; leave it out.")
+        loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
+    else:
+        loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit)
     scored = score(called, signature or signature_of(called), loaded, batch=batch, chat=chat)
     ours = _decide(loaded, strict=strict)
     rows = [
@@ -101,7 +110,7 @@ def test(
             "rocstar": str(verdict.verdict),
             "method": verdict.method,
             "milliseconds": round(one.milliseconds, 3),
-            **({} if expected is None else {"expected": str(one.case.expected)}),
+            **({} if one.case.expected is None else {"expected": str(one.case.expected)}),
             "error": one.error,
         }
         for one, verdict in zip(scored, ours, strict=True)
@@ -112,6 +121,39 @@ def test(
     }
     print_json({"rows": rows, "summary": figures}) if as_json else _print(rows, tuple(rows[0]), figures)
     raise typer.Exit(FAILED if figures["errors"] else OK)
+
+
+def _are_problems(data: str, text: str, gold: str) -> bool:
+    """Whether the first row has nothing that a model wrote. Raises DataError."""
+    from rocstar.answers.cases import EITHER, GOLD_SYNONYMS, TEXT_SYNONYMS
+    from rocstar.data.rows import read_rows
+
+    _, row = next(iter(read_rows(data)), (0, None))
+    if not isinstance(row, dict) or text != "text":
+        return False
+    has_text = any(name in row for name in (text, *TEXT_SYNONYMS))
+    return not has_text and not (EITHER in row and any(name in row for name in (gold, *GOLD_SYNONYMS)))
+
+
+def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None) -> list[Case]:
+    """Of each problem what must be right, its reference, and what must be wrong: another problem's. Raises
+    DataError."""
+    from rocstar.answers.cases import Case
+    from rocstar.data.files import load_problems
+    from rocstar.types import Verdict
+
+    problems = load_problems(data, question=question, answer=answer, limit=limit)
+    golds = list(dict.fromkeys(problem.answer for problem in problems))
+    made = []
+    for problem in problems:
+        wrong = golds[(golds.index(problem.answer) + 1) % len(golds)] if len(golds) > 1 else "nobody knows"
+        known = {"prompt": problem.question, "question": problem.question, "data_source": problem.source}
+        columns = {**problem.metadata, **known, **dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)}
+        for said, verdict in ((problem.answer, Verdict.RIGHT), (wrong, Verdict.WRONG)):
+            text = f"<answer>\\boxed{{{said}}}</answer>"
+            line = int(problem.metadata.get("line", 0))
+            made.append(Case(line=line, text=text, gold=problem.answer, expected=verdict, columns=columns))
+    return made
 
 
 def _decide(

@@ -16,7 +16,7 @@ QUESTION = 60  # characters of a question that tell which problem it is
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="RUN/EVALUATION[@STEP], or the folder of an evaluation.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A name of `evals list`, the start of it, or a folder.")],
     b: Annotated[
         str | None, typer.Argument(metavar="B", help="The other; may be left out with --detect.", show_default=False)
     ] = None,
@@ -36,14 +36,18 @@ def compare(
 
     Example: rocstar compare last/before last/after --detect 0.02"""
     from rocstar.errors import ConfigError
-    from rocstar.evaluation.compare import compared, planned, read_kept, refuse_different
-    from rocstar.runs.evaluations import find_evaluation
+    from rocstar.evaluation.compare import Kept, compared, planned, read_kept, refuse_different
+    from rocstar.runs.evaluations import find_evaluation, label_of
     from rocstar.screen import Screen
 
     if b is None and detect is None:
         raise ConfigError("compare needs two evaluations; give a second one, or --detect D to plan for one")
-    first = read_kept(find_evaluation(a, runs))
-    second = read_kept(find_evaluation(b, runs)) if b is not None else None
+
+    def kept(name: str) -> Kept:
+        folder = find_evaluation(name, runs)
+        return read_kept(folder, label_of(folder, runs))
+
+    first, second = kept(a), kept(b) if b is not None else None
     result: dict[str, Any] = {}
     with Screen() as screen, screen.never_silent(screen.working):
         if second is not None:
@@ -67,7 +71,7 @@ def _comparison(result: Mapping[str, Any]) -> str:
     lines = [
         *(f"{name.upper()}  {_subject(result[name])}" for name in ("a", "b")),
         f"B - A {difference['value']:+.1%} (95%: {low:+.1%} to {high:+.1%}) over {result['problems']} problems"
-        + (f"; {alone} that only one decided are left out" if alone else ""),
+        + (f"; {alone} that only one has are left out" if alone else ""),
         f"exact paired test p = {result['p_value']:.3g}; {result['better']} problems better, {result['worse']} worse, "
         f"{result['same']} the same, sign test p = {result['sign_p_value']:.3g}",
         *_problems(result["table"]),
@@ -78,7 +82,8 @@ def _comparison(result: Mapping[str, Any]) -> str:
 def _subject(subject: Mapping[str, Any]) -> str:
     accuracy = subject["accuracy"]
     low, high = accuracy["interval"]
-    measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {subject['attempts']} attempts each"
+    open_ones = f", {accuracy['undecided']:.1%} undecided" if "undecided" in accuracy else ""
+    measured = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}), {subject['attempts']} attempts each{open_ones}"
     return f"{measured}: {subject['evaluation']}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -163,10 +163,16 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     specs = specs_of(recipe) if with_tools else ()
     return Wording(
         render=lambda question: text_of(chosen.opening(question, specs)),
-        markers=chosen.markers if isinstance(chosen, ChatMl) else (),  # a model's own stand in its text
+        markers=chosen.markers if isinstance(chosen, ChatMl) else _added_tokens(folder),
         length=len if counted is None else _token_counter(counted),
         unit="characters" if counted is None else "tokens",
     )
+
+
+def _added_tokens(folder: Path | None) -> Sequence[str]:
+    from rocstar.dialogue.codec import Codec
+
+    return Codec.load(folder).added_tokens if folder else ()
 
 
 def _token_counter(folder: Path) -> Callable[[str], int]:

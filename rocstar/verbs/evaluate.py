@@ -16,86 +16,82 @@ if TYPE_CHECKING:
 
 ENDPOINT_KEY, JUDGE_KEY = "OPENAI_API_KEY", "ROCSTAR_JUDGE_API_KEY"
 """Environment variables that hold API keys; none is needed where an endpoint asks for none."""
+RUNS = Path("runs")
 STOPPED = "stopped; the same command goes on where this one ended"
 
 
-Subject = Annotated[
-    str,
-    typer.Argument(
-        metavar="SUBJECT", help="A model folder, a run's name or `last`; with --endpoint the model's name there."
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
-]
-Data = Annotated[
-    str | None, typer.Option(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip.", show_default=False)
-]
-Benchmarks = Annotated[
-    str | None,
-    typer.Option(metavar="NAMES", help="Comma list of benchmarks, or paths to your own.", show_default=False),
-]
-DataFolder = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Holds the benchmarks' rows; default: the hub.")
-]
-AcceptRows = Annotated[
-    bool, typer.Option("--accept-rows", help="Take a benchmark's rows although their checksum differs.")
-]
-Endpoint = Annotated[
-    str | None, typer.Option(metavar="URL", help=f"OpenAI-compatible, up to /v1; key: {ENDPOINT_KEY}.")
-]
-Tools = Annotated[
-    str | None, typer.Option(help="With --endpoint: openai (default), its own form of calls, or text, the paper's.")
-]
-Parallel = Annotated[int | None, typer.Option(min=1, help="Requests at once to an endpoint or judge; default: 32.")]
-Judge = Annotated[str | None, typer.Option(metavar="URL", help=f"Endpoint that judges arena_hard; key: {JUDGE_KEY}.")]
-JudgeModel = Annotated[str | None, typer.Option(metavar="NAME", help="The judge's name there.")]
-Attempts = Annotated[
-    int | None,
-    typer.Option("--n", min=1, metavar="K", help="Attempts per problem; default: 1, or the benchmark's."),
-]
-Temperature = Annotated[float | None, typer.Option(min=0, help="0 is greedy; default: 1.0, or the benchmark's.")]
-MaxTurns = Annotated[int | None, typer.Option(help="Default: the benchmark's, the run's, else the recipe default.")]
-MaxResponseTokens = Annotated[int | None, typer.Option(help="Same default.")]
-Question = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
-]
-Answer = Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")]
-Template = Annotated[str | None, typer.Option(help="As rollout.template; same default.")]
-Verifier = Annotated[str | None, typer.Option(help="As evaluate.verifier; same default.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
-
-
 def evaluate(
-    model: Subject,
-    settings: Settings = None,
-    data: Data = None,
-    benchmark: Benchmarks = None,
-    data_folder: DataFolder = None,
-    accept_rows: AcceptRows = False,
-    endpoint: Endpoint = None,
-    tools: Tools = None,
-    parallel: Parallel = None,
-    judge: Judge = None,
-    judge_model: JudgeModel = None,
-    n: Attempts = None,
-    temperature: Temperature = None,
-    max_turns: MaxTurns = None,
-    max_response_tokens: MaxResponseTokens = None,
-    question: Question = None,
-    answer: Answer = "answer",
-    limit: Limit = None,
-    template: Template = None,
-    verifier: Verifier = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT", help="A model folder, a run's name or `last`; with --endpoint the model's name there."
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip.", show_default=False)
+    ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Comma list of benchmarks, or paths to your own.", show_default=False),
+    ] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Holds the benchmarks' rows; default: the hub.")
+    ] = None,
+    accept_rows: Annotated[
+        bool, typer.Option("--accept-rows", help="Take a benchmark's rows although their checksum differs.")
+    ] = False,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"OpenAI-compatible, up to /v1; key: {ENDPOINT_KEY}.")
+    ] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            help="With --endpoint: openai (default), its own form of calls; text, the paper's; or none: it runs tools "
+            "of its own, as rocstar serve does, and is sent the question alone."
+        ),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --endpoint: the system message; '' for none.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once to an endpoint or judge; default: 32.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"Endpoint that judges arena_hard; key: {JUDGE_KEY}.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(metavar="NAME", help="The judge's name there.")] = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", min=1, metavar="K", help="Attempts per problem; default: 1, or the benchmark's."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0 is greedy; default: 1.0, or the benchmark's.")
+    ] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(help="Default: the benchmark's, the run's, else the recipe default.")
+    ] = None,
+    max_response_tokens: Annotated[
+        int | None, typer.Option(help="Same default, or what fits into the model where that is less.")
+    ] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column with the question; several are joined.", show_default=False),
+    ] = None,
+    answer: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")] = "answer",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    template: Annotated[str | None, typer.Option(help="As rollout.template; same default.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="As evaluate.verifier; same default.")] = None,
     as_json: AsJson = False,
-    runs: Runs = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = RUNS,
 ) -> None:
     """Measure a model on problems: avg@k and pass@k with 95% intervals. Killed, it goes on with the same command.
 
     Example: rocstar eval last --benchmark aime24,math500 --data-folder data"""
+    typed = {name: value for name, value in locals().items() if name != "as_json"}  # as Given's fields are called
     need("train")
     _refuse_absent(model if endpoint is None else None, benchmark, data_folder, runs)
     if data is not None and benchmark is None:
@@ -103,29 +99,7 @@ def evaluate(
     quiet()
     from rocstar.evaluation.plan import Given
 
-    given = Given(
-        model=model,
-        settings=settings or [],
-        options=_options(max_turns, max_response_tokens, template, verifier),
-        data=data,
-        question=question,
-        answer=answer,
-        benchmark=benchmark,
-        data_folder=data_folder,
-        accept_rows=accept_rows,
-        limit=limit,
-        attempts=n,
-        temperature=temperature,
-        endpoint=endpoint,
-        endpoint_key=key_in(ENDPOINT_KEY),
-        tools=tools,
-        parallel=parallel,
-        judge=judge,
-        judge_model=judge_model,
-        judge_key=key_in(JUDGE_KEY),
-        runs=runs,
-    )
-    _measure(given, as_json=as_json)
+    _measure(Given(**typed, endpoint_key=_key_in(ENDPOINT_KEY), judge_key=_key_in(JUDGE_KEY)), as_json=as_json)
 
 
 def _measure(given: Given, *, as_json: bool) -> None:
@@ -139,7 +113,8 @@ def _measure(given: Given, *, as_json: bool) -> None:
             if not as_json:
                 screen.figures(result)
     for result in results:
-        tell_next(f"rocstar view {result['saved']}", f"rocstar runs rollouts {result['saved']} --wrong")
+        name = result["evaluation"] if given.runs == RUNS else result["saved"]
+        tell_next(f"rocstar view {name}", f"rocstar runs rollouts {name} --wrong")
     if as_json:
         print_json(results[0] if len(results) == 1 else {"results": results})
 
@@ -162,23 +137,6 @@ def _refuse_columns(data: str, question: list[str] | None, answer: str) -> None:
     ProblemFile(path=data, question=question or ["question"], answer=answer, limit=1).problems()
 
 
-def key_in(variable: str) -> str | None:
+def _key_in(variable: str) -> str | None:
     """The API key that the environment holds; an empty one is none."""
     return os.environ.get(variable) or None
-
-
-def _options(
-    max_turns: int | None, max_response_tokens: int | None, template: str | None, verifier: str | None
-) -> dict[str, str]:
-    """Settings of the recipe that have an option, and how they were typed."""
-    changes = {
-        "rollout.max_turns": max_turns,
-        "rollout.max_response_tokens": max_response_tokens,
-        "rollout.template": template,
-        "evaluate.verifier": verifier,
-    }
-    return {f"{key}={value}": _as_typed(key, value) for key, value in changes.items() if value is not None}
-
-
-def _as_typed(key: str, value: object) -> str:
-    return f"--{key.partition('.')[2].replace('_', '-')} {value}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ SHOWN = 20  # attempts on the screen unless more are asked for
 app = typer.Typer(**STYLE, help="Look at what runs left behind.")
 Name = Annotated[str, typer.Argument(metavar="RUN", help=RUN)]
 Source = Annotated[
-    str, typer.Argument(metavar="RUN|EVALUATION", help="A run, RUN/EVALUATION[@STEP], or a rollout file.")
+    str, typer.Argument(metavar="RUN|EVALUATION", help="A run, a name of `evals list`, or a rollout file.")
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
 Step = Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)]
@@ -120,19 +121,34 @@ def compare(
 
 
 def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
-    """The last evaluation of each name that both have; `refused` says why two can't be compared."""
+    """Of each evaluation that both have the last step that both made it at, else the last of each, which the result
+    says (`step_a`, `step_b`); `refused` says why two can't be compared."""
     from rocstar.errors import DataError
     from rocstar.evaluation.compare import compared, read_kept, refuse_different
 
-    last_a, last_b = ({name: step for name, step, _ in run.evaluations()} for run in (a, b))
-    for name in (name for name in last_a if name in last_b):
+    steps_a, steps_b = (_steps_by_name(run) for run in (a, b))
+    for name in (name for name in steps_a if name in steps_b):
+        shared = sorted({*steps_a[name]} & {*steps_b[name]})[-1:]
+        steps = [(shared or steps)[-1] for steps in (steps_a[name], steps_b[name])]
+        row = {"name": name, "step_a": steps[0], "step_b": steps[1]}
         try:
-            first, second = (read_kept(run.evaluation(name, steps[name])) for run, steps in ((a, last_a), (b, last_b)))
-            refuse_different(first, second, [])
+            first, second = (
+                read_kept(run.evaluation(name, step), f"{run.name}/{name}@{step}")
+                for run, step in zip((a, b), steps, strict=True)
+            )
+            refuse_different(first, second, ())
             found = {key: value for key, value in compared(first, second).items() if key != "table"}
         except (ConfigError, DataError) as error:
             found = {"refused": str(error)}
-        yield {"name": name, **found}
+        yield {**row, **found}
+
+
+def _steps_by_name(run: RunFolder) -> dict[str, list[int]]:
+    """At which steps each evaluation was made, ascending."""
+    found: dict[str, list[int]] = {}
+    for name, step, _ in run.evaluations():
+        found.setdefault(name, []).append(step)
+    return found
 
 
 def _compared(result: Mapping[str, Any]) -> Iterator[str]:
@@ -148,12 +164,14 @@ def _compared(result: Mapping[str, Any]) -> Iterator[str]:
     for row in result["metrics"]:
         yield f"  {row['stage']} after {row['steps']} steps, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
     for row in result["evaluations"]:
+        same = row["step_a"] == row["step_b"]
+        at = f"step {row['step_a']}" if same else f"A at step {row['step_a']}, B at step {row['step_b']}"
         if "refused" in row:
-            yield f"  {row['name']}: not compared, {row['refused']}"
+            yield f"  {row['name']}, {at}: not compared, {row['refused']}"
             continue
         low, high = row["difference"]["interval"]
         yield (
-            f"  {row['name']}: {row['a']['accuracy']['value']:.1%} -> {row['b']['accuracy']['value']:.1%}, B - A "
+            f"  {row['name']}, {at}: {row['a']['accuracy']['value']:.1%} -> {row['b']['accuracy']['value']:.1%}, B - A "
             f"{row['difference']['value']:+.1%} (95%: {low:+.1%} to {high:+.1%}) over {row['problems']} problems, "
             f"p = {row['p_value']:.3g}"
         )
@@ -376,11 +394,13 @@ def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
     if not source.files:
         raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
     settings = source.result["setup"] if source.result else read_json(run.resolved) if run else {}
+    written = datetime.fromtimestamp(source.files[0].stat().st_mtime, UTC).isoformat(timespec="seconds")
     origin = Origin(
         name=source.name,
-        model=str(source.model or source.name),
-        started=run.identity["started"] if run else "1970-01-01T00:00:00+00:00",
+        model=source.policy,
+        started=run.identity["started"] if run else written,
         feedback=feedback_of(settings),
+        decoder=source.decoder,
     )
     return source.files, origin
 

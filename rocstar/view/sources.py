@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError, DataError
-from rocstar.runs.evaluations import RESULT, find_evaluation, owner_of
+from rocstar.runs.evaluations import RESULT, find_evaluation, is_evaluation, owner_of
 from rocstar.runs.folder import RunFolder, list_runs, read_json, step_of
 from rocstar.runs.journal import read_journal
 from rocstar.runs.state import failure_of, state_of
@@ -95,7 +95,7 @@ class Library:
         try:
             return cls._of_run(RunFolder.find(name, runs))
         except ConfigError:
-            if "/" not in name:
+            if not is_evaluation(name, runs):
                 raise
         return cls._of_evaluation(find_evaluation(name, runs).resolve())
 

@@ -13,7 +13,7 @@ pytest.importorskip("inspect_ai", reason="inspect_ai has an environment of its o
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
+from inspect_ai.log import EvalLog, read_eval_log, recompute_metrics, write_eval_log
 from inspect_ai.model import ChatMessageTool, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import CORRECT, INCORRECT, Score, Target, accuracy, match, mean, scorer
 from inspect_ai.solver import TaskState, generate, use_tools
@@ -252,6 +252,14 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes) -> Non
 def test_what_runs_export_writes_for_inspect_comes_back(tmp_path: Path, folder: Path) -> None:
     written = tmp_path / "out.json"
     assert cli.run(["runs", "export", str(folder), "--format", "inspect", "--out", str(written)]) == 0
+    log = read_eval_log(str(written))
+    (given,) = log.results.scores if log.results else ()
+    mine = {name: metric.value for name, metric in given.metrics.items()}
+    recompute_metrics(log)  # by inspect_ai's own metrics
+    (theirs,) = log.results.scores if log.results else ()
+    assert mine == {name: pytest.approx(metric.value) for name, metric in theirs.metrics.items()}
+    assert read_eval_log(str(written), header_only=True).eval.model == log.eval.model == "mockllm/model"
+    assert log.samples and all(sample.messages[0].text == sample.input for sample in log.samples)
     again = rows(import_log(written, tmp_path))
     assert sorted(row["verdict"] for row in again) == sorted(row["verdict"] for row in rows(folder))
     assert sum(row["calls"] for row in again) == 2

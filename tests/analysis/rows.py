@@ -41,14 +41,13 @@ def attempt(
     *,
     problem: str = "p",
     index: int = 0,
-    right: bool | None = True,
+    right: bool | Verdict | None = True,
     stop: Stop = Stop.ANSWERED,
     entropies: Sequence[float] | None = None,
 ) -> AttemptRecord:
-    verdict = None if right is None else Verdict.RIGHT if right else Verdict.WRONG
-    outcome = verdict and Outcome(
-        verdict=verdict, reward=float(bool(right)), extracted="1", method="integer", format_facts=FACTS
-    )
+    verdict = (Verdict.RIGHT if right else Verdict.WRONG) if isinstance(right, bool) else right
+    reward = float(verdict is Verdict.RIGHT)
+    outcome = verdict and Outcome(verdict=verdict, reward=reward, extracted="1", method="integer", format_facts=FACTS)
     trajectory = Trajectory(
         problem_id=problem, index=index, prompt_ids=PROMPT, turns=tuple(turns), stop=stop, outcome=outcome or None
     )

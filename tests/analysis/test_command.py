@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rocstar.analysis.screen import _tokens
 from rocstar.cli import run
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder
+from rocstar.types import Choice, Penalty, Reason
 from tests.analysis.rows import attempt, turn, written
 from tests.tiny_run import finished_run
 
@@ -85,6 +89,42 @@ def test_steps_errors_and_difficulty_are_reported(tmp_path: Path, capsys: pytest
     ]
     assert [(row["solved"], row["attempts"]) for row in report["by_difficulty"]] == [("always", 7)]
     assert "tokens" not in report  # no tokenizer is there
+
+
+def test_what_roc_chose_and_what_is_suspicious_is_shown_by_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_run(tmp_path)
+    penalty = Penalty(errors=0.5, format=0.0)
+    choices = [
+        Choice(index=0, kept=True, reason=Reason.KEPT_QUALITY, penalty=Penalty(errors=0.0, format=0.0)),
+        *(Choice(index=n, kept=False, reason=Reason.DROPPED_QUALITY, penalty=penalty) for n in (1, 2)),
+    ]
+    records = [replace(attempt([turn("1"), turn(None)], index=n), choice=choice) for n, choice in enumerate(choices)]
+    written(made.rollout_file(2), records, step=2)
+    rows = [{"step": step, "reward/mean": 1.0, "suspect/constant_print": 0.25 * step} for step in (1, 2)]
+    made.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out.split("\n\n")
+    (roc,) = (part.splitlines() for part in shown if part.startswith("RoC: "))
+    assert roc[1].split("  ")[1:] and "kept.quality" in roc[1] and "dropped.quality" in roc[1]
+    assert roc[3].split() == ["2", "1", "2", "0.00", "0.50"]
+    (suspicion,) = (part.splitlines() for part in shown if part.startswith("Suspicion: "))
+    assert [line.split() for line in suspicion[2:]] == [["1", "25.0%", "-", "-"], ["2", "50.0%", "-", "-"]]
+    report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
+    assert report["by_step"][1]["reasons"] == {"dropped.quality": 2, "kept.quality": 1}
+    assert [row["constant_print"] for row in report["training"]] == [0.25, 0.5]
+
+
+def test_no_text_of_tokens_is_on_the_screen() -> None:
+    counts = {"attempts": 1, "entropy": 0.5, "temperature": 1.0, "step": 3}
+    tokens = {
+        "by_step": [defaultdict(int, counts)],
+        "words": {"forking": {"wait": 4}},
+        "examples": {"forking": {"tokens": [{"text": "RAW"}]}},
+    }
+    shown = "\n".join(_tokens(tokens))
+    assert "--json" in shown and "wait" not in shown and "RAW" not in shown
 
 
 def test_a_run_that_kept_no_attempts_shows_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +207,7 @@ def test_the_last_step_of_an_evaluation_is_meant_unless_one_is_given(tmp_path: P
     base = tmp_path / "runs"
     assert find_evaluation("r/math", base) == made.evaluation("math-1", 2)
     assert find_evaluation("last/math@1", base) == made.evaluation("math-1", 1)
-    with pytest.raises(ConfigError, match="may be any of aime-2, math-1"):
+    with pytest.raises(ConfigError, match="may be any of r/aime-2@1, r/math-1@2"):
         find_evaluation("r/", base)
-    with pytest.raises(ConfigError, match="it has: aime-2@1, math-1@1, math-1@2"):
+    with pytest.raises(ConfigError, match="there are: r/aime-2@1, r/math-1@1, r/math-1@2"):
         find_evaluation("r/gsm8k", base)

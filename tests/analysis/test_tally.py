@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
 from rocstar.analysis.recovery import After, after_errors
 from rocstar.analysis.tally import LEVELS, AttemptCounts, level_of, right_after
 from rocstar.errors import DataError
-from rocstar.types import Stop
+from rocstar.types import Choice, Penalty, Reason, Stop, Verdict
 from tests.analysis.rows import attempt, turn, written
 
 FAILS = "NameError: name 'x' is not defined\n"
@@ -37,6 +38,25 @@ def test_another_call_that_fails_is_a_further_failure() -> None:
 
 def test_a_call_of_the_same_turn_answers_nothing() -> None:
     assert after((0, "x", "NameError"), (0, "1", None)) == [After.GAVE_UP]
+
+
+def test_reasons_and_penalties_are_counted_and_an_undecided_attempt_is_not_right(tmp_path: Path) -> None:
+    penalties = [0.0, 0.5, 1.0, 0.0]
+    reasons = [Reason.KEPT_QUALITY, Reason.DROPPED_QUALITY, Reason.DROPPED_QUALITY, Reason.KEPT_NEGATIVE]
+    choices = [
+        Choice(index=n, kept=reason.value.startswith("kept."), reason=reason, penalty=Penalty(errors=one, format=0.0))
+        for n, (reason, one) in enumerate(zip(reasons, penalties, strict=True))
+    ]
+    records = [replace(attempt([turn(None)], index=n, right=n < 3), choice=choice) for n, choice in enumerate(choices)]
+    records.append(attempt([turn(None)], index=4, right=Verdict.UNDECIDED))
+    tally = AttemptCounts()
+    list(tally.watched(read_attempts(written(tmp_path / "a.parquet", records), tokens=False)))
+    figures = tally.steps[1].figures()
+    assert (figures["right_share"], figures["undecided_share"]) == (3 / 5, 1 / 5)
+    assert figures["reasons"] == {
+        "dropped.quality": 2, "dropped.undecided": 1, "kept.negative": 1, "kept.quality": 1
+    }  # fmt: skip
+    assert (figures["penalty_right_kept"], figures["penalty_right_dropped"]) == (0.0, 0.75)
 
 
 def test_a_file_is_counted_by_hand(tmp_path: Path) -> None:

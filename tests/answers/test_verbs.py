@@ -69,6 +69,66 @@ def test_any_reward_function_is_set_beside_our_verdicts(cases: str, capsys: pyte
         assert [row["rocstar"] for row in shown["rows"]] == ["right", "wrong", "undecided"]
 
 
+ROWS = [
+    {"question": "1+1?", "answer": 2, "level": 1},
+    {"question": "2+1?", "answer": 3, "level": 2},
+    {"question": "1+2?", "answer": 3, "level": 3},
+]
+REWARD = """
+def within(prompts, completions, answer, level, **columns):
+    return [
+        float(f"boxed{{{wanted}}}" in said and asked.endswith("?") and 1 <= hard <= 3)
+        for asked, said, wanted, hard in zip(prompts, completions, answer, level)
+    ]
+def paid(solution_str, extra_info, **_):
+    return 1.0 if extra_info["question"] else 0.0
+"""
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "verl.jsonl"])
+def test_a_reward_alone_is_tried_on_problems(
+    modules: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(modules)
+    (modules / "reward_of_a_test.py").write_text(REWARD)
+    file = modules / f"problems.{form}"
+    if form == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif form == "csv":
+        file.write_text("question,answer,level\n1+1?,2,1\n2+1?,3,2\n1+2?,3,3\n")
+    else:
+        made = [
+            {
+                "data_source": "d",
+                "prompt": [{"role": "user", "content": row["question"]}],
+                "reward_model": {"ground_truth": str(row["answer"])},
+                "level": row["level"],
+            }
+            for row in ROWS
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in made))
+    level = "int(hard)" if form == "csv" else "hard"
+    (modules / "reward_of_a_test.py").write_text(REWARD.replace("hard <=", f"{level} <="))
+    assert cli.run(["reward", "test", "reward_of_a_test.py:within", "--data", str(file), "--json"]) == OK
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["summary"]["agreement"] == 1.0 and shown["summary"]["cases"] == 6
+    assert [row["text"] for row in shown["rows"]][:2] == ["<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"]
+    assert [row["expected"] for row in shown["rows"]] == ["right", "wrong"] * 3
+    assert cli.run(["reward", "test", "reward_of_a_test.py:paid", "--data", str(file)]) == OK
+    assert "agreement: 0.5\n" in capsys.readouterr().out
+
+
+def test_problems_may_have_other_columns_and_no_expected_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text('{"ask": "1+1?", "is": "2"}\n')
+    command = ["reward", "test", "rocstar.adapters.rewards:compute_score", "--data", f"{tmp_path}/p.jsonl"]
+    assert cli.run([*command, "--question", "ask", "--gold", "is", "--json"]) == OK
+    assert json.loads(capsys.readouterr().out)["summary"]["agreement"] == 1.0
+    assert cli.run([*command, "--question", "ask", "--expected", "good"]) == USAGE
+    assert "--expected names a column of cases" in capsys.readouterr().err
+
+
 def test_a_reward_function_that_raises_fails_the_command(
     cases: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.attempts.formats import ENDINGS, FORMS, Origin, export
-from rocstar.attempts.messages import as_written, feedback_of, structured
+from rocstar.attempts.messages import as_written, feedback_of, sent, structured
 from rocstar.attempts.page import text
 from rocstar.errors import DataError
 
@@ -81,6 +81,66 @@ def test_every_form_has_all_attempts(tmp_path: Path) -> None:
     assert [sample["epoch"] for sample in log["samples"]] == [1, 2, 3]
     assert log["samples"][0]["scores"]["verifier"]["value"] == "C"
     assert not list(tmp_path.glob(".*"))
+
+
+PROMPT = (
+    "<|im_start|>system\nThink. <tools>\n{}\n</tools><|im_end|>\n<|im_start|>user\nSolve: 1+1?<|im_end|>\n"
+    "<|im_start|>assistant\n<reason>"
+)
+
+
+def inspected(tmp_path: Path, rows: list[dict[str, Any]], prompt: str = PROMPT) -> dict[str, Any]:
+    origin = ORIGIN._replace(decoder=lambda: lambda ids: prompt)
+    export((one | {"prompt_ids": [1]} for one in rows), origin, "inspect", tmp_path / "log.json")
+    log: dict[str, Any] = json.loads((tmp_path / "log.json").read_text())
+    return log
+
+
+def test_an_inspect_log_has_the_messages_that_were_sent(tmp_path: Path) -> None:
+    (sample,) = inspected(tmp_path, [row()])["samples"]
+    assert [(one["role"], one["content"]) for one in sample["messages"]] == [
+        ("system", "Think. <tools>\n{}\n</tools>"),
+        ("user", "Solve: 1+1?"),
+        ("assistant", "<reason>I try."),
+        ("tool", "NameError: name 'a'"),
+        ("assistant", "<reason><answer>2</answer>"),
+    ]
+    assert sample["output"]["choices"][0]["message"] == sample["messages"][-1]
+    assert sample["input"] == "1+1?"
+
+
+LLAMA = (
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
+    "<|end_header_id|>\n\n1+1?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+
+
+def test_prompts_in_other_markup_are_sent_as_they_are() -> None:
+    assert sent(LLAMA, "1+1?") == (
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}],
+        "",
+    )
+    for prompt, question in (
+        ("[INST] 1+1? [/INST]", "1+1?"),
+        ("<|im_start|>user\n1<|im_end|>\n<|im_start|>user\n2<|im_end|>\n", "1<|im_end|>\n<|im_start|>user\n2"),
+    ):
+        assert sent(prompt, question) == ([{"role": "user", "content": prompt}], "")
+
+
+def test_an_inspect_log_has_the_results_that_inspect_would_compute(tmp_path: Path) -> None:
+    verdicts = {"p": ["right", "wrong"], "q": ["right", "right"], "r": ["undecided", "wrong"]}
+    rows = [
+        row(problem_id=name, index=index, verdict=verdict)
+        for name, some in verdicts.items()
+        for index, verdict in enumerate(some)
+    ]
+    log = inspected(tmp_path, [*rows, row(problem_id="s", index=0, verdict=None, fault="the sandbox died")])
+    (score,) = log["results"]["scores"]
+    assert score["metrics"]["accuracy"]["value"] == pytest.approx(0.5)
+    assert score["metrics"]["stderr"]["value"] == pytest.approx(0.5 / 3**0.5)
+    assert (log["results"]["total_samples"], log["results"]["completed_samples"]) == (7, 6)
+    assert "scores" not in log["samples"][-1] and log["samples"][-1]["error"]["message"] == "the sandbox died"
+    assert (log["eval"]["config"]["epochs"], log["eval"]["dataset"]["samples"]) == (2, 3)
 
 
 def test_a_source_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:

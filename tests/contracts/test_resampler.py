@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,16 @@ from rocstar.types import (
 
 KEEP = 4
 TRIED = Quality(repetition_weight=1.0, drop_truncated=True)
-RESAMPLERS = [RocPaper(KEEP), RocRelease(KEEP), RocRelease(KEEP, 1, 1), Uniform(KEEP), KeepAll(), RocPaper(KEEP, TRIED)]
+METHODS = get_args(ResampleSection.model_fields["method"].annotation)
+"""All that a recipe can name."""
+
+
+def named(method: str, **more: Any) -> Resampler:
+    keep = {} if method == "all" else {"keep": KEEP}
+    return resampler_of(ResampleSection.model_validate({"method": method, **keep, **more}))
+
+
+RESAMPLERS = [*map(named, METHODS), RocRelease(KEEP, 1, 1), RocPaper(KEEP, TRIED)]
 every_resampler = pytest.mark.parametrize("resampler", RESAMPLERS, ids=str)
 
 Kind = tuple[str, int, int]
@@ -145,12 +155,11 @@ def test_the_paper_form_records_the_weight_of_each_draw() -> None:
     assert weights == pytest.approx([1 / 1.01, 100.0, 1 / 0.51, 100.0, 1.0, 1.0, 1.0, 1.0])
 
 
-@pytest.mark.parametrize("method", ["roc", "roc_release", "uniform", "all"])
+@pytest.mark.parametrize("method", METHODS)
 def test_overlong_filtering_leaves_truncated_attempts_out_of_the_comparison(method: str) -> None:
     attempts = [*group(*[RIGHT] * 3, *[WRONG] * 2).trajectories]
     attempts[4] = replace(attempts[4], stop=Stop.MAX_TOKENS)
     cut = Group(problem=group().problem, trajectories=tuple(attempts))
-    settings = {"method": method, "keep": KEEP, "drop_truncated": True}
-    chosen = resampler_of(ResampleSection.model_validate(settings))(cut, random.Random(1))
+    chosen = named(method, drop_truncated=True)(cut, random.Random(1))
     assert [choice.reason for choice in chosen.choices][4] is Reason.DROPPED_TRUNCATED
     assert sum(choice.kept for choice in chosen.choices) == 4

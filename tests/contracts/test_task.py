@@ -12,7 +12,7 @@ import pytest
 from rocstar.config import DataSection, StageDataSection, TaskSection
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
-from rocstar.training.tasks import make_task, require_demonstrations, training_problems
+from rocstar.training.tasks import BUILT_IN, make_task, require_demonstrations, training_problems
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORDS = """Question,Numbers,Equation,Answer
@@ -60,6 +60,10 @@ TASKS: Mapping[str, Callable[[Path], Section]] = {
     "files": files,
     "word_problems": word_problems,
 }
+
+
+def test_every_built_in_source_is_here() -> None:
+    assert set(BUILT_IN) <= set(TASKS)
 
 
 @pytest.fixture(params=sorted(TASKS))

@@ -3,13 +3,14 @@ order, and reward for RIGHT only."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import RewardVerifier, load_reward
+from rocstar.answers.plugin import NAMES, RewardVerifier, load_reward, verifier_named
 from rocstar.answers.symbolic import SymbolicChecker
-from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier, ToolOutputVerifier
+from rocstar.answers.verifier import BoxedVerifier, ScriptedVerifier
 from rocstar.errors import ContractBroken
 from rocstar.protocols import Verifier
 from rocstar.types import (
@@ -64,10 +65,8 @@ def grader() -> Iterator[Grader]:
 
 
 MAKERS: dict[str, Callable[[Grader], Verifier]] = {
-    "boxed": lambda grader: BoxedVerifier(Letters(), grader),
-    "boxed_strict": lambda grader: BoxedVerifier(Letters(), grader, strict=True),
+    **{name: partial(verifier_named, name, Letters()) for name in NAMES},
     "boxed_foreign": lambda grader: BoxedVerifier(Letters(), grader, truncated="graded", phrases=True),
-    "tool_output": lambda grader: ToolOutputVerifier(Letters()),
     "trl_function": lambda grader: RewardVerifier(Letters(), load_reward("tests.answers.reward_functions:trl")),
     "verl_function": lambda grader: RewardVerifier(Letters(), load_reward("tests.answers.reward_functions:verl")),
     "scripted": lambda grader: ScriptedVerifier(lambda problem, trajectory: Verdict.RIGHT),

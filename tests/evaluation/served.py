@@ -42,7 +42,8 @@ def call(name: str, arguments: str, content: str = "") -> Mapping[str, Any]:
 
 
 @contextmanager
-def served(script: Script) -> Iterator[Endpoint]:
+def served(script: Script, refusal: str = "no") -> Iterator[Endpoint]:
+    """refusal: what is said with a status."""
     endpoint = Endpoint(script)
 
     class Handler(BaseHTTPRequestHandler):
@@ -54,7 +55,7 @@ def served(script: Script) -> Iterator[Endpoint]:
             endpoint.keys.add(self.headers.get("authorization"))
             said = endpoint.script(body)
             if isinstance(said, int):
-                self.send(said, {"error": {"message": "no"}})
+                self.send(said, {"error": {"message": refusal}})
             else:
                 self.send(200, answer(body["messages"], said))
 
@@ -89,4 +90,6 @@ def answer(messages: Sequence[Mapping[str, Any]], said: Mapping[str, Any]) -> di
     read = sum(len(str(one["content"]).split()) + 5 * len(one.get("tool_calls") or ()) for one in messages)
     usage = {"prompt_tokens": read, "completion_tokens": written}
     finish = said.get("finish", "stop")
-    return {"choices": [{"message": {"role": "assistant", **message}, "finish_reason": finish}], "usage": usage}
+    more = {key: said[key] for key in ("rocstar",) if key in said}
+    choice = {"message": {"role": "assistant", **message}, "finish_reason": finish}
+    return {"choices": [choice], "usage": usage, **more}

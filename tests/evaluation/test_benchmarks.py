@@ -208,7 +208,7 @@ def test_a_judge_sees_both_orders_and_is_asked_nothing_twice(
         (["--endpoint", "http://x/v1", "model.device=cpu"], "model.device=cpu says nothing to an endpoint"),
         (["--endpoint", "http://x/v1", "--template", "model"], "--template model says nothing to an endpoint"),
         (["--endpoint", "x"], "'x' is no address of an endpoint"),
-        (["--endpoint", "http://x/v1", "--tools", "json"], "--tools json is none of openai, text"),
+        (["--endpoint", "http://x/v1", "--tools", "json"], "--tools json is none of openai, text, none"),
         (["--question", "q"], "a benchmark names its columns itself"),
         (["--data", "x.jsonl"], "give either --data FILE or --benchmark NAMES"),
     ],

@@ -55,6 +55,20 @@ def test_evaluations_of_two_files_of_one_name_and_repeats_each_have_a_place(
     assert kept["template"]["name"] == "compact" and kept["model"] == str(model_folder.resolve())
 
 
+def test_a_log_for_inspect_has_the_model_and_the_messages_that_were_sent(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, _ = evaluated(capsys, model_folder, "gsm8k/test.jsonl", "rollout.preamble='Solve: '")
+    assert made["evaluation"].startswith("tiny/test-")
+    export = ["runs", "export", made["evaluation"], "--format", "inspect", "--out", "log.json"]
+    assert cli.run(export) == exits.OK, capsys.readouterr().err
+    log = json.loads(Path("log.json").read_text())
+    assert (log["eval"]["model"], log["eval"]["task"]) == ("tiny", made["evaluation"])
+    sent = [[(one["role"], one["content"]) for one in sample["messages"]][:-1] for sample in log["samples"]]
+    assert sent == [[("user", "Solve: 1+1?")], [("user", "Solve: 3+1?")]]
+    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == made["avg@1"]["value"]
+
+
 def test_an_evaluation_of_a_run_lies_in_the_run_and_needs_no_lock(
     model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +125,30 @@ def test_an_evaluation_says_how_far_it_is_and_measures_problems_once(
     _, told = evaluated(capsys, model_folder, "gsm8k/test.jsonl")
     assert "sampled 2/2 problems  right .00\n" in told
     assert measured == [2]
+
+
+def test_a_cap_that_nobody_asked_for_is_what_fits_into_the_model(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uncapped = ["eval", str(model_folder), "--data", "gsm8k/test.jsonl", "--template", "compact", "sandbox.preload=[]"]
+    assert cli.run([*uncapped, "--json"]) == exits.OK
+    told = capsys.readouterr()
+    setup = json.loads(told.out)["setup"]
+    assert 200 < setup["max_response_tokens"] < 256
+    sentence = f"at most {setup['max_response_tokens']} tokens an attempt, because the longest prompt leaves no more of"
+    assert f"{sentence} the 256 positions of the model; --max-response-tokens sets another cap\n" in told.err
+    for asked_for in (["--max-response-tokens", "8192"], ["rollout.max_response_tokens=8192"]):
+        assert cli.run([*uncapped, *asked_for]) == exits.USAGE
+        assert "the model holds 256; set it to" in capsys.readouterr().err
+
+
+def test_a_prompt_that_fills_the_model_is_refused_whoever_asked_for_the_cap(
+    model_folder: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "long.jsonl").write_text(json.dumps({"question": "1+1?" * 200, "answer": "2"}))
+    long = ["eval", str(model_folder), "--data", "long.jsonl", "--template", "compact", "sandbox.preload=[]"]
+    assert cli.run(long) == exits.USAGE
+    assert "leave such problems out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

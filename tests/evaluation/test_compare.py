@@ -11,6 +11,7 @@ import pytest
 
 from rocstar.cli import run
 from rocstar.runs.atomic import write_json
+from rocstar.types import Verdict
 from tests.analysis.rows import attempt, turn, written
 
 SETUP: dict[str, Any] = {
@@ -24,7 +25,8 @@ SETUP: dict[str, Any] = {
 }
 
 
-def evaluation(folder: Path, right: Mapping[str, list[bool]], **changed: Any) -> str:
+def evaluation(folder: Path, right: Mapping[str, list[Any]], **changed: Any) -> str:
+    """right: of each attempt, as `rows.attempt` takes it."""
     records = [
         attempt([turn(None)], problem=name, index=index, right=one)
         for name, verdicts in right.items()
@@ -84,6 +86,15 @@ def test_evaluations_that_asked_differently_are_refused_by_the_field(
     assert run(["compare", a, b, "--allow", field]) == 0
 
 
+def test_an_undecided_attempt_is_not_right_and_its_share_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    b = evaluation(tmp_path / "b", {**B, "p": [True, Verdict.UNDECIDED]})
+    assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
+    told = capsys.readouterr().out
+    assert "50.0%" in told and "2 attempts each, 12.5% undecided" in told and "B - A +12.5%" in told
+
+
 def test_a_field_that_is_not_there_cannot_be_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", evaluation(tmp_path / "a", A), evaluation(tmp_path / "b", B), "--allow", "temprature"]) == 2
     assert "no such field; they have attempts" in capsys.readouterr().err
@@ -102,12 +113,10 @@ def test_one_evaluation_alone_is_planned_for(tmp_path: Path, capsys: pytest.Capt
     assert run(["compare", a, "--detect", "0"]) == 2
 
 
-def test_problems_that_only_one_decided_are_left_out_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_that_only_one_has_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     b = evaluation(tmp_path / "b", {**B, "t": [True]})
     assert run(["compare", evaluation(tmp_path / "a", A), b]) == 0
-    assert "over 4 problems; 1 that only one decided are left out" in capsys.readouterr().out
+    assert "over 4 problems; 1 that only one has are left out" in capsys.readouterr().out
 
 
 def test_evaluations_without_a_decided_problem_in_common_are_refused(

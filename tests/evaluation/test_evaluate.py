@@ -17,6 +17,7 @@ from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
 from rocstar.rollout.collect import Roller
+from rocstar.screen import Screen
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
 from tests.rollout.examples import ANSWER, CODEC, STOP, conversation, limits, program
@@ -80,11 +81,26 @@ async def test_below_the_budget_every_figure_names_what_is_missing(tmp_path: Pat
     made = await evaluated(roller(of_problem(3), Dead({})))
     result = made.result
     assert (result["attempts"], result["environment_failed"]) == (20, 1)
-    for name in ("accuracy", "avg@1", "pass@1", "maj@1"):
+    for name in ("accuracy", "avg@1", "pass@1"):
         assert (result[name]["n"], result[name]["missing"]) == (19, 1)
     made.write(tmp_path / "e", 3)
     kept = json.loads((tmp_path / "e" / "result.json").read_text())
     assert kept["accuracy"]["missing"] == 1 and kept["setup"] == SETUP
+
+
+async def test_undecided_attempts_are_in_every_figure_as_not_right_and_their_share_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verdicts = {1: Verdict.UNDECIDED, 2: Verdict.UNDECIDED, 3: Verdict.WRONG}
+    judge = ScriptedVerifier(lambda problem, trajectory: verdicts.get(int(problem.answer), Verdict.RIGHT))
+    made = await evaluated(replace(roller(of_problem(0)), verifier=judge), greedy=True)
+    for name in ("accuracy", "avg@1", "pass@1", "greedy"):
+        figure = made.result[name]
+        assert (figure["value"], figure["n"], figure["undecided"]) == (17 / 20, 20, 2 / 20)
+        assert "missing" not in figure
+    assert made.result["undecided"] == 2
+    Screen().figures(made.result)
+    assert "20, 10.0% undecided" in capsys.readouterr().out
 
 
 async def test_nothing_is_missing_where_nothing_failed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rocstar.evaluation.metrics import (
     maj_at_k,
     pass_at_k,
     summarise,
+    votes_PR,
 )
 from rocstar.types import (
     Completion,
@@ -102,10 +103,44 @@ def test_pass_at_k_beyond_the_attempts_is_refused(k: int) -> None:
 
 
 def test_the_majority_decides_and_ties_share_the_credit() -> None:
-    assert maj_at_k([[("4", True), ("4", True), ("5", False)]]).value == 1.0
-    assert maj_at_k([[("4", True), ("5", False), (" 5 ", False)]]).value == 0.0
-    assert maj_at_k([[("4", True), ("5", False), (None, False), (None, False)]]).value == 0.5
-    assert maj_at_k([[(None, False)]]).value == 0.0
+    assert majority(("4", True), ("4", True), ("5", False)) == 1.0
+    assert majority(("4", True), ("5", False), (" 5 ", False)) == 0.0
+    assert majority(("4", True), ("5", False), (None, False), (None, False)) == 0.5
+    assert majority((None, False)) == 0.0
+
+
+def majority(*votes: tuple[str | None, bool]) -> float:
+    """Of one problem."""
+    estimate = maj_at_k([votes])
+    assert estimate is not None
+    return estimate.value
+
+
+def test_all_right_answers_are_one_candidate() -> None:
+    assert majority(("1", True), ("1.0", True), ("x = 1", True), ("3", False), ("3", False)) == 1.0
+    assert majority(("\\sqrt{8}", True), ("2\\sqrt2", True), ("3", False)) == 1.0
+
+
+@pytest.mark.parametrize(
+    "spelled", [("1", "1.0"), ("0.5", "\\frac{1}{2}"), ("1,000", "1000"), ("A", "(A)"), ("x", "$x$")]
+)
+def test_wrong_answers_that_are_equal_at_once_are_one_candidate(spelled: tuple[str, str]) -> None:
+    one, other = spelled
+    assert majority(("7", True), (one, False), (other, False)) == 0.0
+    assert majority(("7", True), ("7", True), (one, False), (other, False)) == 0.5
+
+
+@given(st.permutations(["1", "1.0", "2/2", "0.333333", "1/3", "0.3333333", "x", "5"]))
+def test_the_order_of_attempts_changes_no_vote(answers: list[str]) -> None:
+    assert majority(*((answer, False) for answer in answers), ("7", True), ("7", True), ("7", True)) == 1 / 3
+
+
+def test_a_text_that_was_right_once_is_that_candidate() -> None:
+    assert majority(("7", True), ("7", False), ("8", False)) == 1.0
+
+
+def test_there_is_no_majority_of_answers_where_none_was_looked_at() -> None:
+    assert maj_at_k([[(None, True), (None, False)], [("1", False)]]) is None
 
 
 def test_no_change_among_few_problems_is_not_certainty() -> None:
@@ -159,18 +194,34 @@ RESULTS: Results = [
 ]
 
 
-def test_the_summary_counts_only_decided_attempts() -> None:
+def test_the_summary_counts_all_attempts_but_those_that_a_fault_of_ours_ended() -> None:
     summary = summarise(RESULTS, k=2)
     assert (summary.problems, summary.attempts, summary.undecided, summary.environment_failed) == (3, 6, 1, 1)
-    assert summary.avg_at_k == summary.pass_at_k == summary.maj_at_k == wilson(1, 3)
-    assert summary.mean_response_tokens == (3 + 3 + 8 + 3) / 4
-    assert summary.calls_per_attempt == 4 / 4
-    assert summary.failed_call_share == 2 / 4
+    assert summary.avg_at_k == summary.pass_at_k == maj_at_k(votes_PR(RESULTS)) == wilson(1, 3)
+    assert summary.mean_response_tokens == (3 + 3 + 8 + 3 + 3) / 5
+    assert summary.calls_per_attempt == 5 / 5
+    assert summary.failed_call_share == 3 / 5
     assert summary.tool_error_share_in_correct == 1 / 2
     assert summary.failed_call_share_in_correct == 1 / 3
-    assert summary.no_tool_share == 1 / 4
-    assert summary.truncation_share == 1 / 4
+    assert summary.no_tool_share == 1 / 5
+    assert summary.truncation_share == 1 / 5
     assert summary.out_of_turns_share == 0.0
+
+
+VERDICTS = st.lists(st.lists(st.sampled_from(list(Verdict)), min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+@given(VERDICTS)
+def test_an_undecided_attempt_is_worth_what_a_wrong_one_is(verdicts: list[list[Verdict]]) -> None:
+    wrong = [[Verdict.WRONG if one is Verdict.UNDECIDED else one for one in some] for some in verdicts]
+    k = min(map(len, verdicts))
+    mine, theirs = (
+        [(problem(str(n), ""), [attempt(one) for one in some]) for n, some in enumerate(all_of)]
+        for all_of in (verdicts, wrong)
+    )
+    for figure in ("avg_at_k", "pass_at_k", "accuracy_by_source"):
+        assert getattr(summarise(mine, k), figure) == getattr(summarise(theirs, k), figure)
+    assert summarise(mine, k).undecided == sum(some.count(Verdict.UNDECIDED) for some in verdicts)
 
 
 def test_accuracy_is_split_by_family_or_source_or_any_key() -> None:

@@ -33,6 +33,7 @@ async def test_an_answer_comes_with_what_the_tool_did() -> None:
     assert message["reasoning_content"] == "```python\nprint(2+3)\n```\n```output\n5\n```\n"
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["rocstar"]["calls"][0]["status"] == "ok"
+    assert answer["rocstar"]["response_tokens"] > answer["usage"]["completion_tokens"]
     assert answer["usage"]["total_tokens"] > answer["usage"]["completion_tokens"] > 10
 
 
@@ -68,13 +69,16 @@ async def test_the_conversation_so_far_is_laid_out_as_the_template_does() -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tools": [{"type": "function"}]}, "tools is not obeyed here; leave it out, because this server runs"),
+        (
+            {"tools": [{"type": "function"}]},
+            "tools is not obeyed here; leave it out, because this server runs",
+        ),
         ({"n": 2}, "n is not obeyed here"),
         ({"response_format": {"type": "json_object"}}, "response_format is not obeyed"),
         ({"temperature": "hot"}, "temperature must be a number from 0 to 10"),
         ({"temperature": True}, "temperature must be a number"),
         ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
-        ({"max_tokens": 5000}, "5000 more were asked for, which is more than 1000 in all"),
+        ({"max_tokens": 5000}, "5000 more were asked for, which is more than the context length of 1000"),
         ({"messages": []}, "messages must be a list with at least one message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "expected a message of role user"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text content"),
