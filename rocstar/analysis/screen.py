@@ -207,6 +207,26 @@ FIGURES: Sequence[Column] = (
 )
 
 
+def swap_page(found: Mapping[str, Any]) -> str:
+    """What swap.py found in one evaluation."""
+    columns: list[Column] = [
+        ("after a", lambda row: row["after"]),
+        ("told", lambda row: row["told"]),
+        ("attempts", lambda row: f"{row['attempts']:,}"),
+        *[(title, lambda row, key=key: _estimate(row[key])) for key, title in SWAP_FIGURES.items()],
+        ("", lambda _: ""),
+    ]
+    return _section(
+        f"{found['evaluation']}: the first reply of a tool as it was, swapped, blank and false (95% intervals)",
+        table(columns, found["rows"]),
+    )
+
+
+def _estimate(figure: Mapping[str, Any]) -> str:
+    low, high = figure["interval"]
+    return f"{figure['value']:.0%} ({low:.0%} to {high:.0%})" if figure["n"] else "-"
+
+
 def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
     """Aligned: the first and the last column to the left, the others to the right."""
     cells = [[title for title, _ in columns], *([form(row) for _, form in columns] for row in rows)]
@@ -238,6 +258,15 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+SWAP_FIGURES = {
+    "calls": "calls again",
+    "call_works": "call works",
+    "same_next": "goes on alike",
+    "right": "right",
+    "true_word": "true word",
+    "false_word": "false word",
+}
+"""Figure of swap.py -> its title."""
 CURVES_SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "failed_call_share_in_right": ("Failed calls in right attempts, by step (Fig. 4)", share),
     "right_share": ("Right attempts, by step", share),

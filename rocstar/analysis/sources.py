@@ -55,14 +55,14 @@ def find_source(name: str, runs: Path) -> Source:
     if path.is_file():
         return Source(name=path.name, files=(path,), transcripts=_is_transcripts(path))
     if (path / RESULT).is_file() or ("/" in name and not (path / "run.json").is_file()):
-        return _evaluation(find_evaluation(name, runs))
+        return evaluation_source(find_evaluation(name, runs))
     run = RunFolder.find(name, runs)
     files = tuple(sorted(run.rollouts.glob("step=*.parquet"), key=step_of))
     steps = run.checkpoint_steps()
     return Source(name=run.name, files=files, model=run.checkpoint(steps[-1]) / "model" if steps else None, run=run)
 
 
-def _evaluation(folder: Path) -> Source:
+def evaluation_source(folder: Path) -> Source:
     result = read_json(folder / RESULT)
     if not (folder / SAMPLES).is_file():
         raise DataError(f"{folder} kept no attempts: it has no {SAMPLES}")
