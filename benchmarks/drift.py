@@ -216,7 +216,7 @@ def shown(figure: dict[str, Any]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Two figures by method, the runs as points: how often a false unit is taken, and failed calls in right attempts."""
+    """How often a false unit is taken, and failed calls in right attempts, by method; the runs as points."""
     if not find_spec("matplotlib"):
         print("no picture: matplotlib is not installed", file=sys.stderr)
         return

@@ -13,7 +13,13 @@ from rocstar.analysis.attempts import Attempt
 from rocstar.analysis.tokens import Piece, TokenKind, turn_of
 
 FIGURES = {"reflection_after_ok": "Fig. 10", "reflection_after_error": "Fig. 11", "forking": "§5.4, class 1"}
-BRACKETS = {TokenKind.REFLECTION: "[[{}]]", TokenKind.FORKING: "<<{}>>", TokenKind.CALL: "{}", TokenKind.ANSWER: "{}"}
+BRACKETS = {
+    TokenKind.REFLECTION: "[[{}]]",
+    TokenKind.FORKING: "<<{}>>",
+    TokenKind.CALL: "{}",
+    TokenKind.ANSWER: "{}",
+    TokenKind.MARK: "{}",
+}
 MOST_TOKENS = 4000  # of one example; what follows is left out
 
 

@@ -89,7 +89,7 @@ def _training(report: Mapping[str, Any]) -> str:
         ("failed", lambda row: share(row["failed_call_share"])),
         ("in right", lambda row: share(row["failed_call_share_in_right"])),
     ]
-    return steps_table(columns, report["training"])
+    return _by_temperature(columns, report["training"])
 
 
 def _section(title: str, body: str) -> str:
@@ -187,7 +187,7 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
     return [
         _section(
             "Tokens: the fifth with the highest entropy of each attempt (§5.4)",
-            steps_table(columns, tokens["by_step"]),
+            _by_temperature(columns, tokens["by_step"]),
         ),
         _section("Most frequent of them", words),
         *examples,
@@ -240,6 +240,13 @@ def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
         for row in cells
     )
     return "\n".join(f"  {line}" for line in lines)
+
+
+def _by_temperature(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table for each temperature: entropies of distributions at different ones cannot be compared."""
+    found = {row["temperature"]: [one for one in rows if one["temperature"] == row["temperature"]] for row in rows}
+    said = {known: "" if known is None else f"  entropies at temperature {known:g}\n" for known in found}
+    return "\n".join(f"{said[known]}{steps_table(columns, some)}" for known, some in found.items())
 
 
 def steps_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
 from rocstar.runs.evaluations import RESULT, SAMPLES, find_evaluation, owner_of
 from rocstar.runs.folder import RunFolder, read_json, step_of
+from rocstar.runs.journal import read_journal
 
 SCORED = 64  # attempts of one learner pass
 TRANSCRIPTS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -39,6 +40,22 @@ class Source:
     """The run that is analysed, None for an evaluation."""
     trainer: RunFolder | None = None
     """The run whose checkpoint an evaluation is of; None where it is not known."""
+
+    def temperatures(self) -> Callable[[int], float | None]:
+        """Step -> temperature of the distributions whose entropies it recorded. For an evaluation it is what a pass
+        computes at: that of its run's last rollouts, whatever the evaluation drew at, so that both can be compared.
+        None where no run says. Raises DataError."""
+        owner = self.run or self.trainer
+        if owner is None:
+            return lambda step: 1.0 if self.result else None
+        stages = {
+            stage["name"]: float(stage["rollout"]["temperature"])
+            for stage in read_json(owner.resolved).get("stage", ())
+            if "rollout" in stage
+        }
+        of_step = {row["step"]: stages.get(row.get("stage")) for row in read_journal(owner.metrics)}
+        last = next(reversed(stages.values()), None)
+        return lambda step: of_step.get(step) if self.run else last
 
     def attempts(self, *, tokens: bool, entropies: Entropies | None = None) -> Iterator[Attempt]:
         """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
@@ -108,10 +125,11 @@ def piece_of(model: Path | None) -> Piece:
     if model is None:
         raise ConfigError("tokens can't be told apart without their model's tokenizer, and no model folder is there")
     codec, known = Codec.load(model), {}
+    before = codec.encode("a")[-1:]  # a tokenizer of words drops the space that a text begins with
 
     def piece(token: int) -> str:
         if token not in known:
-            known[token] = codec.decode([token])
+            known[token] = codec.decode([*before, token])[len(codec.decode(before)) :]
         return str(known[token])
 
     return piece

@@ -115,5 +115,5 @@ def _pass(source: Source) -> Any:
         )
     from rocstar.learning.entropy import EntropyPass
 
-    temperature = float(source.result["setup"].get("temperature") or 1.0)
+    temperature = source.temperatures()(0) or 1.0
     return EntropyPass(source.model, Codec.load(source.model).vocab_size, temperature).entropies
