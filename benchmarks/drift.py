@@ -6,8 +6,9 @@
 
 A cell is one RL run from a cold start (a model, made once for each seed), and the swap test on its last evaluation.
 Cells that are done are not made again and one that was stopped is resumed, so the script may be stopped at any time.
-`unread` is a cold start that was never shown reading. Prints a table, and last one JSON line; draws
---out/drift.png where matplotlib is installed. Intervals are 95% by bootstrap over runs: what another seed would give.
+Two more kinds of cold start: `unread-0` was never shown reading; `chain-0` is a model of 1.1 million parameters that
+follows three gauges under a cap of 120 tokens, which are just enough for six calls. Prints a table, and last one JSON
+line; draws --out/drift.png where matplotlib is installed. Intervals are 95% by bootstrap over runs.
 """
 
 from __future__ import annotations
@@ -39,8 +40,18 @@ METHODS = {
     "RoC (release)": ["resample.method=roc_release"],
 }
 TOOLS = {"can ask": "gauges:read", "cannot ask": "closed_gauges:read"}
-UNREAD = "unread"
-UNREAD_SETTINGS = ["stage.teach.data.options.reading=0.0", "stage.dilute.data.options.reading=0.0"]
+COLD = {
+    "": [],
+    "unread": ["stage.teach.data.options.reading=0.0", "stage.dilute.data.options.reading=0.0"],
+    "chain": [
+        *("model.hidden_size=160", "model.num_layers=4", "model.num_heads=5", "model.intermediate_size=448"),
+        *("sft.muon_learning_rate=0.01", "stage.teach.steps=300", "stage.dilute.data.options.asking=0.4"),
+        *("stage.dilute.data.options.reading=0.7", "stage.dilute.data.options.giving_up=0.4"),
+    ],
+}
+"""Settings of a kind of cold start."""
+TASK = {"chain": ["data.options.chain=3", "rollout.max_turns=9", "rollout.max_response_tokens=120"]}
+"""Settings of a kind for cold start and RL."""
 RL_ONLY = ["stage.teach.steps=0", "stage.dilute.steps=0"]
 SETTINGS = ["evaluate.problems=200", "evaluate.greedy=false", "run.save_rollouts=false"]
 RESAMPLES = 4000  # of the bootstrap
@@ -54,8 +65,12 @@ class Cell:
     tool: str
     method: str
     cold: str
-    """Seed of the cold start, or UNREAD."""
+    """Seed of the cold start, after its kind where it is of one: 0, unread-0."""
     seed: int
+
+    @property
+    def kind(self) -> str:
+        return self.cold.rpartition("-")[0]
 
     @property
     def name(self) -> str:
@@ -69,7 +84,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--cold-seeds", nargs="+", default=["0", "1", "2"], help=f"{UNREAD} is one too")
+    parser.add_argument("--cold-seeds", nargs="+", default=["0", "1", "2"], help="or unread-0, chain-0")
     parser.add_argument("--rl-seeds", nargs="+", type=int, default=[10, 11, 12, 13])
     parser.add_argument("--steps", type=int, default=20, help="RL steps of a cell")
     parser.add_argument("settings", nargs="*", metavar="SECTION.KEY=VALUE", help="for new cells")
@@ -96,19 +111,19 @@ def carry_out(out: Path, cell: Cell, settings: Sequence[str]) -> None:
     folder = out / cell.name
     if (folder / "swap.json").exists():
         return
-    cold = cold_start(out, cell.cold)
+    cold = cold_start(out, cell.cold, cell.kind)
     chosen = [*RL_ONLY, *SETTINGS, *METHODS[cell.method], f'sandbox.tools=["{TOOLS[cell.tool]}"]', *settings]
-    trained(folder, cell.seed, [f"model.path={cold}", *chosen])
+    trained(folder, cell.seed, [f"model.path={cold}", *TASK.get(cell.kind, []), *chosen])
     whole = cell.method == next(iter(METHODS))  # all methods begin with the same model, so one shows what was before
     found = rocstar(folder / "swap.log", "analyze", str(folder) if whole else f"{folder}/after", "--swap", "--json")
     write_json(folder / "swap.json", json.loads(found))
 
 
-def cold_start(out: Path, cold: str) -> Path:
+def cold_start(out: Path, cold: str, kind: str) -> Path:
     """The model folder of a cold start, made where it is not there."""
     folder = out / f"cold-{cold}"
-    settings = UNREAD_SETTINGS if cold == UNREAD else []
-    trained(folder, 0 if cold == UNREAD else int(cold), ["stage.learn.steps=0", *SETTINGS, *settings])
+    settings = ["stage.learn.steps=0", *SETTINGS, *TASK.get(kind, []), *COLD[kind]]
+    trained(folder, int(cold.rpartition("-")[2]), settings)
     return max(folder.glob("checkpoints/step=*")) / "model"
 
 
@@ -135,14 +150,13 @@ def rocstar(log: Path, *arguments: str) -> str:
 
 
 def rows_of(out: Path, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
-    """A row for each method before and after, of runs from cold starts that were shown reading, and from UNREAD."""
-    for unread in (False, True):
-        some = [cell for cell in cells if (cell.cold == UNREAD) is unread]
-        if not some:
-            continue
-        named = {"tool": some[0].tool, "unread": unread}
+    """A row for each method, before and after it, of the runs from one kind of cold start."""
+    for kind in COLD:
+        some = [cell for cell in cells if cell.kind == kind]
         began = [cell for cell in some if cell.method == next(iter(METHODS))]
-        yield {**named, "method": "before RL", **figures([counts(out / cell.name, "before") for cell in began])}
+        named = {"tool": some[0].tool, "kind": kind} if some else {}
+        if began:
+            yield {**named, "method": "before RL", **figures([counts(out / cell.name, "before") for cell in began])}
         for method in METHODS:
             if of := [cell for cell in some if cell.method == method]:
                 yield {**named, "method": method, **figures([counts(out / cell.name, "after") for cell in of])}
@@ -167,6 +181,8 @@ def counts(run: Path, when: str) -> dict[str, Count]:
                     for name in ("true_word", "false_word", "calls"):
                         n = row[name]["n"]
                         found[f"{name}_when_{row['told']}"] = (row[name]["value"] * n, n)
+                    taken, again = (found[f"{name}_when_{row['told']}"][0] for name in ("false_word", "calls"))
+                    found[f"false_word_of_calls_when_{row['told']}"] = (taken, again)
     return found
 
 
@@ -194,9 +210,11 @@ def _ratio(parts: Sequence[Count]) -> float:
 COLUMNS = {
     "right": "right",
     "false_word_when_false": "takes a false unit",
+    "false_word_of_calls_when_false": "of those that call",
     "false_word_when_true": "the same untold",
     "right_with_failed_call": "failed call in right",
     "asks_first": "asks first",
+    "tokens": "tokens",
 }
 
 
@@ -204,7 +222,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     print("after a failed call that names another unit than the gauge's: how often the next call takes that unit")
     print(f"{'':34}{'runs':>5}" + "".join(f"{title:>22}" for title in COLUMNS.values()))
     for row in rows:
-        name = f"{row['tool']}, {'never taught, ' if row['unread'] else ''}{row['method']}"
+        name = ", ".join(part for part in (row["tool"], row["kind"], row["method"]) if part)
         print(f"{name:34}{row['runs']:>5}" + "".join(f"{shown(row[key]):>22}" for key in COLUMNS))
 
 
@@ -222,7 +240,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         return
     from matplotlib.figure import Figure
 
-    rows = [row for row in rows if not row["unread"]]
+    rows = [row for row in rows if not row["kind"]]
     tools = list(dict.fromkeys(row["tool"] for row in rows))
     picture = Figure(figsize=(9.6, 3.6 * len(tools)), layout="constrained")
     titles = {

@@ -24,7 +24,7 @@ from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
 from rocstar.runs.rollouts import read_table, trajectory_of
-from rocstar.types import Completion, Problem, Sampling, Stop, Trajectory, Turn, Verdict, seed_for
+from rocstar.types import Completion, Problem, Sampling, Trajectory, Turn, Verdict, seed_for
 
 FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word")
 
@@ -37,8 +37,6 @@ class Begun:
     prompt_ids: tuple[int, ...]
     turns: tuple[Turn, ...]
     """The last one has the reply."""
-    right: bool
-    """How it ended as it was recorded."""
 
     @property
     def failed(self) -> bool:
@@ -74,7 +72,6 @@ def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begu
             problem=problems.get(made.problem_id, asked),
             prompt_ids=made.prompt_ids,
             turns=made.turns[: last + 1],
-            right=row["verdict"] == Verdict.RIGHT,
         )
 
 
@@ -109,46 +106,42 @@ def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation:
     return Variant(begun=begun, replies=as_tokens, false=false)
 
 
+@dataclass(frozen=True, slots=True)
 class Resumed:
-    """Environment of an attempt that has begun: its opening ends with what the tool is said to have said."""
+    """Environment of an attempt that has begun. A text that is longer than the true one costs nothing of its limits."""
 
-    def __init__(self, inner: Environment, opening: tuple[int, ...], extra: int) -> None:
-        """extra: tokens that the reply is longer than the one `inner` knows of."""
-        self._inner, self._opening, self._extra = inner, opening, extra
+    inner: Environment
+    begun: tuple[int, ...]
+    """Tokens up to the end of what the tool is said to have said."""
 
     def opening(self) -> tuple[int, ...]:
-        return self._opening
+        return self.begun
 
     def budget(self) -> int:
-        return self._inner.budget() - self._extra
+        return self.inner.budget()
 
     async def reply(self, completion: Completion) -> Reply:
-        reply = await self._inner.reply(completion)
-        if reply.stop is None and self.budget() <= 0:
-            return replace(reply, reply_ids=(), stop=Stop.MAX_TOKENS)
-        return reply
+        return await self.inner.reply(completion)
 
     async def close(self) -> None:
-        await self._inner.close()
+        await self.inner.close()
 
 
 async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
     """The rest of an attempt after that reply. Raises Unavailable where its calls cannot be run again."""
     environment = roller.environment(begun.problem, roller.conversation, roller.limits, sampling.seed)
-    ids, known = list(begun.prompt_ids), 0
+    environment.opening()
     try:
-        environment.opening()
         for turn in begun.turns:
-            reply = await environment.reply(turn.completion)
-            known = len(reply.reply_ids)
-            ids += [*turn.completion.token_ids, *turn.reply_ids]
+            await environment.reply(turn.completion)
     except BaseException:
         await environment.close()
         raise
-    opening = (*ids[: len(ids) - len(begun.turns[-1].reply_ids)], *reply_ids)
+    turns = [*begun.turns[:-1], replace(begun.turns[-1], reply_ids=reply_ids)]
+    ids = (token for turn in turns for token in (*turn.completion.token_ids, *turn.reply_ids))
     return await run_episode(
         roller.engine,
-        Resumed(environment, opening, len(reply_ids) - known),
+        Resumed(environment, (*begun.prompt_ids, *ids)),
         begun.problem,
         index=0,
         sampling=replace(sampling, stop_token_ids=roller.stop_token_ids),

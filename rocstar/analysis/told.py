@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-MOST_WORDS = 64  # of a reply that others are compared with word by word
 _PART = re.compile(r"\w+|\s+|[^\w\s]+")
 
 
@@ -28,47 +27,42 @@ class Told(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Falsehood:
-    """A reply with one word of it replaced."""
-
     text: str
     true_word: str
     false_word: str
+    """What stands in the text in its place."""
 
 
 class Replies:
     """What tools said in a set of attempts."""
 
-    def __init__(self, texts: Iterable[tuple[bool, str]]) -> None:
-        """texts: (whether the call failed, what was said)."""
+    def __init__(self, said: Iterable[tuple[bool, str]]) -> None:
+        """said: (whether the call failed, the reply)."""
         self._alike: dict[bool, set[str]] = defaultdict(set)
-        self._words: dict[tuple[str, ...], set[str]] = defaultdict(set)
-        for failed, text in texts:
+        self._of_length: dict[int, set[tuple[str, ...]]] = defaultdict(set)
+        for failed, text in said:
+            parts = tuple(_PART.findall(text))
             self._alike[failed].add(text)
-            for masked, word in _masked(text):
-                self._words[masked].add(word)
+            self._of_length[len(parts)].add(parts)
 
     def another(self, failed: bool, text: str, rng: random.Random) -> str | None:
         """What was said after another call that ended alike; None where that is always the same."""
         others = sorted(self._alike[failed] - {text})
         return rng.choice(others) if others else None
 
-    def false(self, text: str, written: str, rng: random.Random) -> Falsehood | None:
-        """The text with one word replaced by one that stands neither in it nor in `written`, which is all that the
-        attempt has read and written before; None where there is nothing to replace."""
-        taken = set(_PART.findall(f"{text} {written}"))
+    def false(self, text: str, read: str, rng: random.Random) -> Falsehood | None:
+        """With a word that stands neither in the text nor in `read`, which is all that the attempt has read and written
+        before; None where there is nothing to replace."""
         parts = _PART.findall(text)
-        found = [
-            (place, word)
-            for place, (masked, _) in enumerate(_masked(text))
-            for word in sorted(self._words[masked] - taken)
-            if re.fullmatch(r"\w+", word)
-        ]
-        found = found or [(place, word) for place, word in _numbers(parts, rng) if word not in taken]
-        if not found:
-            return None
-        place, word = rng.choice(found)
-        changed = "".join([*parts[:place], word, *parts[place + 1 :]])
-        return Falsehood(text=changed, true_word=parts[place], false_word=word)
+        known = {*parts, *_PART.findall(read)}
+        others = sorted(self._of_length[len(parts)])
+        found = [(place, other[place]) for other in others if (place := _only_difference(parts, other)) is not None]
+        for some in (found, _last_number(parts, rng)):
+            if new := [(place, word) for place, word in some if word.isalnum() and word not in known]:
+                place, word = rng.choice(new)
+                changed = "".join([*parts[:place], word, *parts[place + 1 :]])
+                return Falsehood(text=changed, true_word=parts[place], false_word=word)
+        return None
 
 
 def holds(text: str, word: str) -> bool:
@@ -76,15 +70,11 @@ def holds(text: str, word: str) -> bool:
     return word in _PART.findall(text)
 
 
-def _masked(text: str) -> list[tuple[tuple[str, ...], str]]:
-    """For each part of a text: all of it without that part, and the part. Empty for a long text."""
-    parts = _PART.findall(text)
-    if len(parts) > MOST_WORDS:
-        return []
-    return [((*parts[:place], "\0", *parts[place + 1 :]), part) for place, part in enumerate(parts)]
+def _only_difference(parts: Sequence[str], other: Sequence[str]) -> int | None:
+    places = [place for place, (ours, theirs) in enumerate(zip(parts, other, strict=True)) if ours != theirs]
+    return places[0] if len(places) == 1 else None
 
 
-def _numbers(parts: Sequence[str], rng: random.Random) -> list[tuple[int, str]]:
-    """The place of the last number, and another of as many digits."""
+def _last_number(parts: Sequence[str], rng: random.Random) -> list[tuple[int, str]]:
     places = [place for place, part in enumerate(parts) if part.isascii() and part.isdigit()]
     return [(place, "".join(rng.choice("123456789") for _ in parts[place])) for place in places[-1:]]

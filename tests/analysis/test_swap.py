@@ -144,5 +144,5 @@ def test_a_run_is_tested_by_its_own_weights(
         controls = [row for row in test["rows"] if row["told"] == "true"]
         assert controls and all(row["same_next"]["value"] == 1 for row in controls)
     assert run(["analyze", str(next(runs.glob("*/rollouts/*.parquet"))), "--swap"]) == 2
-    assert "--swap goes on from attempts of an evaluation" in capsys.readouterr().err
+    assert "it is no evaluation; name a run" in capsys.readouterr().err
     assert run(["analyze", "last", "--swap", "--entropy", "--runs", str(runs)]) == 2
