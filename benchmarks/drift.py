@@ -180,7 +180,7 @@ def counts(run: Path, when: str) -> dict[str, Count]:
                 if row["after"] == "failed call":
                     for name in ("true_word", "false_word", "calls"):
                         n = row[name]["n"]
-                        found[f"{name}_when_{row['told']}"] = (row[name]["value"] * n, n)
+                        found[f"{name}_when_{row['told']}"] = ((row[name]["value"] or 0) * n, n)
                     taken, again = (found[f"{name}_when_{row['told']}"][0] for name in ("false_word", "calls"))
                     found[f"false_word_of_calls_when_{row['told']}"] = (taken, again)
     return found

@@ -223,8 +223,10 @@ def swap_page(found: Mapping[str, Any]) -> str:
 
 
 def _estimate(figure: Mapping[str, Any]) -> str:
+    if not figure["n"]:
+        return "-"
     low, high = figure["interval"]
-    return f"{figure['value']:.0%} ({low:.0%} to {high:.0%})" if figure["n"] else "-"
+    return f"{figure['value']:.0%} ({low:.0%} to {high:.0%})"
 
 
 def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:

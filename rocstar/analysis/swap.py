@@ -192,7 +192,8 @@ def _figures(
         if made is not None and control is not None:
             for name, holding in _facts(one, made, control, roller):
                 found[name].append(holding)
-    shares = {name: figure(mean_over_problems(some)) for name, some in found.items()}
+    nothing = {"value": None, "interval": None, "n": 0}
+    shares = {name: figure(mean_over_problems(some)) if some else nothing for name, some in found.items()}
     return {"attempts": len(found["right"]), **shares}
 
 
