@@ -23,9 +23,11 @@ from rocstar.protocols import Environment, Reply
 from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
-from rocstar.runs.rollouts import read_table, trajectory_of
+from rocstar.runs.rollouts import COLUMNS, read_table, trajectory_of
 from rocstar.types import Completion, Problem, Sampling, Trajectory, Turn, Verdict, seed_for
 
+UNREAD = ("loss_mask", "sampled_logprobs", "entropies", "old_logprobs", "text")
+"""Columns of an attempts file, as long as its tokens, that nothing here asks for."""
 FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word")
 
 
@@ -53,11 +55,16 @@ class Variant:
     false: Falsehood | None
 
 
+def tokens_of(turns: Sequence[Turn]) -> list[int]:
+    """Completions and replies in order."""
+    return [token for turn in turns for token in (*turn.completion.token_ids, *turn.reply_ids)]
+
+
 def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begun]:
     """Of each problem the first attempt in which a tool replied. problems: by id, with what rows do not keep. Raises
     DataError."""
     try:
-        rows = read_table(file).to_pylist()
+        rows = read_table(file, [name for name in COLUMNS if name not in UNREAD]).to_pylist()
     except (OSError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
     seen = set()
@@ -92,8 +99,8 @@ def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation:
     if ids(texts) != last.reply_ids:
         return Variant(begun=begun, replies={}, false=None)
     rng = random.Random(seed_for(seed, "told", begun.problem.id))
-    read = [*begun.prompt_ids, *(token for turn in begun.turns for token in turn.completion.token_ids)]
-    false = replies.false(texts[-1], conversation.codec.decode(read), rng)
+    read = conversation.codec.decode([*begun.prompt_ids, *tokens_of(begun.turns)])
+    false = replies.false(texts[-1], read, rng)
     others = [replies.another(begun.failed, text, rng) for text in texts]
     said: dict[Told, Sequence[str | None]] = {
         Told.TRUE: texts,
@@ -138,10 +145,9 @@ async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], samp
         await environment.close()
         raise
     turns = [*begun.turns[:-1], replace(begun.turns[-1], reply_ids=reply_ids)]
-    ids = (token for turn in turns for token in (*turn.completion.token_ids, *turn.reply_ids))
     return await run_episode(
         roller.engine,
-        Resumed(environment, (*begun.prompt_ids, *ids)),
+        Resumed(environment, (*begun.prompt_ids, *tokens_of(turns))),
         begun.problem,
         index=0,
         sampling=replace(sampling, stop_token_ids=roller.stop_token_ids),
