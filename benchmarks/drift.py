@@ -235,12 +235,14 @@ def shown(figure: dict[str, Any]) -> str:
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """How often a false unit is taken, and failed calls in right attempts, by method; the runs as points."""
-    if not find_spec("matplotlib"):
-        print("no picture: matplotlib is not installed", file=sys.stderr)
+    rows = [row for row in rows if not row["kind"]]
+    if not rows or not find_spec("matplotlib"):
+        print(
+            f"no picture: {'matplotlib is not installed' if rows else 'none of these runs is in it'}", file=sys.stderr
+        )
         return
     from matplotlib.figure import Figure
 
-    rows = [row for row in rows if not row["kind"]]
     tools = list(dict.fromkeys(row["tool"] for row in rows))
     picture = Figure(figsize=(9.6, 3.6 * len(tools)), layout="constrained")
     titles = {
