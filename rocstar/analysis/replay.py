@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.analysis.sources import Source, evaluation_source, find_source
-from rocstar.analysis.swap import Variant, begun_attempts, swap_test, variants_of
+from rocstar.analysis.swap import begun_attempts, swap_test, variants_of
 from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.asked import AskedWeights, Judging
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.evaluation.subject import Subject
-from rocstar.machines import opened_machines
-from rocstar.modelfolder import find_model, model_facts
+from rocstar.machines import Machines, opened_machines
+from rocstar.modelfolder import model_facts
 from rocstar.recipe import resolved_from_json
 from rocstar.rollout.collect import Roller
 from rocstar.runs.evaluations import SAMPLES
-from rocstar.runs.folder import step_of
 from rocstar.training.material import task_of
 from rocstar.training.tasks import heldout_problems
 from rocstar.types import Sampling
@@ -51,21 +50,13 @@ def _complaint(source: Source) -> str | None:
     if source.result is None:
         return "it is no evaluation; name a run or RUN/EVALUATION"
     setup, recipe = source.result["setup"], _recipe(source)
-    if _weights(source) is None:
+    if source.model is None:
         return "the weights that made it are not there"
     if "benchmark" in setup["data"]:
         return "a benchmark has rules of its own"
     theirs = setup["template"]["name"], setup["environment"], setup["verifier"], setup["sandbox"]["tools"]
     ours = recipe.rollout.template, recipe.rollout.environment, recipe.evaluate.verifier, recipe.sandbox.tools
     return None if theirs == ours else "its template, environment, verifier or tools are not those of its run"
-
-
-def _weights(source: Source) -> Path | None:
-    """The checkpoint it is of; before a run's first step, the model that the run began with."""
-    if source.trainer is None or (source.model and source.trainer.path.resolve() in source.model.resolve().parents):
-        return source.model
-    began = _recipe(source).model.path if step_of(source.files[0].parent) == 0 else None
-    return find_model(began) if began else None
 
 
 def _recipe(source: Source) -> Recipe:
@@ -77,31 +68,26 @@ def _recipe(source: Source) -> Recipe:
 
 
 def _tested(source: Source) -> dict[str, Any]:
-    model, recipe = _weights(source), _recipe(source)
-    assert model is not None and source.result is not None
+    recipe = _recipe(source)
+    assert source.model is not None and source.result is not None
     setup = source.result["setup"]
-    subject = Subject(model=model, recipe=recipe, run=source.trainer, step=setup["step"])
-    asked = AskedWeights(subject=subject, recipe=recipe, runs=model)
+    subject = Subject(model=source.model, recipe=recipe, run=source.trainer, step=setup["step"])
+    asked = AskedWeights(subject=subject, recipe=recipe, runs=source.model)
     held = heldout_problems(task_of(recipe, recipe)) if source.trainer else []
     begun = begun_attempts(source.files[0], {problem.id: problem for problem in held})
     variants = variants_of(list(begun), asked.conversation(None), setup["seed"])
     if not variants:
         raise ConfigError(f"in {source.name} no tool replied in the words of its template, so there is nothing to swap")
     drawn = {name: setup[name] for name in ("temperature", "top_p", "top_k", "seed")}
-    rows = _opened(asked, variants, Sampling(max_new_tokens=1, **drawn))
-    return {"evaluation": source.name, "problems": len(variants), "rows": rows}
-
-
-def _opened(asked: AskedWeights, variants: list[Variant], sampling: Sampling) -> list[dict[str, Any]]:
-    model = asked.subject.model
     longest = max(len(reply) for one in variants for reply in one.replies.values())
     most = asked.positions([one.begun.problem for one in variants], None) + longest
-    with opened_machines(asked.recipe, asked.proof, learns=False) as machines:
 
-        async def tested() -> list[dict[str, Any]]:
-            judging = Judging(kind=None, recall=Recall())
-            async with asked.opened(min(most, model_facts(model).positions), machines, judging) as (roller, _):
-                assert isinstance(roller, Roller)
-                return await swap_test(variants, roller, sampling)
+    async def tested(machines: Machines) -> list[dict[str, Any]]:
+        judging, positions = Judging(kind=None, recall=Recall()), min(most, model_facts(subject.model).positions)
+        async with asked.opened(positions, machines, judging) as (roller, _):
+            assert isinstance(roller, Roller)
+            return await swap_test(variants, roller, Sampling(max_new_tokens=1, **drawn))
 
-        return asyncio.run(tested())
+    with opened_machines(recipe, asked.proof, learns=False) as machines:
+        rows = asyncio.run(tested(machines))
+    return {"evaluation": source.name, "problems": len(variants), "rows": rows}

@@ -86,6 +86,8 @@ def evaluation_source(folder: Path) -> Source:
     run = owner_of(folder)
     named = Path(result.get("setup", {}).get("model", ""))
     model = run.checkpoint(step_of(folder)) / "model" if run else named  # the run may have been moved
+    if run and not step_of(folder):  # a run keeps no checkpoint of what it began with
+        named = Path(read_json(run.resolved)["model"]["path"] or "")
     return Source(
         name=f"{run.name}/{folder.parent.name}@{step_of(folder)}" if run else folder.name,
         files=(folder / SAMPLES,),

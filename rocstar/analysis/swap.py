@@ -19,12 +19,11 @@ from typing import Any
 from rocstar.analysis.told import Falsehood, Replies, Told, holds
 from rocstar.errors import DataError
 from rocstar.evaluation.intervals import figure, mean_over_problems
-from rocstar.protocols import Environment, Reply
 from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
 from rocstar.runs.rollouts import COLUMNS, read_table, trajectory_of
-from rocstar.types import Completion, Problem, Sampling, Trajectory, Turn, Verdict, seed_for
+from rocstar.types import Problem, Sampling, Trajectory, Turn, Verdict, seed_for
 
 UNREAD = ("loss_mask", "sampled_logprobs", "entropies", "old_logprobs", "text")
 """Columns of an attempts file, as long as its tokens, that nothing here asks for."""
@@ -33,16 +32,17 @@ FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """An attempt up to the first reply of a tool."""
-
     problem: Problem
-    prompt_ids: tuple[int, ...]
-    turns: tuple[Turn, ...]
-    """The last one has the reply."""
+    attempt: Trajectory
+    """Up to the first reply of a tool."""
+
+    @property
+    def last(self) -> Turn:
+        return self.attempt.turns[-1]
 
     @property
     def failed(self) -> bool:
-        return any(result.is_error for result in self.turns[-1].results)
+        return self.attempt.num_failed_calls > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,6 @@ class Variant:
     replies: Mapping[Told, tuple[int, ...]]
     """As tokens; those texts that there are."""
     false: Falsehood | None
-
-
-def tokens_of(turns: Sequence[Turn]) -> list[int]:
-    """Completions and replies in order."""
-    return [token for turn in turns for token in (*turn.completion.token_ids, *turn.reply_ids)]
 
 
 def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begun]:
@@ -75,32 +70,26 @@ def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begu
             continue
         seen.add(made.problem_id)
         asked = Problem(id=made.problem_id, question=row["question"], answer=row["gold"], source=row["source"])
-        yield Begun(
-            problem=problems.get(made.problem_id, asked),
-            prompt_ids=made.prompt_ids,
-            turns=made.turns[: last + 1],
-        )
+        attempt = replace(made, turns=made.turns[: last + 1])
+        yield Begun(problem=problems.get(made.problem_id, asked), attempt=attempt)
 
 
 def variants_of(attempts: Sequence[Begun], conversation: Conversation, seed: int) -> list[Variant]:
     """All that can be told: where an environment of one's own words replies its own way, nothing."""
-    words = [[conversation.feedback(result) for result in begun.turns[-1].results] for begun in attempts]
+    words = [[conversation.feedback(result) for result in begun.last.results] for begun in attempts]
     replies = Replies((begun.failed, text) for begun, texts in zip(attempts, words, strict=True) for text in texts)
     made = (_variant(begun, texts, replies, conversation, seed) for begun, texts in zip(attempts, words, strict=True))
     return [one for one in made if one.replies]
 
 
 def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int) -> Variant:
-    last = begun.turns[-1]
-
     def ids(said: Sequence[str]) -> tuple[int, ...]:
-        return conversation.after(last.completion, conversation.template.reply(said))
+        return conversation.after(begun.last.completion, conversation.template.reply(said))
 
-    if ids(texts) != last.reply_ids:
+    if ids(texts) != begun.last.reply_ids:
         return Variant(begun=begun, replies={}, false=None)
     rng = random.Random(seed_for(seed, "told", begun.problem.id))
-    read = conversation.codec.decode([*begun.prompt_ids, *tokens_of(begun.turns)])
-    false = replies.false(texts[-1], read, rng)
+    false = replies.false(texts[-1], conversation.codec.decode(begun.attempt.token_ids), rng)
     others = [replies.another(begun.failed, text, rng) for text in texts]
     said: dict[Told, Sequence[str | None]] = {
         Told.TRUE: texts,
@@ -113,46 +102,27 @@ def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation:
     return Variant(begun=begun, replies=as_tokens, false=false)
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """Environment of an attempt that has begun. A text that is longer than the true one costs nothing of its limits."""
-
-    inner: Environment
-    begun: tuple[int, ...]
-    """Tokens up to the end of what the tool is said to have said."""
-
-    def opening(self) -> tuple[int, ...]:
-        return self.begun
-
-    def budget(self) -> int:
-        return self.inner.budget()
-
-    async def reply(self, completion: Completion) -> Reply:
-        return await self.inner.reply(completion)
-
-    async def close(self) -> None:
-        await self.inner.close()
-
-
 async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
-    """The rest of an attempt after that reply. Raises Unavailable where its calls cannot be run again."""
+    """The rest of an attempt after that reply; one that is longer than the true one costs nothing of its limits. Raises
+    Unavailable where its calls cannot be run again."""
+    attempt = begun.attempt
     environment = roller.environment(begun.problem, roller.conversation, roller.limits, sampling.seed)
-    environment.opening()
     try:
-        for turn in begun.turns:
+        environment.opening()
+        for turn in attempt.turns:
             await environment.reply(turn.completion)
     except BaseException:
         await environment.close()
         raise
-    turns = [*begun.turns[:-1], replace(begun.turns[-1], reply_ids=reply_ids)]
     return await run_episode(
         roller.engine,
-        Resumed(environment, (*begun.prompt_ids, *tokens_of(turns))),
+        environment,
         begun.problem,
         index=0,
         sampling=replace(sampling, stop_token_ids=roller.stop_token_ids),
         session_id=f"{sampling.seed:x}/{begun.problem.id}",
         note=roller.note,
+        begun=replace(attempt, turns=(*attempt.turns[:-1], replace(begun.last, reply_ids=reply_ids))).token_ids,
     )
 
 

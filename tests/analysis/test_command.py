@@ -193,6 +193,18 @@ def test_entropies_at_two_temperatures_stand_in_two_tables(tmp_path: Path, capsy
     assert second.startswith("0.6\n") and "0.310" in second and "0.910" not in second
 
 
+def test_an_evaluation_before_the_first_step_is_of_the_model_that_the_run_began_with(tmp_path: Path) -> None:
+    made, model = made_run(tmp_path), tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    write_json(made.resolved, {"model": {"path": str(model)}, "stage": []})
+    for step in (0, 2):
+        written(made.evaluation("eval", step) / "samples.parquet", [attempt([turn(None)])])
+        write_json(made.evaluation("eval", step) / "result.json", {"setup": {"model": "r", "step": step}})
+    assert find_source("r/eval@0", tmp_path / "runs").model == model
+    assert find_source("r/eval@2", tmp_path / "runs").model is None
+
+
 def test_an_evaluation_is_scored_at_the_temperature_of_its_runs_rollouts(tmp_path: Path) -> None:
     made = made_run(tmp_path)
     write_json(made.resolved, {"stage": [{"name": "s", "rollout": {"temperature": 0.8}}]})
