@@ -38,16 +38,17 @@ class Replies:
 
     def __init__(self, said: Iterable[tuple[bool, str]]) -> None:
         """said: (whether the call failed, the reply)."""
-        self._alike: dict[bool, set[str]] = defaultdict(set)
+        self._alike: dict[bool, list[str]] = defaultdict(list)
         self._of_length: dict[int, set[tuple[str, ...]]] = defaultdict(set)
         for failed, text in said:
             parts = tuple(_PART.findall(text))
-            self._alike[failed].add(text)
+            self._alike[failed].append(text)
             self._of_length[len(parts)].add(parts)
 
     def another(self, failed: bool, text: str, rng: random.Random) -> str | None:
-        """What was said after another call that ended alike; None where that is always the same."""
-        others = sorted(self._alike[failed] - {text})
+        """What was said after another call that ended alike, as often as it was said; None where that is always the
+        same."""
+        others = [other for other in self._alike[failed] if other != text]
         return rng.choice(others) if others else None
 
     def false(self, text: str, read: str, rng: random.Random) -> Falsehood | None:
