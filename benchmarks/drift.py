@@ -45,7 +45,7 @@ COLD = {
     "unread": ["stage.teach.data.options.reading=0.0", "stage.dilute.data.options.reading=0.0"],
     "chain": [
         *("model.hidden_size=160", "model.num_layers=4", "model.num_heads=5", "model.intermediate_size=448"),
-        *("sft.muon_learning_rate=0.01", "stage.teach.steps=300", "stage.dilute.data.options.asking=0.4"),
+        *("sft.muon_learning_rate=0.01", "stage.teach.steps=150", "stage.dilute.data.options.asking=0.4"),
         *("stage.dilute.data.options.reading=0.7", "stage.dilute.data.options.giving_up=0.4"),
     ],
 }
