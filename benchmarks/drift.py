@@ -55,6 +55,7 @@ TASK = {"chain": ["data.options.chain=3", "rollout.max_turns=9", "rollout.max_re
 RL_ONLY = ["stage.teach.steps=0", "stage.dilute.steps=0"]
 SETTINGS = ["evaluate.problems=200", "evaluate.greedy=false", "run.save_rollouts=false"]
 RESAMPLES = 4000  # of the bootstrap
+FEWEST = 3  # runs that have an interval
 
 Count = tuple[float, float]
 """(how many, of how many) in one run."""
@@ -89,6 +90,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="RL steps of a cell")
     parser.add_argument("settings", nargs="*", metavar="SECTION.KEY=VALUE", help="for new cells")
     given = parser.parse_intermixed_args()
+    if unknown := [cold for cold in given.cold_seeds if cold.rpartition("-")[0] not in COLD]:
+        parser.error(f"--cold-seeds {unknown[0]}: write a seed, or {', '.join(f'{kind}-0' for kind in COLD if kind)}")
     out: Path = given.out.resolve()
     grid = product(given.rl_seeds, given.cold_seeds, given.methods, given.tools)
     cells = [Cell(tool, method, cold, seed) for seed, cold, method, tool in grid]
@@ -195,12 +198,14 @@ def figures(runs: Sequence[dict[str, Count]]) -> dict[str, Any]:
 def pooled(parts: Sequence[Count]) -> dict[str, Any]:
     parts = [part for part in parts if part[1]]
     if not parts:
-        return {"value": None, "interval": [None, None], "runs": []}
+        return {"value": None, "interval": None, "runs": [], "n": 0}
+    runs = [round(part / whole, 4) for part, whole in parts]
+    found = {"value": _ratio(parts), "interval": None, "runs": runs, "n": sum(whole for _, whole in parts)}
+    if len(parts) < FEWEST:
+        return found
     rng = random.Random(0)
     drawn = sorted(_ratio(rng.choices(parts, k=len(parts))) for _ in range(RESAMPLES))
-    low, high = drawn[round(0.025 * RESAMPLES)], drawn[round(0.975 * RESAMPLES) - 1]
-    runs = [round(part / whole, 4) for part, whole in parts]
-    return {"value": _ratio(parts), "interval": [low, high], "runs": runs, "n": sum(whole for _, whole in parts)}
+    return found | {"interval": [drawn[round(0.025 * RESAMPLES)], drawn[round(0.975 * RESAMPLES) - 1]]}
 
 
 def _ratio(parts: Sequence[Count]) -> float:
@@ -229,6 +234,8 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 def shown(figure: dict[str, Any]) -> str:
     if figure["value"] is None:
         return "-"
+    if figure["interval"] is None:
+        return f"{figure['value']:.3f}"
     low, high = figure["interval"]
     return f"{figure['value']:.3f} ({low:.3f}-{high:.3f})"
 
@@ -254,10 +261,9 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         for (key, title), ax in zip(titles.items(), line, strict=True):
             some = [row for row in rows if row["tool"] == tool and row[key]["value"] is not None]
             for place, row in enumerate(some):
-                low, high = row[key]["interval"]
                 colour = "0.6" if row["method"] == "before RL" else f"C{place - 1}"
                 ax.bar(place, row[key]["value"], color=colour, width=0.7, alpha=0.55)
-                ax.vlines(place, low, high, color="black", linewidth=1.5)
+                ax.vlines(place, *(row[key]["interval"] or 2 * [row[key]["value"]]), color="black", linewidth=1.5)
                 ax.scatter([place + 0.28] * len(row[key]["runs"]), row[key]["runs"], s=7, color="black", alpha=0.5)
             ax.set_xticks(range(len(some)), [row["method"].replace(" (", "\n(") for row in some], fontsize=8)
             ax.set_title(f"{title} ({tool})", fontsize=9)

@@ -19,8 +19,9 @@ def test_a_figure_is_that_of_all_attempts_within_the_range_of_runs(parts: list[t
     if not whole:
         assert found["value"] is None
         return
-    low, high = found["interval"]
     assert found["value"] == sum(part for part, _ in parts) / whole
+    assert (found["interval"] is None) is (len(found["runs"]) < 3)
+    low, high = found["interval"] or [found["value"]] * 2
     assert min(found["runs"]) - 1e-4 <= low <= high <= max(found["runs"]) + 1e-4
 
 
