@@ -76,8 +76,9 @@ def _tested(source: Source) -> dict[str, Any]:
     held = heldout_problems(task_of(recipe, recipe)) if source.trainer else []
     begun = begun_attempts(source.files[0], {problem.id: problem for problem in held})
     variants = variants_of(list(begun), asked.conversation(None), setup["seed"])
+    found = {"evaluation": source.name, "problems": len(variants)}
     if not variants:
-        raise ConfigError(f"in {source.name} no tool replied in the words of its template, so there is nothing to swap")
+        return {**found, "rows": []}
     drawn = {name: setup[name] for name in ("temperature", "top_p", "top_k", "seed")}
     longest = max(len(reply) for one in variants for reply in one.replies.values())
     most = asked.positions([one.begun.problem for one in variants], None) + longest
@@ -89,5 +90,4 @@ def _tested(source: Source) -> dict[str, Any]:
             return await swap_test(variants, roller, Sampling(max_new_tokens=1, **drawn))
 
     with opened_machines(recipe, asked.proof, learns=False) as machines:
-        rows = asyncio.run(tested(machines))
-    return {"evaluation": source.name, "problems": len(variants), "rows": rows}
+        return {**found, "rows": asyncio.run(tested(machines))}

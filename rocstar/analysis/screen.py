@@ -209,6 +209,8 @@ FIGURES: Sequence[Column] = (
 
 def swap_page(found: Mapping[str, Any]) -> str:
     """What swap.py found in one evaluation."""
+    if not found["rows"]:
+        return f"{found['evaluation']}: no tool replied in the words of its template, so there is nothing to swap"
     columns: list[Column] = [
         ("after a", lambda row: row["after"]),
         ("told", lambda row: row["told"]),

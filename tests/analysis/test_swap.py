@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rocstar.analysis.screen import swap_page
 from rocstar.analysis.swap import begun_attempts, swap_test, variants_of
 from rocstar.analysis.told import Told
 from rocstar.answers.verifier import ScriptedVerifier
@@ -129,6 +130,10 @@ async def test_an_attempt_goes_on_from_the_very_tokens_that_were_recorded(tmp_pa
         assert one.begun.attempt.turns[0].completion.token_ids == first.completion.token_ids
         assert one.replies[Told.TRUE] == first.reply_ids
         assert "use " not in CODEC.decode(one.replies[Told.BLANK])
+
+
+def test_an_evaluation_in_which_no_tool_replied_is_told_as_such() -> None:
+    assert swap_page({"evaluation": "r/before@0", "problems": 0, "rows": []}).startswith("r/before@0: no tool replied")
 
 
 @pytest.mark.slow
