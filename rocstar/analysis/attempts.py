@@ -42,6 +42,8 @@ class TurnSpan:
     """The place after its last token."""
     after: str | None
     """How the tool calls before it ended: "ok", "error" (one of them failed), None for the first completion."""
+    ended: bool = False
+    """Whether its last token is the one that ends a completion; a limit leaves none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[TurnSpan, ..
     found, after = [], None
     for turn in turns:
         end = start + turn["sampled_tokens"]
-        found.append(TurnSpan(start=start, end=end, after=after))
+        found.append(TurnSpan(start=start, end=end, after=after, ended=turn["finish"] == "stop"))
         start = end + turn["reply_tokens"]
         after = "error" if any(result["status"] != "ok" for result in turn["results"]) else "ok"
     return tuple(found)

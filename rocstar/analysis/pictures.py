@@ -22,7 +22,9 @@ from rocstar.analysis.methods import Report, Values, ValuesOf, by_method, curve,
 CLASSES = 6  # most frequent classes of failure in the picture; the others are one
 CHARACTERS, LINES = 135, 26  # of one example
 CHARACTER, LINE = 0.0072, 0.036  # width and height of one on the page
-COLOURS = {"reflection": "crimson", "forking": "darkorange", "call": "steelblue", "answer": "seagreen"}
+COLOURS = {
+    **{"reflection": "crimson", "forking": "darkorange", "call": "steelblue", "answer": "seagreen", "mark": "gray"},
+}
 
 
 def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
@@ -55,8 +57,24 @@ def _fig4(reports: Sequence[Report]) -> Any:
 
 
 def _fig8(reports: Sequence[Report]) -> Any:
-    titles = {"reward": "reward", "tokens": "tokens of an attempt", "cut": "share cut", "entropy": "entropy, nats"}
-    return _lines(reports, {title: values_of("training", key) for key, title in titles.items()})
+    titles = {"reward": "reward", "tokens": "tokens of an attempt", "cut": "share cut"}
+    temperatures = dict.fromkeys(row["temperature"] for report in reports for row in report["training"])
+    panels = {title: values_of("training", key) for key, title in titles.items()}
+    return _lines(reports, panels | {_entropy_title(one): _entropies_at(one) for one in temperatures})
+
+
+def _entropy_title(temperature: float | None) -> str:
+    return "entropy, nats" if temperature is None else f"entropy at temperature {temperature:g}, nats"
+
+
+def _entropies_at(temperature: float | None) -> ValuesOf:
+    """Those of distributions at one temperature: others cannot be compared with them."""
+
+    def values(report: Report) -> Values:
+        rows = (row for row in report["training"] if row["temperature"] == temperature)
+        return [(row["step"], row["entropy"]) for row in rows if row["entropy"] is not None]
+
+    return values
 
 
 def _fig9(reports: Sequence[Report]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -72,13 +72,18 @@ def analyse(
         "evaluations": _evaluations(source),
         "contamination": _contamination(source),
     }
-    return report | ({"tokens": _tokens(tokens)} if tokens and any(c.attempts for c in tokens.steps.values()) else {})
+    if tokens is None or not any(counts.attempts for counts in tokens.steps.values()):
+        return report
+    return report | {"tokens": _tokens(tokens, source.temperatures())}
 
 
-def _tokens(tokens: Tokens) -> dict[str, Any]:
+def _tokens(tokens: Tokens, temperature: Callable[[int], float | None]) -> dict[str, Any]:
     words = {kind: _words(tokens.steps.values(), kind) for kind in TokenKind}
     return {
-        "by_step": [{"step": step, **counts.figures()} for step, counts in sorted(tokens.steps.items())],
+        "by_step": [
+            {"step": step, "temperature": temperature(step), **counts.figures()}
+            for step, counts in sorted(tokens.steps.items())
+        ],
         "words": {
             str(kind): dict(islice(sorted(found.items(), key=_most), SHOWN_WORDS)) for kind, found in words.items()
         },
@@ -102,8 +107,13 @@ def _words(steps: Iterable[TokenCounts], kind: TokenKind) -> dict[str, int]:
 def _training(source: Source) -> list[dict[str, Any]]:
     """The metrics of RL steps."""
     rows = read_journal(source.run.metrics) if source.run else []
+    temperature = source.temperatures() if rows else None
     return [
-        {"step": row["step"], **{name: row.get(key) for name, key in METRICS.items()}}
+        {
+            "step": row["step"],
+            "temperature": temperature and temperature(row["step"]),
+            **{name: row.get(key) for name, key in METRICS.items()},
+        }
         for row in rows
         if "reward/mean" in row
     ]

@@ -91,7 +91,7 @@ def _training(report: Mapping[str, Any]) -> str:
         ("failed", lambda row: share(row["failed_call_share"])),
         ("in right", lambda row: share(row["failed_call_share_in_right"])),
     ]
-    return steps_table(columns, report["training"])
+    return _by_temperature(columns, report["training"])
 
 
 def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -205,7 +205,7 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
     return [
         _section(
             "Tokens: the fifth with the highest entropy of each attempt (§5.4)",
-            steps_table(columns, tokens["by_step"]),
+            _by_temperature(columns, tokens["by_step"]),
         ),
         "Which tokens these are, and attempts with their tokens marked: --json (tokens.words, tokens.examples)",
     ]
@@ -230,6 +230,30 @@ FIGURES: Sequence[Column] = (
 )
 
 
+def swap_page(found: Mapping[str, Any]) -> str:
+    """What swap.py found in one evaluation."""
+    if not found["rows"]:
+        return f"{found['evaluation']}: no tool replied in the words of its template, so there is nothing to swap"
+    columns: list[Column] = [
+        ("after a", lambda row: row["after"]),
+        ("told", lambda row: row["told"]),
+        ("attempts", lambda row: f"{row['attempts']:,}"),
+        *[(title, lambda row, key=key: _estimate(row[key])) for key, title in SWAP_FIGURES.items()],
+        ("", lambda _: ""),
+    ]
+    return _section(
+        f"{found['evaluation']}: the first reply of a tool as it was, swapped, blank and false (95% intervals)",
+        table(columns, found["rows"]),
+    )
+
+
+def _estimate(figure: Mapping[str, Any]) -> str:
+    if not figure["n"]:
+        return "-"
+    low, high = figure["interval"]
+    return f"{figure['value']:.0%} ({low:.0%} to {high:.0%})"
+
+
 def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
     """Aligned: the first and the last column to the left, the others to the right."""
     cells = [[title for title, _ in columns], *([form(row) for _, form in columns] for row in rows)]
@@ -243,6 +267,13 @@ def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
         for row in cells
     )
     return "\n".join(f"  {line}" for line in lines)
+
+
+def _by_temperature(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table for each temperature: entropies of distributions at different ones cannot be compared."""
+    found = {row["temperature"]: [one for one in rows if one["temperature"] == row["temperature"]] for row in rows}
+    said = {known: "" if known is None else f"  entropies at temperature {known:g}\n" for known in found}
+    return "\n".join(f"{said[known]}{steps_table(columns, some)}" for known, some in found.items())
 
 
 def steps_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -261,6 +292,15 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+SWAP_FIGURES = {
+    "calls": "calls again",
+    "call_works": "call works",
+    "same_next": "goes on alike",
+    "right": "right",
+    "true_word": "true word",
+    "false_word": "false word",
+}
+"""Figure of swap.py -> its title."""
 CURVES_SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "failed_call_share_in_right": ("Failed calls in right attempts, by step (Fig. 4)", share),
     "right_share": ("Right attempts, by step", share),

@@ -22,6 +22,7 @@ from rocstar.runs.evaluations import (
     owner_of,
 )
 from rocstar.runs.folder import RunFolder, read_json, step_of
+from rocstar.runs.journal import read_journal
 
 SCORED = 64  # attempts of one learner pass
 TRANSCRIPTS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -68,6 +69,22 @@ class Source:
 
         return Codec.load(self.model).decode
 
+    def temperatures(self) -> Callable[[int], float | None]:
+        """Step -> temperature of the distributions whose entropies it recorded. For an evaluation it is what a pass
+        computes at: that of its run's last rollouts, whatever the evaluation drew at, so that both can be compared.
+        None where no run says. Raises DataError."""
+        owner = self.run or self.trainer
+        if owner is None:
+            return lambda step: 1.0 if self.result else None
+        stages = {
+            stage["name"]: float(stage["rollout"]["temperature"])
+            for stage in read_json(owner.resolved).get("stage", ())
+            if "rollout" in stage
+        }
+        of_step = {row["step"]: stages.get(row.get("stage")) for row in read_journal(owner.metrics)}
+        last = next(reversed(stages.values()), None)
+        return lambda step: of_step.get(step) if self.run else last
+
     def attempts(self, *, tokens: bool, entropies: Entropies | None = None) -> Iterator[Attempt]:
         """All of them, a batch at a time. tokens: with token ids and the entropies that were recorded. entropies: a
         pass that gives those of all attempts. Raises DataError."""
@@ -83,20 +100,22 @@ def find_source(name: str, runs: Path) -> Source:
     if path.is_file():
         return Source(name=path.name, files=(path,), transcripts=_is_transcripts(path))
     if is_evaluation(name, runs):
-        return _evaluation(find_evaluation(name, runs), runs)
+        return evaluation_source(find_evaluation(name, runs), runs)
     run = RunFolder.find(name, runs)
     files = tuple(sorted(run.rollouts.glob("step=*.parquet"), key=step_of))
     steps = run.checkpoint_steps()
     return Source(name=run.name, files=files, model=run.checkpoint(steps[-1]) / "model" if steps else None, run=run)
 
 
-def _evaluation(folder: Path, runs: Path) -> Source:
+def evaluation_source(folder: Path, runs: Path) -> Source:
     result = read_json(folder / RESULT)
     if not (folder / SAMPLES).is_file():
         raise DataError(f"{folder} kept no attempts: it has no {SAMPLES}")
     run = owner_of(folder)
     named = Path(result.get("setup", {}).get("model", ""))
     model = run.checkpoint(step_of(folder)) / "model" if run else named  # the run may have been moved
+    if run and not step_of(folder):  # a run keeps no checkpoint of what it began with
+        named = Path(read_json(run.resolved)["model"]["path"] or "")
     return Source(
         name=label_of(folder, runs),
         files=(folder / SAMPLES,),
@@ -136,10 +155,11 @@ def piece_of(model: Path | None) -> Piece:
     if model is None:
         raise ConfigError("tokens can't be told apart without their model's tokenizer, and no model folder is there")
     codec, known = Codec.load(model), {}
+    before = codec.encode("a")[-1:]  # a tokenizer of words drops the space that a text begins with
 
     def piece(token: int) -> str:
         if token not in known:
-            known[token] = codec.decode([token])
+            known[token] = codec.decode([*before, token])[len(codec.decode(before)) :]
         return str(known[token])
 
     return piece

@@ -6,6 +6,8 @@ lexicon and no counts. Our rule looks at place and entropy; words are only count
 
     call         inside a tool call
     answer       inside the answer block
+    mark         the token that ends a completion, or a mark of the template outside of those two: `<|im_start|>`,
+                 `</reason>`; it says who speaks or what follows, and no thought forks there
     reflection   in a completion that follows a tool reply, before its first call or answer, in a run that begins among
                  the first NEAR tokens of that completion; a run is RUN or more marked tokens with no more than GAP
                  others between two neighbours
@@ -33,13 +35,20 @@ RUN = 3  # marked tokens that make a run
 GAP = 2  # unmarked tokens that a run may hold between two marked ones
 MOST_WORDS = 20_000  # kept while counting
 DOUBT = re.compile(
-    r"\b(?:wait|hmm|but|however|maybe|perhaps|alternatively|actually|instead|check|verify|confirm|again|recheck|"
-    r"recompute|mistake|wrong|error|issue|fix)\b",
+    r"\b(?:wait(?:s|ed|ing)?|hm+|but|however|maybe|perhaps|alternative(?:s|ly)?|actually|instead|again|"
+    r"(?:re-?|double-?)?check(?:s|ed|ing)?|(?:re-?)?verif(?:y|ies|ied|ying|ication)|confirm(?:s|ed|ing|ation)?|"
+    r"recomput(?:e|es|ed|ing|ation)|mistak(?:e|es|en|enly)|wrong(?:ly)?|errors?|erroneous(?:ly)?|issues?|"
+    r"fix(?:es|ed|ing)?)\b",
     re.IGNORECASE,
 )
-"""Words of doubt, checking and repair: counted among the marked tokens, and never what decides a kind."""
+"""Words of doubt, checking and repair with their inflections, looked for in the text of a completion, so that a word
+may be of several tokens: counted among the marked tokens, and never what decides a kind."""
 
-_BLOCK = re.compile(r"(?P<call><tool_call>).*?(?:</tool_call>|\Z)|<answer>.*?(?:</answer>|\Z)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?P<call><tool_call>).*?(?:</tool_call>|\Z)|(?P<answer><answer>).*?(?:</answer>|\Z)|"
+    r"<\|[^<|>\s]{1,40}\|>|</?(?:reason|think|tool_call|answer|tool_response)>",
+    re.DOTALL,
+)
 
 Piece = Callable[[int], str]
 """One token's text."""
@@ -48,6 +57,7 @@ Piece = Callable[[int], str]
 class TokenKind(StrEnum):
     CALL = "call"
     ANSWER = "answer"
+    MARK = "mark"
     REFLECTION = "reflection"
     FORKING = "forking"
 
@@ -97,6 +107,7 @@ def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[in
     written = [place for turn in attempt.turns for place in range(turn.start, turn.end)]
     marked = marked_places(attempt.entropies, written)
     inside = {place: kind for turn in attempt.turns for place, kind in enclosed(attempt, turn, piece)}
+    doubtful = {place for turn in attempt.turns for place in _doubtful(attempt, turn, piece)}
     calls = [place for place, kind in inside.items() if kind is TokenKind.CALL]
     kinds = kinds_of(attempt, marked, inside)
     counts.attempts += 1
@@ -106,10 +117,9 @@ def count_tokens(counts: TokenCounts, attempt: Attempt, piece: Piece) -> dict[in
     counts.call_entropy += sum(attempt.entropies[place] for place in calls)
     counts.marked += len(marked)
     for place, kind in kinds.items():
-        text = piece(attempt.token_ids[place])
         counts.kinds[kind] += 1
-        counts.words[kind, text] += 1
-        counts.doubt[kind] += bool(DOUBT.search(text))
+        counts.words[kind, piece(attempt.token_ids[place])] += 1
+        counts.doubt[kind] += place in doubtful
         if kind is TokenKind.REFLECTION:
             failed = turn_of(attempt, place).after == "error"
             counts.after_error += failed
@@ -126,12 +136,14 @@ def marked_places(entropies: Sequence[float], written: Sequence[int]) -> set[int
 
 
 def kinds_of(attempt: Attempt, marked: set[int], inside: Mapping[int, TokenKind]) -> dict[int, TokenKind]:
-    """The rule at the head of this file. inside: places in calls and answers, with which of them."""
+    """The rule at the head of this file. inside: places in calls, answers and marks, with which of them."""
     kinds = {place: inside.get(place, TokenKind.FORKING) for place in sorted(marked)}
+    blocks = [place for place, kind in inside.items() if kind is not TokenKind.MARK]
     for turn in attempt.turns:
         if turn.after is not None:
-            end = min((place for place in inside if turn.start <= place < turn.end), default=turn.end)
-            for run in runs_of([place for place in sorted(marked) if turn.start <= place < end]):
+            end = min((place for place in blocks if turn.start <= place < turn.end), default=turn.end)
+            outside = [place for place in sorted(marked) if turn.start <= place < end and place not in inside]
+            for run in runs_of(outside):
                 if run[0] < turn.start + NEAR:
                     kinds.update(dict.fromkeys(run, TokenKind.REFLECTION))
     return kinds
@@ -150,18 +162,39 @@ def runs_of(places: Sequence[int]) -> Iterator[list[int]]:
 
 
 def enclosed(attempt: Attempt, turn: TurnSpan, piece: Piece) -> Iterator[tuple[int, TokenKind]]:
-    """Places of the tokens of a completion that stand in a tool call or an answer block, their tags included."""
-    texts = [piece(token) for token in attempt.token_ids[turn.start : turn.end]]
-    ends = list(accumulate(map(len, texts)))
-    for begin, end, kind in blocks("".join(texts)):
-        first, last = bisect_right(ends, begin), bisect_left(ends, end)
-        yield from ((turn.start + number, kind) for number in range(first, last + 1))
+    """Places of the tokens of a completion that stand in a tool call or an answer block, their tags included, and of
+    marks."""
+    text, places = _text(attempt, turn, piece)
+    for begin, end, kind in blocks(text):
+        yield from ((place, kind) for place in places(begin, end))
+    if turn.ended and turn.end > turn.start:
+        yield turn.end - 1, TokenKind.MARK
 
 
 def blocks(text: str) -> Iterator[tuple[int, int, TokenKind]]:
-    """Where calls and answers stand in the text of a completion; one that is never closed goes to its end."""
+    """Where calls, answers and marks stand in the text of a completion; a block never closed goes to its end."""
     for found in _BLOCK.finditer(text):
-        yield found.start(), found.end(), TokenKind.CALL if found["call"] else TokenKind.ANSWER
+        kind = TokenKind.CALL if found["call"] else TokenKind.ANSWER if found["answer"] else TokenKind.MARK
+        yield found.start(), found.end(), kind
+
+
+def _doubtful(attempt: Attempt, turn: TurnSpan, piece: Piece) -> Iterator[int]:
+    """Places of the tokens that are a word of DOUBT, or a part of one."""
+    text, places = _text(attempt, turn, piece)
+    for found in DOUBT.finditer(text):
+        yield from places(found.start(), found.end())
+
+
+def _text(attempt: Attempt, turn: TurnSpan, piece: Piece) -> tuple[str, Callable[[int, int], Iterator[int]]]:
+    """The text of a completion, and which tokens hold the characters from one to another."""
+    texts = [piece(token) for token in attempt.token_ids[turn.start : turn.end]]
+    ends = list(accumulate(map(len, texts)))
+
+    def places(begin: int, end: int) -> Iterator[int]:
+        first, last = bisect_right(ends, begin), bisect_left(ends, end)
+        yield from (turn.start + number for number in range(first, last + 1))
+
+    return "".join(texts), places
 
 
 def turn_of(attempt: Attempt, place: int) -> TurnSpan:

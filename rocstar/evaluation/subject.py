@@ -107,10 +107,8 @@ def fitted(
 
     capped: somebody asked for the cap on tokens; one that nobody asked for is lowered to what the model leaves beside
     the longest prompt. Raises ConfigError where the model holds less than is asked for, or a prompt fills it."""
-    holds, cap = (
-        model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions,
-        recipe.rollout.max_response_tokens,
-    )
+    holds = model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions
+    cap = recipe.rollout.max_response_tokens
     if not capped:
         longest = max(prompt_tokens(problem, conversation, environment) for problem in problems)
         if (room := min(cap, holds - longest)) > 0:

@@ -32,12 +32,16 @@ async def run_episode(
     sampling: Sampling,
     session_id: str,
     note: Note = note_nothing,
+    begun: tuple[int, ...] | None = None,
 ) -> Trajectory:
     """One attempt, from opening to end. `sampling.max_new_tokens` is replaced by what the environment still allows;
     turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call.
-    However it ends, the environment and the engine's session are closed."""
+    However it ends, the environment and the engine's session are closed.
+
+    begun: what stands there of an attempt that is gone on with, to all of which the environment has replied; the
+    trajectory has it for a prompt."""
     started = time.monotonic()
-    prompt_ids = environment.opening()
+    prompt_ids = environment.opening() if begun is None else begun
     ids = list(prompt_ids)
     turns: list[Turn] = []
     stop, fault = None, None

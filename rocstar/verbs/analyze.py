@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.verbs.common import AsJson, print_json
+from rocstar.verbs.common import AsJson, print_json, quiet
 
 if TYPE_CHECKING:
     from rocstar.analysis.sources import Entropies, Source
@@ -27,6 +27,10 @@ def analyze(
     entropy: Annotated[
         bool, typer.Option("--entropy", help="Compute the entropy of every token by a pass of the model's weights.")
     ] = False,
+    swap: Annotated[
+        bool,
+        typer.Option("--swap", help="Only this: what changes when a tool's first reply is swapped, blank or false."),
+    ] = False,
     pictures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also draw them; needs matplotlib.", show_default=False)
     ] = None,
@@ -44,6 +48,9 @@ def analyze(
 
     if pictures is not None:
         need("plot")
+    if swap:
+        _swap(names, runs, as_json=as_json, others=entropy or pictures is not None)
+        return
     reports = []
     methods = [method_of(name) for name in names]
     for method, source in [(one.label, find_source(name, runs)) for one in methods for name in one.names]:
@@ -57,6 +64,26 @@ def analyze(
         print_json({"reports": reports, "methods": methods_of(reports)})
     else:
         print(pages(reports, methods_of(reports)))
+
+
+def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:
+    """Raises ConfigError where there are no attempts with the weights that made them."""
+    from rocstar.errors import ConfigError
+    from rocstar.exits import need
+
+    if others:
+        raise ConfigError("--swap is an analysis of its own; leave --entropy and --pictures out")
+    need("train")
+    quiet()
+    from rocstar.analysis.replay import swapped
+
+    found = [one for name in names for one in swapped(name, runs)]
+    if as_json:
+        print_json({"swap": found})
+    else:
+        from rocstar.analysis.screen import swap_page
+
+        print("\n\n".join(map(swap_page, found)))
 
 
 def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies | None]:
@@ -88,5 +115,5 @@ def _pass(source: Source) -> Any:
         )
     from rocstar.learning.entropy import EntropyPass
 
-    temperature = float(source.result["setup"].get("temperature") or 1.0)
+    temperature = source.temperatures()(0) or 1.0
     return EntropyPass(source.model, Codec.load(source.model).vocab_size, temperature).entropies

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rocstar.analysis.screen import _tokens
+from rocstar.analysis.sources import find_source
 from rocstar.cli import run
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder
@@ -211,3 +212,43 @@ def test_the_last_step_of_an_evaluation_is_meant_unless_one_is_given(tmp_path: P
         find_evaluation("r/", base)
     with pytest.raises(ConfigError, match="there are: r/aime-2@1, r/math-1@1, r/math-1@2"):
         find_evaluation("r/gsm8k", base)
+
+
+def test_entropies_at_two_temperatures_stand_in_two_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = RunFolder(tmp_path / "runs" / "r")
+    made.path.mkdir(parents=True)
+    write_json(made.path / "run.json", {"name": "r"})
+    stages = [{"name": f"s{t}", "rollout": {"temperature": t}} for t in (1.0, 0.6)]
+    write_json(made.resolved, {"data": {}, "stage": [{"name": "cold"}, *stages]})
+    rows = [
+        {"step": step, "stage": f"s{t}", "reward/mean": 0.5, "policy/entropy": e}
+        for step, t, e in ((1, 1.0, 0.91), (2, 1.0, 0.92), (3, 0.6, 0.31), (4, 0.6, 0.32))
+    ]
+    made.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = told(capsys, "r", "--runs", str(tmp_path / "runs"))
+    assert [row["temperature"] for row in report["training"]] == [1.0, 1.0, 0.6, 0.6]
+    assert run(["analyze", "r", "--runs", str(tmp_path / "runs")]) == 0
+    first, second = capsys.readouterr().out.split("entropies at temperature ")[1:]
+    assert first.startswith("1\n") and "0.910" in first and "0.920" in first and "0.310" not in first
+    assert second.startswith("0.6\n") and "0.310" in second and "0.910" not in second
+
+
+def test_an_evaluation_before_the_first_step_is_of_the_model_that_the_run_began_with(tmp_path: Path) -> None:
+    made, model = made_run(tmp_path), tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    write_json(made.resolved, {"model": {"path": str(model)}, "stage": []})
+    for step in (0, 2):
+        written(made.evaluation("eval", step) / "samples.parquet", [attempt([turn(None)])])
+        write_json(made.evaluation("eval", step) / "result.json", {"setup": {"model": "r", "step": step}})
+    assert find_source("r/eval@0", tmp_path / "runs").model == model
+    assert find_source("r/eval@2", tmp_path / "runs").model is None
+
+
+def test_an_evaluation_is_scored_at_the_temperature_of_its_runs_rollouts(tmp_path: Path) -> None:
+    made = made_run(tmp_path)
+    write_json(made.resolved, {"stage": [{"name": "s", "rollout": {"temperature": 0.8}}]})
+    folder = made.evaluation("after", 2)
+    written(folder / "samples.parquet", [attempt([turn("1"), turn(None)])])
+    write_json(folder / "result.json", {"setup": {"model": "r", "step": 2, "temperature": 0.6}})
+    assert find_source("r/after", tmp_path / "runs").temperatures()(2) == 0.8

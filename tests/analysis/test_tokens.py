@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.analysis.attempts import Attempt, TurnSpan, read_attempts
+from rocstar.analysis.sources import piece_of
 from rocstar.analysis.tokens import (
+    DOUBT,
     GAP,
     NEAR,
     RUN,
@@ -23,12 +27,14 @@ from rocstar.analysis.tokens import (
 )
 from tests.analysis.rows import attempt, turn, written
 
-TEXTS = ["<tool_call>", "{}", "</tool_call>", "<answer>", "5", "</answer>", " wait", "a", "b", "c"]
+TEXTS = ["<tool_call>", "{}", "</tool_call>", "<answer>", "5", "</answer>", " wait", " a", " b", " c"]
 OPEN, BODY, CLOSE, ANSWER, FIVE, END, WAIT, A, B, C = range(10)
+MORE = ["<|im_end|>", "</", "reason", ">", " re", "check", "ing", " waiter", " mist", "akes", "\n"]
+STOP, TAG, REASON, SHUT, RE, CHECK, ING, WAITER, MIST, AKES, LINE = range(10, 21)
 
 
 def piece(token: int) -> str:
-    return TEXTS[token] if token < len(TEXTS) else "?"
+    return [*TEXTS, *MORE][token] if token < len(TEXTS) + len(MORE) else "?"
 
 
 def told(*turns: tuple[list[int], str | None], entropies: dict[int, float] | None = None) -> Attempt:
@@ -112,9 +118,69 @@ def test_counts_name_what_the_reply_said_and_words_of_doubt() -> None:
     assert figures["entropy"] == 2.7 / 15
 
 
-def test_an_attempt_without_entropies_counts_nothing() -> None:
-    from dataclasses import replace
+def test_marks_of_the_template_are_no_forks_wherever_their_tokens_are_cut() -> None:
+    one = told(([A, TAG, REASON, SHUT, LINE, OPEN, BODY, CLOSE, STOP], None))
+    found = dict(enclosed(one, one.turns[0], piece))
+    assert [place - 2 for place, kind in found.items() if kind is TokenKind.MARK] == [1, 2, 3, 8]
+    kinds = kinds_of(one, {2, 3, 4, 5, 10}, found)
+    assert [kinds[place] for place in (2, 3, 4, 5, 10)] == [TokenKind.FORKING, *[TokenKind.MARK] * 4]
 
+
+def test_the_token_that_ends_a_completion_is_a_mark_whatever_it_says() -> None:
+    one = told(([A, B, C], None))
+    ended = replace(one, turns=(replace(one.turns[0], ended=True),))
+    assert dict(enclosed(one, one.turns[0], piece)) == {}
+    assert dict(enclosed(ended, ended.turns[0], piece)) == {4: TokenKind.MARK}
+
+
+def test_a_mark_between_tokens_neither_ends_a_reflection_nor_belongs_to_it() -> None:
+    one = told(([A], None), ([WAIT, A, TAG, REASON, SHUT, B, C, OPEN, BODY, CLOSE], "ok"))
+    start = one.turns[1].start
+    inside = dict(enclosed(one, one.turns[1], piece))
+    kinds = kinds_of(one, {start, start + 1, start + 2, start + 5}, inside)
+    assert kinds[start + 2] is TokenKind.MARK
+    assert {kinds[start + place] for place in (0, 1, 5)} == {TokenKind.FORKING}  # a gap of three
+    closer = kinds_of(one, {start, start + 1, start + 2, start + 3, start + 4}, inside)
+    assert closer[start] is TokenKind.FORKING  # two tokens and a mark are no run of three
+
+
+def test_words_of_doubt_are_found_in_their_inflections_and_over_several_tokens() -> None:
+    words = [RE, CHECK, ING, MIST, AKES, WAITER, WAIT, WAIT, ING, A, CHECK, A]
+    one = told((words, None), entropies={place: 1.0 for place in range(2, 14)})
+    counts = TokenCounts()
+    for place in range(2, 14):
+        alone = replace(one, entropies=[float(at == place) for at in range(15)])
+        count_tokens(counts, alone, piece)
+    marked_twice = (
+        counts.kinds[TokenKind.FORKING] - 12
+    )  # of 12 tokens two are marked, the second is the first of equals
+    first = bool(DOUBT.search("rechecking"))
+    assert counts.doubt[TokenKind.FORKING] == sum([1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0]) + marked_twice * first
+
+
+@pytest.mark.parametrize(
+    ("text", "doubts"),
+    [
+        ("Let me verify. I am verifying what was verified", 3), ("double-checked, checks, re-check", 3),
+        ("mistakes, mistaken, errors, wrongly, fixes, issues", 6), ("Hmmm, wait, waiting", 3), ("confirmation", 1),
+        ("waiter checkbox errand fixture buttress recomputer tissue terror maybes", 0), ("The wrongdoing", 0),
+    ],
+)  # fmt: skip
+def test_what_is_a_word_of_doubt(text: str, doubts: int) -> None:
+    assert len(DOUBT.findall(text)) == doubts
+
+
+def test_a_token_of_a_tokenizer_of_words_keeps_its_space(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {word: number for number, word in enumerate(["<unk>", "▁a", "▁wait", "a", "▁"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert piece_of(tmp_path)(vocabulary["▁wait"]) == " wait"
+
+
+def test_an_attempt_without_entropies_counts_nothing() -> None:
     counts = TokenCounts()
     assert count_tokens(counts, replace(told(([A], None)), entropies=None), piece) == {}
     assert counts.attempts == 0

@@ -1,0 +1,187 @@
+"""Does a model read what its tool says? Recorded attempts go on from their first reply of a tool, with another text in
+its place (told.py). A model that does not read goes on alike; one that does takes a false word where it would have
+taken the true one.
+
+Up to that reply an attempt is replayed token by token, its calls are run again, and what follows is drawn as in the
+evaluation, from the same seed for each text. Of each problem the first attempt that used a tool is taken, so problems
+are what intervals rest on. Source: ours.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rocstar.analysis.told import Falsehood, Replies, Told, holds
+from rocstar.errors import DataError
+from rocstar.evaluation.intervals import figure, mean_over_problems
+from rocstar.rollout.collect import Roller, verified_groups
+from rocstar.rollout.environment import Conversation
+from rocstar.rollout.episode import run_episode
+from rocstar.runs.rollouts import COLUMNS, read_table, trajectory_of
+from rocstar.types import Problem, Sampling, Trajectory, Turn, Verdict, seed_for
+
+UNREAD = ("loss_mask", "sampled_logprobs", "entropies", "old_logprobs", "text")
+"""Columns of an attempts file, as long as its tokens, that nothing here asks for."""
+FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    problem: Problem
+    attempt: Trajectory
+    """Up to the first reply of a tool."""
+
+    @property
+    def last(self) -> Turn:
+        return self.attempt.turns[-1]
+
+    @property
+    def failed(self) -> bool:
+        return self.attempt.num_failed_calls > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What one attempt is told."""
+
+    begun: Begun
+    replies: Mapping[Told, tuple[int, ...]]
+    """As tokens; those texts that there are."""
+    false: Falsehood | None
+
+
+def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begun]:
+    """Of each problem the first attempt in which a tool replied. problems: by id, with what rows do not keep. Raises
+    DataError."""
+    try:
+        rows = read_table(file, [name for name in COLUMNS if name not in UNREAD]).to_pylist()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
+    seen = set()
+    for row in rows:
+        made = trajectory_of({**row, "turns": json.loads(row["turns"])})
+        last = next((n for n, turn in enumerate(made.turns) if turn.results and turn.reply_ids), None)
+        if last is None or made.fault is not None or made.problem_id in seen:
+            continue
+        seen.add(made.problem_id)
+        asked = Problem(id=made.problem_id, question=row["question"], answer=row["gold"], source=row["source"])
+        attempt = replace(made, turns=made.turns[: last + 1])
+        yield Begun(problem=problems.get(made.problem_id, asked), attempt=attempt)
+
+
+def variants_of(attempts: Sequence[Begun], conversation: Conversation, seed: int) -> list[Variant]:
+    """All that can be told: where an environment of one's own words replies its own way, nothing."""
+    words = [[conversation.feedback(result) for result in begun.last.results] for begun in attempts]
+    replies = Replies((begun.failed, text) for begun, texts in zip(attempts, words, strict=True) for text in texts)
+    made = (_variant(begun, texts, replies, conversation, seed) for begun, texts in zip(attempts, words, strict=True))
+    return [one for one in made if one.replies]
+
+
+def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int) -> Variant:
+    def ids(said: Sequence[str]) -> tuple[int, ...]:
+        return conversation.after(begun.last.completion, conversation.template.reply(said))
+
+    if ids(texts) != begun.last.reply_ids:
+        return Variant(begun=begun, replies={}, false=None)
+    rng = random.Random(seed_for(seed, "told", begun.problem.id))
+    false = replies.false(texts[-1], conversation.codec.decode(begun.attempt.token_ids), rng)
+    others = [replies.another(begun.failed, text, rng) for text in texts]
+    said: dict[Told, Sequence[str | None]] = {
+        Told.TRUE: texts,
+        Told.SWAPPED: others,
+        Told.BLANK: [""] * len(texts),
+        Told.FALSE: [*texts[:-1], false.text if false else None],
+    }
+    whole = {told: [text for text in some if text is not None] for told, some in said.items()}
+    as_tokens = {told: ids(some) for told, some in whole.items() if len(some) == len(texts)}
+    return Variant(begun=begun, replies=as_tokens, false=false)
+
+
+async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
+    """The rest of an attempt after that reply; one that is longer than the true one costs nothing of its limits. Raises
+    Unavailable where its calls cannot be run again."""
+    attempt = begun.attempt
+    environment = roller.environment(begun.problem, roller.conversation, roller.limits, sampling.seed)
+    try:
+        environment.opening()
+        for turn in attempt.turns:
+            await environment.reply(turn.completion)
+    except BaseException:
+        await environment.close()
+        raise
+    return await run_episode(
+        roller.engine,
+        environment,
+        begun.problem,
+        index=0,
+        sampling=replace(sampling, stop_token_ids=roller.stop_token_ids),
+        session_id=f"{sampling.seed:x}/{begun.problem.id}",
+        note=roller.note,
+        begun=replace(attempt, turns=(*attempt.turns[:-1], replace(begun.last, reply_ids=reply_ids))).token_ids,
+    )
+
+
+async def swap_test(variants: Sequence[Variant], roller: Roller, sampling: Sampling) -> list[dict[str, Any]]:
+    """What became of attempts by what they were told, those after a failed call and after another one apart. Raises
+    Unavailable. Keys: docs/analysis.md."""
+    ended = {told: await _ended(variants, told, roller, sampling) for told in Told}
+    return [
+        {"after": after, "told": str(told), **_figures(some, ended, told, roller)}
+        for after, failed in (("failed call", True), ("call that worked", False))
+        if (some := [one for one in variants if one.begun.failed is failed])
+        for told in Told
+    ]
+
+
+async def _ended(variants: Sequence[Variant], told: Told, roller: Roller, sampling: Sampling) -> dict[str, Trajectory]:
+    """By problem; those that can be told this and were not ended by a fault of ours."""
+    by_id = {one.begun.problem.id: one for one in variants if told in one.replies}
+
+    async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
+        one = by_id[problem.id]
+        return await resumed(roller, one.begun, one.replies[told], replace(sampling, seed=seed_for(*identity)))
+
+    groups = await verified_groups(
+        [one.begun.problem for one in by_id.values()],
+        attempt,
+        roller.verifier,
+        attempts=1,
+        seed=sampling.seed,
+        note=roller.note,
+        done=lambda group: None,
+    )
+    return {group.problem.id: made for group in groups for made in group.trajectories if made.outcome is not None}
+
+
+def _figures(
+    variants: Sequence[Variant], ended: Mapping[Told, Mapping[str, Trajectory]], told: Told, roller: Roller
+) -> dict[str, Any]:
+    """Over the attempts of one kind that were told this; a share of those it says something about."""
+    found: dict[str, list[bool]] = {name: [] for name in FIGURES}
+    for one in variants:
+        made, control = ended[told].get(one.begun.problem.id), ended[Told.TRUE].get(one.begun.problem.id)
+        if made is not None and control is not None:
+            for name, holding in _facts(one, made, control, roller):
+                found[name].append(holding)
+    nothing = {"value": None, "interval": None, "n": 0}
+    shares = {name: figure(mean_over_problems(some)) if some else nothing for name, some in found.items()}
+    return {"attempts": len(found["right"]), **shares}
+
+
+def _facts(one: Variant, made: Trajectory, control: Trajectory, roller: Roller) -> Iterator[tuple[str, bool]]:
+    """control: the attempt that was told the truth."""
+    following = made.turns[0]
+    yield "calls", bool(following.calls)
+    if following.results:
+        yield "call_works", not any(result.is_error for result in following.results)
+    yield "same_next", following.completion.token_ids == control.turns[0].completion.token_ids
+    yield "right", made.outcome is not None and made.outcome.verdict is Verdict.RIGHT
+    if one.false:
+        text = roller.codec.decode(following.completion.token_ids)
+        yield "true_word", holds(text, one.false.true_word)
+        yield "false_word", holds(text, one.false.false_word)
