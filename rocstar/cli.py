@@ -35,6 +35,7 @@ from rocstar.verbs import (
     sandbox,
     serve,
     simulate,
+    sweep,
     view,
 )
 from rocstar.verbs import runs as run_verbs
@@ -213,6 +214,7 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(answers.verify)
 app.add_typer(run_verbs.app, name="runs")
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")
