@@ -191,6 +191,7 @@ class Screen:
     def sweep(self, found: Mapping[str, Any]) -> None:
         """The runs of a sweep by settings, as `sweep.came_to` returns them."""
         table = _table(found["sweep"], "finished", "figure", "mean", "range", "95% interval")
+        table.columns[2].justify = "left"
         for row in found["settings"]:
             name = ", ".join(f"{key} = {value}" for key, value in row["settings"].items()) or "all runs"
             finished = f"{row['finished']} of {len(row['runs'])}"

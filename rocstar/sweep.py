@@ -33,6 +33,9 @@ from rocstar.runs.state import state_of
 MOST_RUNS = 1000
 NAME_CHARACTERS = 40  # of a value in the name of its run
 SEED = "run.seed"
+GAINS = ("accuracy", "greedy")
+COUNTED = ("tokens",)
+"""Figures that are no shares."""
 ITS_OWN = ("run.name", "run.folder", "run.sweep")
 WHERE = ("cluster.", "engine.", "run.stall_")
 """Settings that may change when a run goes on."""
@@ -199,8 +202,8 @@ def sweep_of(run: RunFolder) -> str | None:
 
 def came_to(name: str, runs: Sequence[RunFolder]) -> dict[str, Any]:
     """For each setting its runs, and of those that are finished each figure over seeds: `figure`, `values` by run,
-    `mean`, `range`, and `interval`, Student's 95% interval of the mean over runs (null for one run, and where all
-    values are the same). Source: ours. Raises DataError."""
+    `mean`, `range`, and `interval`, Student's 95% interval of the mean over runs as far as such a figure can go (null
+    for one run, and where all values are the same). Source: ours. Raises DataError."""
     settings = [dict(flat(read_json(run.resolved))) for run in runs]
     keys = [key for key in varying(settings) if key not in (SEED, *ITS_OWN)]
     rows: dict[str, dict[str, Any]] = {}
@@ -219,7 +222,7 @@ def _figures(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     by_run = {run.name: figures_of(run) for run in runs}
     keys = dict.fromkeys(key for figures in by_run.values() for key in figures)
     return [
-        {"evaluation": key[0], "figure": key[1], **_over_runs({n: f[key] for n, f in by_run.items() if key in f})}
+        {"evaluation": key[0], "figure": key[1], **_over_runs(key, {n: f[key] for n, f in by_run.items() if key in f})}
         for key in keys
     ]
 
@@ -237,16 +240,17 @@ def figures_of(run: RunFolder) -> dict[tuple[str, str], float]:
     return found | {
         ("gain", figure): value - found["before", figure]
         for (name, figure), value in found.items()
-        if name == "after" and ("before", figure) in found
+        if name == "after" and ("before", figure) in found and figure in GAINS
     }
 
 
-def _over_runs(values: Mapping[str, float]) -> dict[str, Any]:
+def _over_runs(key: tuple[str, str], values: Mapping[str, float]) -> dict[str, Any]:
     numbers, n = list(values.values()), len(values)
     mean, interval = fmean(numbers), None
+    low, high = -1.0 if key[0] == "gain" else 0.0, math.inf if key[1] in COUNTED else 1.0
     if n > 1 and (spread := stdev(numbers)):
         half = student(n - 1) * spread / math.sqrt(n)
-        interval = [mean - half, mean + half]
+        interval = [max(low, mean - half), min(high, mean + half)]
     return {"values": dict(values), "mean": mean, "range": [min(numbers), max(numbers)], "interval": interval}
 
 

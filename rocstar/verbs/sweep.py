@@ -74,10 +74,10 @@ def run(
     else:
         need("train")
         failed = _make(chosen, recipe)
-        _print(all_runs[0].recipe.run.sweep, Path(all_runs[0].recipe.run.folder), as_json=as_json)
+        _print(str(all_runs[0].recipe.run.sweep), Path(all_runs[0].recipe.run.folder), as_json=as_json)
         if failed:
-            stop(FAILED, f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}; give the command again to "
-                 "go on with them")  # fmt: skip
+            told = f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}"
+            stop(FAILED, f"{told}; give the command again to go on with them")
 
 
 def _list(runs: Sequence[Planned], recipe: str, *, as_json: bool) -> None:
