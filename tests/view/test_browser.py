@@ -403,7 +403,8 @@ def test_hostile_formulas_make_no_element_but_mathml_and_no_layout_break(chromiu
 # An answer whose reading is broken off: what `ask` then tells.
 BROKEN_OFF = """async () => {
   const { ask } = await import("./lib.js"), stop = new AbortController(), real = window.fetch;
-  const body = new ReadableStream({ start(control) { stop.signal.onabort = () => control.error(stop.signal.reason); } });
+  const start = (control) => { stop.signal.onabort = () => control.error(stop.signal.reason); };
+  const body = new ReadableStream({ start });
   window.fetch = async () => { setTimeout(() => stop.abort(), 5); return new Response(body, { status: 200 }); };
   try { return await ask("sources", {}, stop.signal); } catch (error) { return error.name; }
   finally { window.fetch = real; }

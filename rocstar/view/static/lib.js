@@ -33,10 +33,8 @@ export function amend(changes, { keep = true } = {}) {
 export async function ask(path, query = {}, signal) {
   const kept = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const answer = await fetch(`/api/${path}?${new URLSearchParams(kept)}`, { signal });
-  const value = await answer.json().catch((error) => {
-    if (error.name === "AbortError") throw error; // while it was read: no answer, though its head said 200
-    return null;
-  });
+  const value = await answer.json().catch(() => null);
+  signal?.throwIfAborted(); // while it was read: that is no answer, though its head said 200
   if (!answer.ok || value === null) throw new Error(value?.error || `the server answered ${answer.status}`);
   return value;
 }
