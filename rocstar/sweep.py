@@ -76,16 +76,14 @@ def planned(path: str, settings: Sequence[str]) -> list[Planned]:
     values = [values_of(text) for text in settings]
     if math.prod(map(len, values)) > MOST_RUNS:
         raise ConfigError(f"these settings make {math.prod(map(len, values))} runs; at most {MOST_RUNS} are one sweep")
-    keys = [texts[0].partition("=")[0] for texts in values]
     several = [len(texts) > 1 for texts in values]
-    refuse_keys(keys, several)
-    chosen = [[one for one, more in zip(each, several, strict=True) if more] for each in itertools.product(*values)]
-    fixed = [texts[0] for texts in values if len(texts) == 1]
-    base = load_recipe(path, [*fixed, *chosen[0]]).run.name
-    return [_planned(path, base, fixed, swept) for swept in chosen]
+    _refuse_keys([texts[0].partition("=")[0] for texts in values], several)
+    made = list(itertools.product(*values))
+    base = load_recipe(path, made[0]).run.name
+    return [_planned(path, base, each, list(itertools.compress(each, several))) for each in made]
 
 
-def refuse_keys(keys: Sequence[str], several: Sequence[bool]) -> None:
+def _refuse_keys(keys: Sequence[str], several: Sequence[bool]) -> None:
     for key, more in zip(keys, several, strict=True):
         if keys.count(key) > 1:
             raise ConfigError(f"{key} is given twice; write all its values in one, as in {key}=1,2")
@@ -129,9 +127,9 @@ def _counted(part: str) -> list[str]:
     return [str(number) for number in range(first, last + 1)]
 
 
-def _planned(path: str, base: str, fixed: Sequence[str], swept: Sequence[str]) -> Planned:
+def _planned(path: str, base: str, given: Sequence[str], swept: Sequence[str]) -> Planned:
     name = "-".join([base, *(_short(text, swept) for text in swept)])
-    settings = (*fixed, *swept, f"run.name={name}", f"run.sweep={base}")
+    settings = (*given, f"run.name={name}", f"run.sweep={base}")
     recipe = load_recipe(path, settings)
     refuse_place(recipe.run.folder, name)
     made = Planned(recipe=recipe, settings=settings, swept=tuple(swept))
@@ -166,8 +164,14 @@ def carry_out(command: Sequence[str]) -> int:
     """The exit code of one run, whose results go to stderr. Raises KeyboardInterrupt, once it has saved and ended,
     where Ctrl-C ended it, which reaches this process too, or SIGTERM, which is handed on."""
     asked = False
+
+    def hand_on(number: int, frame: object) -> None:
+        nonlocal asked
+        asked = True
+        child.terminate()
+
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
+    before = signal.signal(signal.SIGTERM, hand_on)
     try:
         while (code := child.poll()) is None:
             try:
@@ -256,6 +260,21 @@ def _over_runs(key: tuple[str, str], values: Mapping[str, float]) -> dict[str, A
 
 # A batch script
 
+SLURM = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}
+#SBATCH --output=%x-%A_%a.log
+#SBATCH --open-mode=append
+#SBATCH --cpus-per-task={cores}{gpus}
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@300
+# add what your cluster wants: --partition, --account, --mem; finished runs are not made again
+cd {folder}
+exec {command} --only "$SLURM_ARRAY_TASK_ID"
+"""
+
 
 def slurm_script(argv: Sequence[str], runs: Sequence[Planned]) -> str:
     """An array job, one task a run. Each task saves and ends when its time is up, and goes on when the job is given
@@ -266,22 +285,14 @@ def slurm_script(argv: Sequence[str], runs: Sequence[Planned]) -> str:
             "cluster.launcher = 'ray' needs a Ray cluster inside the job, which this script would not start; write one "
             "that does (docs/cluster.md)"
         )
-    threads = int(recipe.run.threads) if str(recipe.run.threads).isdecimal() else 8
-    vllm = sum(engine.count for engine in recipe.engine if engine.kind == "vllm" and not engine.url)
     on_gpu = recipe.model.device == "cuda" or (recipe.model.device == "auto" and recipe.model.path is not None)
-    lines = [
-        "#!/bin/bash",
-        f"#SBATCH --job-name={runs[0].recipe.run.sweep}",
-        f"#SBATCH --array=0-{len(runs) - 1}",
-        "#SBATCH --output=%x-%A_%a.log",
-        "#SBATCH --open-mode=append",
-        *([f"#SBATCH --gpus={recipe.cluster.learners + vllm}"] if on_gpu else []),
-        f"#SBATCH --cpus-per-task={threads + recipe.sandbox.slots}",
-        "#SBATCH --time=24:00:00",
-        "#SBATCH --requeue",
-        "#SBATCH --signal=B:TERM@300",
-        "# add what your cluster wants: --partition, --account, --mem; finished runs are not made again",
-        f"cd {shlex.quote(str(Path.cwd()))}",
-        f'exec {shlex.join([sys.executable, "-m", "rocstar", "sweep", *argv])} --only "$SLURM_ARRAY_TASK_ID"',
-    ]
-    return "\n".join(lines)
+    vllm = sum(engine.count for engine in recipe.engine if engine.kind == "vllm" and not engine.url)
+    threads = int(recipe.run.threads) if str(recipe.run.threads).isdecimal() else 8
+    return SLURM.format(
+        name=recipe.run.sweep,
+        last=len(runs) - 1,
+        cores=threads + recipe.sandbox.slots,
+        gpus=f"\n#SBATCH --gpus={recipe.cluster.learners + vllm}" if on_gpu else "",
+        folder=shlex.quote(str(Path.cwd())),
+        command=shlex.join([sys.executable, "-m", "rocstar", "sweep", *argv]),
+    )

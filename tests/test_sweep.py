@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,7 +19,7 @@ from rocstar.errors import ConfigError
 from rocstar.recipe import load_recipe
 from rocstar.runs.atomic import write_json
 from rocstar.runs.folder import RunFolder
-from rocstar.sweep import came_to, planned, slurm_script, swept_runs, values_of
+from rocstar.sweep import came_to, carry_out, planned, slurm_script, swept_runs, values_of
 from tests.tiny_run import RECIPE, Command, workplace
 
 LISTS = 'data.families=["gcd","fib"],["powmod"]'
@@ -166,6 +167,19 @@ def test_a_batch_script_makes_each_run_in_a_task_of_its_own(recipe: str, capsys:
     assert told.stdout.splitlines()[3:] == ["sweep", recipe, "run.seed=0..2", odd, "--only", "2"]
     with pytest.raises(ConfigError, match="Ray cluster"):
         slurm_script([], planned(recipe, ["cluster.launcher=ray"]))
+
+
+def test_signals_end_a_sweep_once_its_run_has_ended_and_a_failure_does_not() -> None:
+    def child(program: str) -> int:
+        return carry_out([sys.executable, "-c", f"import os, signal, sys, time; {program}"])
+
+    assert child("sys.exit(3)") == 3
+    with pytest.raises(KeyboardInterrupt):
+        child("os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)")  # ended by what is handed on
+    with pytest.raises(KeyboardInterrupt):
+        child("os.kill(os.getppid(), signal.SIGINT); sys.exit(0)")
+    with pytest.raises(KeyboardInterrupt):
+        child("sys.exit(130)")
 
 
 @pytest.mark.slow

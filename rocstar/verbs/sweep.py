@@ -68,7 +68,7 @@ def run(
         raise ConfigError(f"--only {only} is none of the {len(all_runs)} runs, which are numbered from 0")
     chosen = all_runs if only is None else [all_runs[only]]
     if slurm:
-        print(slurm_script([recipe, *given], all_runs))
+        print(slurm_script([recipe, *given], all_runs), end="")
     elif dry_run:
         _list(chosen, recipe, as_json=as_json)
     else:
