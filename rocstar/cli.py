@@ -36,6 +36,7 @@ from rocstar.verbs import (
     sandbox,
     serve,
     simulate,
+    sweep,
     tool,
     view,
 )
@@ -216,6 +217,7 @@ app.command()(simulate.simulate)
 app.command()(answers.verify)
 app.add_typer(run_verbs.app, name="runs")
 app.add_typer(evals.app, name="evals")
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")

@@ -32,6 +32,9 @@ class RunSection(Section):
     """Name of the run's folder below `folder`; a number is appended where that folder exists."""
     folder: str = "runs"
     """Folder in which run folders are made."""
+    sweep: str | None = None
+    """Name of the sweep that the run belongs to, which `rocstar sweep` sets; lists of runs show those of one together.
+    """
     seed: int = 0
     """Seed of everything random in the run. Each draw also depends on what it is for (step, problem, attempt), not on
     the order of work."""

@@ -186,21 +186,36 @@ class Screen:
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """A list of runs, each as `show_or_broken` returns it."""
-        table = _table("run", "started", "state", "steps", "accuracy before", "after")
+        swept = any(row.get("sweep") for row in rows)
+        table = _table("run", *(["sweep"] if swept else []), "started", "state", "steps", "accuracy before", "after")
         for row in rows:
             if "broken" in row:
-                table.add_row(row["name"], "", "broken")
+                table.add_row(row["name"], *([""] if swept else []), "", "broken")
                 continue
             done, steps = (sum(stage[key] for stage in row["stages"]) for key in ("done", "steps"))
             of = f"{done}" if row["finished"] else f"{done}/{steps}"  # a stage may end early by its rule
             accuracies = [_value(row["summary"].get(f"accuracy_{when}"), percent) for when in ("before", "after")]
-            table.add_row(row["name"], (row["started"] or "")[:16].replace("T", " "), row["state"], of, *accuracies)
+            started = (row["started"] or "")[:16].replace("T", " ")
+            of_sweep = [row["sweep"] or ""] if swept else []
+            table.add_row(row["name"], *of_sweep, started, row["state"], of, *accuracies)
         self._print(table)
         for row in rows:
             if "broken" in row:
                 self._print(f"{row['name']} cannot be read: {row['broken']}")
             elif row["reason"]:
                 self._print(f"{row['name']} {_stands(row)}")
+
+    def sweep(self, found: Mapping[str, Any]) -> None:
+        """The runs of a sweep by settings, as `sweep.came_to` returns them."""
+        table = _table(found["sweep"], "finished", "figure", "mean", "range", "95% interval")
+        table.columns[2].justify = "left"
+        for row in found["settings"]:
+            name = ", ".join(f"{key} = {value}" for key, value in row["settings"].items()) or "all runs"
+            finished = f"{row['finished']} of {len(row['runs'])}"
+            for figure in row["figures"] or [None]:
+                table.add_row(name, finished, *_over_runs(figure))
+                name = finished = ""
+        self._print(table, "over runs, which differ in their seeds; gain: after less before")
 
     def close(self) -> None:
         """Leave the last progress line standing and give the terminal back."""
@@ -395,6 +410,16 @@ def _table(first: str, *others: str) -> Table:
     for name in others:
         table.add_column(name, justify="right")
     return table
+
+
+def _over_runs(figure: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Cells of one figure of a sweep."""
+    if figure is None:
+        return ("-",) * 4
+    label, form = next((label, form) for label, key, form in COMPARED if key == figure["figure"])
+    low, high = map(form, figure["range"])
+    interval = f"{form(figure['interval'][0])} to {form(figure['interval'][1])}" if figure["interval"] else "-"
+    return f"{figure['evaluation']}: {label}", form(figure["mean"]), f"{low} to {high}", interval
 
 
 def _stands(run: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
     messages = [{"role": "user", "content": row["question"]}]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         messages.append({"role": "assistant", "content": _TURN_END.sub("", text)})
-        messages += [{"role": "tool", "content": feedback(_result(result))} for result in turn["results"]]
+        messages += [{"role": "tool", "content": feedback(result_of(result))} for result in turn["results"]]
     return messages
 
 
@@ -61,7 +61,7 @@ def _structured(row: Mapping[str, Any], feedback: Feedback) -> Iterator[Message]
     for text, turn in zip(row["text"], row["turns"], strict=True):
         yield _assistant(_TURN_END.sub("", text), turn["calls"])
         for result in turn["results"]:
-            yield {"role": "tool", "tool_call_id": result["call_id"], "content": feedback(_result(result))}
+            yield {"role": "tool", "tool_call_id": result["call_id"], "content": feedback(result_of(result))}
 
 
 def _assistant(text: str, calls: list[Mapping[str, Any]]) -> Message:
@@ -76,5 +76,6 @@ def _call(call: Mapping[str, Any]) -> Message:
     return {"id": call["id"], "type": "function", "function": function}
 
 
-def _result(result: Mapping[str, Any]) -> ToolResult:
+def result_of(result: Mapping[str, Any]) -> ToolResult:
+    """A tool result as rollout files keep it."""
     return ToolResult(**{**result, "status": Status(result["status"])})

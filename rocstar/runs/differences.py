@@ -42,18 +42,24 @@ def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
 
 
 def settings_that_differ(a: RunFolder, b: RunFolder) -> list[Row]:
-    """`setting`, `a`, `b` for each key of config.resolved.json that is not the same; None where one has it not. Left
-    out are keys that are not in force in both, and a stage's own value where it differs as the run's does. Raises
+    """`setting`, `a`, `b` for each key of config.resolved.json that varies; None where one has it not. Raises
     DataError."""
     mine, theirs = (dict(flat(read_json(run.resolved))) for run in (a, b))
-    idle = {*_not_in_force(mine), *_not_in_force(theirs)}
+    return [{"setting": name, "a": mine.get(name), "b": theirs.get(name)} for name in varying((mine, theirs))]
+
+
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys of flat settings whose values are not the same in all of them. Left out are keys that are not in force in
+    one of them, and a stage's own value where it differs as the run's does."""
+    idle = {name for one in settings for name in _not_in_force(one)}
+    known = sorted({name for one in settings for name in one})
+    columns = {name: [one.get(name) for one in settings] for name in known}
     differ = {
-        name: (mine.get(name), theirs.get(name))
-        for name in sorted({*mine, *theirs})
-        if mine.get(name) != theirs.get(name) and name not in idle and _of_the_run(name) not in idle
+        name: column
+        for name, column in columns.items()
+        if any(value != column[0] for value in column) and name not in idle and _of_the_run(name) not in idle
     }
-    own = (name for name in differ if differ.get(_of_the_run(name)) != differ[name])
-    return [{"setting": name, "a": differ[name][0], "b": differ[name][1]} for name in own]
+    return [name for name in differ if differ.get(_of_the_run(name)) != differ[name]]
 
 
 def _not_in_force(settings: Mapping[str, Any]) -> Iterator[str]:

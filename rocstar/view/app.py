@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -27,10 +27,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rocstar.errors import RocstarError
+from rocstar.attempts.messages import Feedback, feedback_of
+from rocstar.errors import ConfigError, DataError, RocstarError
+from rocstar.origins import ABSENT, of_run
+from rocstar.recipe import resolved_from_json
 from rocstar.runs.atomic import plain
+from rocstar.runs.differences import settings_that_differ, varying
 from rocstar.runs.folder import read_json
 from rocstar.runs.journal import Tail, read_journal
+from rocstar.sweep import ITS_OWN, came_to, swept_runs
 from rocstar.types import Problem
 from rocstar.view import query
 from rocstar.view.attempt import attempt_of, decoder_of, rows_of
@@ -39,7 +44,7 @@ from rocstar.view.evaluations import evaluation_of, paired
 from rocstar.view.index import Index, cache_folder, sweep_cache
 from rocstar.view.query import BadFilter, Where
 from rocstar.view.search import SHORTEST, Searches
-from rocstar.view.sources import Library, Remembered, RunSource, overview
+from rocstar.view.sources import Library, Remembered, RunSource, overview, settings_of
 from rocstar.view.whatif import TRIED, Recorded, recorded_group
 
 STATIC = Path(__file__).parent / "static"
@@ -59,6 +64,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
+COLUMNS_SHOWN = 6  # of settings in the list of runs, unless others are asked for
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
 FACTS = (
     *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
@@ -174,18 +180,56 @@ class Desk:
 
 
 def sources(desk: Desk, request: Request) -> Any:
-    shown = []
+    shown, settings = [], dict[str, Mapping[str, Any]]()
     for source in desk.library.sources():
         curves = desk.curves(source)
-        shown.append({**overview(source, desk.remembered), "spark": curves.spark(), "last": curves.last()})
-    return {"base": str(desk.library.base), "first": desk.library.first, "sources": shown}
+        row = overview(source, desk.remembered, curves.spans())
+        if source.run and "broken" not in row:
+            settings[source.name] = settings_of(source.run, desk.remembered)["flat"]
+        shown.append({**row, "spark": curves.spark(), "last": curves.last()})
+    columns = request.query_params.get("columns")
+    chosen = _swept(settings) if not columns else [] if columns == "none" else columns.split(",")
+    for row in shown:
+        row["settings"] = {key: settings.get(row["name"], {}).get(key) for key in chosen}
+    about = {"base": str(desk.library.base), "first": desk.library.first}
+    return {**about, "sources": shown, "columns": chosen, "varying": _varying(list(settings.values()))}
+
+
+def _swept(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What differs inside the sweeps."""
+    sweeps: dict[str, list[Mapping[str, Any]]] = {}
+    for one in settings.values():
+        if one.get("run.sweep"):
+            sweeps.setdefault(one["run.sweep"], []).append(one)
+    return list(dict.fromkeys(key for runs in sweeps.values() for key in _varying(runs)))[:COLUMNS_SHOWN]
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [key for key in varying(settings) if key not in ITS_OWN]
+
+
+def sweep(desk: Desk, request: Request) -> Any:
+    name = request.path_params["name"]
+    return came_to(name, swept_runs(name, desk.library.base))
+
+
+def differs(desk: Desk, request: Request) -> Any:
+    """Settings that are not the defaults, or not those of the run that `from` names: `setting`, `a`, `b`."""
+    run, other = desk.source(request).run, request.query_params.get("from", "")
+    if run is None:
+        return []
+    if other:
+        against = desk.library.source(other).run
+        return settings_that_differ(against, run) if against else []
+    given = of_run(resolved_from_json(run.resolved), run.name, (), {})
+    return [{"setting": one.key, "a": None if one.default == ABSENT else one.default, "b": one.value} for one in given]
 
 
 def run(desk: Desk, request: Request) -> Any:
     source = desk.source(request)
     curves = desk.curves(source)
     shown = {
-        **overview(source, desk.remembered),
+        **overview(source, desk.remembered, curves.spans()),
         "last": curves.last(),
         "metrics": sorted(curves.names),
         "spans": curves.spans(),
@@ -258,7 +302,20 @@ def attempt(desk: Desk, request: Request) -> Any:
     if not found or not at:
         raise KeyError("attempt")
     folder = index.source.tokenizer()
-    return {**attempt_of(found[0], decoder_of(folder) if folder else None), "grp": at[0][0]}
+    part = request.query_params.get("part", "rollouts")
+    feedback = _feedback(index, part, found[0]["step"])
+    return {**attempt_of(found[0], decoder_of(folder) if folder else None, feedback), "grp": at[0][0]}
+
+
+def _feedback(index: Index, part: str, step: int) -> Feedback | None:
+    """How results were shown to the model in a step or an evaluation; None where settings do not say it."""
+    run = index.source.run
+    try:
+        if part == "rollouts" and run:
+            return feedback_of(read_json(run.resolved))
+        return feedback_of(evaluation_of(index, part.removesuffix("/greedy"), step).get("setup", {}))
+    except (DataError, KeyError, OSError):
+        return None
 
 
 def evaluation(desk: Desk, request: Request) -> Any:
@@ -278,7 +335,9 @@ def evaluation(desk: Desk, request: Request) -> Any:
 
 ANSWERS: dict[str, Answer] = {
     "/api/sources": sources,
+    "/api/sweep/{name}": sweep,
     "/api/run/{name}": run,
+    "/api/run/{name}/differs": differs,
     "/api/run/{name}/curves": curves,
     "/api/run/{name}/attempts": attempts,
     "/api/run/{name}/facets": facets,
@@ -317,7 +376,7 @@ def _endpoint(desk: Desk, answer: Answer) -> Callable[[Request], Any]:
 def _answered(desk: Desk, answer: Answer, request: Request) -> Response:
     try:
         return _json(answer(desk, request))
-    except (BadFilter, ValueError) as error:
+    except (BadFilter, ConfigError, ValueError) as error:
         return _json({"error": str(error)}, 400)
     except KeyError as error:
         return _json({"error": f"there is no {error.args[0]} here (any more)"}, 404)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.analysis.errors import error_of_result
+from rocstar.attempts.messages import Feedback, result_of
 from rocstar.view.index import READ, Index
 
 DIGITS = 4  # of logprobs and entropies on the page
@@ -32,24 +33,37 @@ def rows_of(index: Index, file: int, first: int, last: int, columns: str = "*") 
     return [{**row, "turns": json.loads(row["turns"])} for row in found]
 
 
-def attempt_of(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
-    """A row of `rocstar.runs.rollouts.COLUMNS` for the page."""
+def attempt_of(row: Mapping[str, Any], decode: Decode | None, feedback: Feedback | None) -> dict[str, Any]:
+    """A row of `rocstar.runs.rollouts.COLUMNS` for the page; each result has as `read` what the model read of it, null
+    where that is not known."""
     plain = {
         name: value
         for name, value in row.items()
         if name not in ("turns", "text", "prompt_ids", "token_ids", "loss_mask", *NUMBERS)
     }
     texts = row["text"] or []
-    turns = [_turn(turn, texts[number] if number < len(texts) else "") for number, turn in enumerate(row["turns"])]
+    turns = [_turn(turn, texts[n] if n < len(texts) else "", feedback) for n, turn in enumerate(row["turns"])]
     return {**plain, "turns": turns, "tokens": tokens_of(row, decode) if decode else None}
 
 
-def _turn(turn: Mapping[str, Any], text: str) -> dict[str, Any]:
-    calls = [
-        {**call, "result": result, "error": error_of_result(result, call.get("parse_error")) if result else None}
-        for call, result in zip(turn["calls"], [*turn["results"], *[None] * len(turn["calls"])], strict=False)
-    ]
+def _turn(turn: Mapping[str, Any], text: str, feedback: Feedback | None) -> dict[str, Any]:
+    results = [*turn["results"], *[None] * len(turn["calls"])]
+    calls = [_call(call, result, feedback) for call, result in zip(turn["calls"], results, strict=False)]
     return {**turn, "calls": calls, "text": text}
+
+
+def _call(call: Mapping[str, Any], result: Mapping[str, Any] | None, feedback: Feedback | None) -> dict[str, Any]:
+    if result is None:
+        return {**call, "result": None, "error": None}
+    error = error_of_result(result, call.get("parse_error"))
+    return {**call, "result": {**result, "read": _read(result, feedback)}, "error": error}
+
+
+def _read(result: Mapping[str, Any], feedback: Feedback | None) -> str | None:
+    try:
+        return feedback(result_of(result)) if feedback else None
+    except (TypeError, ValueError):  # fields that this version does not know
+        return None
 
 
 def tokens_of(row: Mapping[str, Any], decode: Decode) -> dict[str, Any]:

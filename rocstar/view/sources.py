@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError, DataError
+from rocstar.runs.differences import flat
 from rocstar.runs.evaluations import RESULT, find_evaluation, is_evaluation, owner_of
 from rocstar.runs.folder import RunFolder, list_runs, read_json, step_of
 from rocstar.runs.journal import read_journal
+from rocstar.runs.show import COMPARED
 from rocstar.runs.state import failure_of, state_of
 
 PARTS = ("samples", "greedy")
@@ -145,48 +147,70 @@ class Remembered:
         return known[1]
 
 
-def overview(source: RunSource, remembered: Remembered) -> dict[str, Any]:
-    """A source as the list shows it, without metrics. A broken file is told in `broken`."""
+def overview(source: RunSource, remembered: Remembered, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """A source as the list shows it, without metrics; `spans` are its stages in metrics.jsonl. A broken file is told in
+    `broken`."""
     row: dict[str, Any] = {"name": source.name, "kind": "run" if source.run else "evaluation", "path": str(source.root)}
     try:
         evals = [
             {"name": name, "step": step, **remembered.of(folder / RESULT, _told)}
             for name, step, folder in source.evaluation_folders()
         ]
-        return {**row, "evals": evals, **(_of_run(source.run, remembered) if source.run else {})}
+        return {**row, "evals": evals, **(_of_run(source.run, remembered, spans) if source.run else {})}
     except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         return {**row, "evals": [], "broken": str(error) or type(error).__name__}
 
 
-def _of_run(run: RunFolder, remembered: Remembered) -> dict[str, Any]:
+def _of_run(run: RunFolder, remembered: Remembered, spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     state = state_of(run)
-    stages = remembered.of(run.resolved, _stages) if run.resolved.is_file() else []
+    events = remembered.of(run.events, _events) if run.events.is_file() else _told_by([])
+    settings = settings_of(run, remembered)
+    stages = [_stage(one, spans, events["ends"]) for one in settings["stages"]]
     return {
         "started": run.identity.get("started"),
         "state": state,
         "reason": failure_of(run) if state == "failed" else None,
         "active": run.last_active / 1e9,
+        "sweep": settings["flat"].get("run.sweep"),
         "stages": stages,
-        "steps": sum(stage["steps"] or 0 for stage in stages),
-        "warnings": remembered.of(run.events, _warnings) if run.events.is_file() else 0,
+        "steps": sum(stage["done"] if stage["ended"] else stage["steps"] or 0 for stage in stages),
+        "warnings": events["warnings"],
     }
+
+
+def settings_of(run: RunFolder, remembered: Remembered) -> dict[str, Any]:
+    """`stages`, and `flat`: every setting by its dotted name. Empty for a run that is just being made. Raises
+    DataError, and what settings of another shape lead to."""
+    return remembered.of(run.resolved, _settings) if run.resolved.is_file() else {"stages": [], "flat": {}}
 
 
 def _told(result: Path) -> dict[str, Any]:
     """`asked` is equal where the problems are."""
     found = read_json(result)
     asked = found.get("setup", {}).get("data", {}).get("problems_sha256")
-    return {"accuracy": found.get("accuracy"), "greedy": found.get("greedy"), "asked": asked}
+    return {**{key: found.get(key) for key in COMPARED.values()}, "asked": asked}
 
 
-def _stages(resolved: Path) -> list[dict[str, Any]]:
-    return [
-        {key: stage.get(key) for key in ("name", "kind", "steps")} for stage in read_json(resolved).get("stage", [])
-    ]
+def _settings(resolved: Path) -> dict[str, Any]:
+    settings = read_json(resolved)
+    stages = [{key: stage.get(key) for key in ("name", "kind", "steps")} for stage in settings.get("stage", [])]
+    return {"stages": stages, "flat": dict(flat(settings))}
 
 
-def _warnings(events: Path) -> int:
-    return sum(event.get("event") == "warning" for event in read_journal(events))
+def _events(file: Path) -> dict[str, Any]:
+    return _told_by(read_journal(file))
+
+
+def _told_by(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    ends = [event for event in events if event.get("event") in ("stage_end", "stage_skipped")]
+    return {"warnings": sum(event.get("event") == "warning" for event in events), "ends": ends}
+
+
+def _stage(stage: Mapping[str, Any], spans: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]]) -> Any:
+    """With the steps `done`, and why it `ended`; a kill may have undone some steps of one that had."""
+    done = sum(int(span["last"] - span["first"]) + 1 for span in spans if span["name"] == stage["name"])
+    reasons = [end.get("reason") for end in ends if (end.get("name"), end.get("steps", 0)) == (stage["name"], done)]
+    return {**stage, "done": done, "ended": str(reasons[-1]) if reasons else None}
 
 
 def _folder(path: Path) -> Path:

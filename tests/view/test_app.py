@@ -14,9 +14,11 @@ import pytest
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import Journal
 from rocstar.runs.rollouts import read_rollouts, write_rollouts
+from rocstar.sweep import planned
+from rocstar.view.app import STATIC
 from rocstar.view.serve import serve
 from rocstar.view.sources import Library, Remembered, overview
-from tests.view.recorded import add_evaluation, add_step, attempt, create, decode, page, problem, settled
+from tests.view.recorded import RECIPE, add_evaluation, add_step, attempt, create, decode, page, problem, settled
 
 
 @pytest.fixture(scope="module")
@@ -308,12 +310,16 @@ def test_beyond_loopback_a_token_is_needed_once(made: RunFolder, tmp_path: Path)
 
 
 def test_the_page_asks_no_other_host(tmp_path: Path) -> None:
-    from rocstar.view.app import STATIC
-
     sources = [file for file in STATIC.iterdir() if file.suffix in (".js", ".css", ".html")]
     assert len(sources) > 8
-    told = [line for file in sources for line in file.read_text().splitlines() if "//" in line and "http" in line]
-    assert told == []
+    lines = [line for file in sources for line in file.read_text().splitlines()]
+    told = [line for line in lines if "//" in line and "http" in line]
+    assert told == ['const MATHML = "http://www.w3.org/1998/Math/MathML";']  # a name of elements, asked by nobody
+
+
+def test_the_page_is_written_in_lines_that_a_person_reads() -> None:
+    long = [file.name for file in STATIC.glob("*.js") if max(map(len, file.read_text().splitlines())) > 120]
+    assert long == []
 
 
 def test_the_list_of_runs_reads_a_file_again_only_when_it_changed(tmp_path: Path) -> None:
@@ -325,11 +331,75 @@ def test_the_list_of_runs_reads_a_file_again_only_when_it_changed(tmp_path: Path
     first = overview(source, remembered)
     assert (first["warnings"], first["steps"], len(first["evals"])) == (1, 3, 1)
     unread: list[Path] = []
-    assert [remembered.of(file, unread.append) for file in (run.events, run.resolved)] == [1, first["stages"]]
+    kept = [remembered.of(file, unread.append) for file in (run.events, run.resolved)]
+    assert (kept[0]["warnings"], kept[1]["flat"]["run.name"]) == (1, "made")
     assert unread == []
     with Journal(run.events) as events:
         events.append({"event": "warning", "step": 2})
     assert overview(source, remembered)["warnings"] == 2
+
+
+def test_a_stage_that_ended_by_its_rule_is_told_as_ended(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    for step in (1, 2):
+        add_step(run, step)
+    with Journal(run.events) as events:
+        events.append({"event": "stage_end", "name": "first", "step": 1, "steps": 1, "reason": "undone by a kill"})
+    with page(run.path.parent, tmp_path / "cache") as client:
+
+        def stage() -> tuple[Any, ...]:
+            found = client.get("/api/run/made").json()
+            return found["stages"][0]["done"], found["stages"][0]["ended"], found["steps"]
+
+        assert stage() == (2, None, 3)
+        with Journal(run.events) as events:
+            events.append({"event": "stage_end", "name": "first", "steps": 2, "reason": "it is flat"})
+        assert stage() == (2, "it is flat", 2)
+
+
+def test_an_attempt_says_what_the_model_read_of_a_tool(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    write_rollouts(run, 1, [attempt("x", stdout="y" * 9000)], decode)
+    kept = json.loads(run.resolved.read_text())["rollout"]["feedback_max_chars"]
+    with page(run.path.parent, tmp_path / "cache") as client:
+
+        def read() -> Any:
+            settled(client, "/api/run/made/attempts")
+            found = client.get("/api/run/made/attempt", params={"step": 1, "row": 0}).json()
+            return found["turns"][0]["calls"][0]["result"]["read"]
+
+        assert read().startswith("y" * 100) and kept <= len(read()) < kept + 100 < 9000
+        run.resolved.write_text('{"rollout": {}}')
+        assert read() is None  # of a run whose settings do not say it
+
+
+def test_settings_are_told_as_they_differ_from_the_defaults_and_from_another_run(tmp_path: Path) -> None:
+    create(tmp_path / "runs", "a", keep=8)
+    create(tmp_path / "runs", "b", keep=6)
+    with page(tmp_path / "runs", tmp_path / "cache") as client:
+        given = {row["setting"]: (row["a"], row["b"]) for row in client.get("/api/run/a/differs").json()}
+        assert given["run.seed"] == (0, 5) and "rollout.top_p" not in given
+        other = {row["setting"]: (row["a"], row["b"]) for row in client.get("/api/run/a/differs?from=b").json()}
+        assert other == {"run.name": ("b", "a"), "stage.first.resample.keep": (6, 8)}
+        assert client.get("/api/run/a/differs?from=../a").status_code == 404
+
+
+def test_the_list_shows_settings_in_which_runs_differ_and_a_sweep_its_figures(tmp_path: Path) -> None:
+    base = create(tmp_path / "runs", "alone").path.parent
+    recipe = base / "try.toml"
+    recipe.write_text(RECIPE.format(name="try", seed=0, method="roc", more=""))
+    for one in planned(str(recipe), [f"run.folder={base}", "stage.first.resample.keep=6,8", "run.seed=0,1"]):
+        add_evaluation(RunFolder.create(one.recipe, base, []), "after", 3, 1)
+    with page(base, tmp_path / "cache") as client:
+        found = client.get("/api/sources").json()
+        assert found["columns"] == ["run.seed", "stage.first.resample.keep"] == found["varying"]
+        rows = {row["name"]: row for row in found["sources"]}
+        assert rows["try-keep=6-seed=1"]["settings"] == {"run.seed": 1, "stage.first.resample.keep": 6}
+        assert rows["try-keep=6-seed=1"]["sweep"] == "try" and rows["alone"]["sweep"] is None
+        assert client.get("/api/sources?columns=run.seed").json()["columns"] == ["run.seed"]
+        assert client.get("/api/sources?columns=none").json()["columns"] == []
+        assert [len(row["runs"]) for row in client.get("/api/sweep/try").json()["settings"]] == [2, 2]
+        assert client.get("/api/sweep/none").status_code == 400
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -20,9 +20,10 @@ from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.runs.folder import RunFolder
 from rocstar.runs.journal import Journal
 from rocstar.runs.rollouts import write_rollouts
+from rocstar.sweep import planned
 from rocstar.view.app import application
 from rocstar.view.sources import Library
-from tests.view.recorded import SEED, add_evaluation, add_step, add_tokenizer, attempt, create, decode
+from tests.view.recorded import RECIPE, SEED, add_evaluation, add_step, add_tokenizer, attempt, create, decode
 
 TRANSCRIPTS, A_STEP, LINE = 200, 20, "x" * 1_000_000
 WIDTHS = (1440, 400)
@@ -122,6 +123,13 @@ def recorded(tmp_path: Path) -> RunFolder:
     add_tokenizer(run)
     with Journal(run.events) as events:
         events.append({"time": 0.0, "event": "warning", "step": 2, "evidence": "many were cut", "action": "allow more"})
+        events.append({"event": "stage_end", "name": "first", "steps": 2, "reason": "the reward is flat"})
+    recipe = run.path.parent / "swept.toml"
+    recipe.write_text(RECIPE.format(name="swept", seed=0, method="roc", more=""))
+    for one in planned(str(recipe), [f"run.folder={run.path.parent}", "run.seed=0,1"]):
+        made = RunFolder.create(one.recipe, run.path.parent, [])
+        add_evaluation(made, "after", 3, one.recipe.run.seed)
+        made.summary.write_text("{}")
     return run
 
 
@@ -166,7 +174,13 @@ VIEWS = {
     "/run/made/groups": ".row a.open",
     "/run/made/evaluations": "table a.open",
     "/run/made/events": "tr.alarm",
-    "/run/made/settings?q=resample": ".settings th",
+    "/run/made/settings": ".settings td",
+    "/run/made/settings?from=all&q=resample": ".settings td",
+    "/run/made?smooth=5&x=rl": ".chart canvas",
+    "/?columns=run.seed&sort=-after": "table.runs",
+    "/sweep/swept": "table.sweep .figure",
+    "/glossary": ".glossary dd",
+    "/glossary?q=kept.quality": ".glossary dd",
     "/run/made/group?at=rollouts:2:2&w.method=uniform": ".tried .fate",
     "/run/made/attempt?at=rollouts:2:5": ".turn.policy .text",
     "/run/made/attempt?at=rollouts:2:5&with=rollouts:2:6&colour=entropy": ".two .token",
@@ -288,3 +302,116 @@ def test_shares_are_rounded_as_on_the_screen_and_a_wrong_address_is_told(chromiu
             "async (all) => { const lib = await import('./lib.js'); return all.map((v) => lib.percent(v)) }", shares
         )
     assert shown == [f"{share:.1%}" for share in shares]
+
+
+def test_the_head_of_a_run_says_what_training_changed_and_which_stages_are_over(chromium: Any, tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    with seen(chromium, run.path.parent) as one:
+        page = one.open("/run/made", ".headline .figure")
+        assert page.locator(".headline .figure").count() == 2 and "0.0 points" in page.inner_text(".headline")
+        assert page.get_by_text("problem by problem").get_attribute("href").endswith("against=made%2Fbefore%2F0")
+        assert "2 steps of at most 3" in page.inner_text(".stages .over")
+        assert "ended by its rule: the reward is flat" in page.inner_text(".stages .over")
+        page.wait_for_selector(".headline .term")
+        assert "drawn as in training" in page.get_by_text("right answers", exact=True).first.get_attribute("title")
+
+
+def test_the_list_of_runs_is_sorted_by_its_heads_and_groups_a_sweep(chromium: Any, tmp_path: Path) -> None:
+    recorded(tmp_path)
+    names = "[...document.querySelectorAll('.runs tbody a.open')].map(a => a.textContent)"
+    with seen(chromium, tmp_path / "runs") as one:
+        page = one.open("/", "tr.sweep")
+        assert "sweep swept · 2 runs, 2 finished" in page.inner_text("tr.sweep")
+        assert page.evaluate(names) == ["made", "seed=0", "seed=1"]
+        page.get_by_role("button", name="seed", exact=True).click()
+        page.wait_for_function("() => location.hash.includes('sort=-run.seed')")
+        assert page.evaluate(names) == ["made", "swept-seed=1", "swept-seed=0"]  # made has seed 5
+        page.get_by_role("button", name="seed ↓", exact=True).click()
+        page.wait_for_function(f"() => {names}[0] === 'swept-seed=0'")
+        page.get_by_role("button", name="without run.seed").click()
+        page.wait_for_function("() => !document.querySelector('.setting')")
+        lefts = (
+            "[...document.querySelectorAll('.runs [data-label=after] svg')].map(e => e.getBoundingClientRect().left)"
+        )
+        assert len(set(page.evaluate(lefts))) == 1  # bars begin at one x
+
+
+SMOOTHED = """async () => {
+  const { smoothed } = await import("./curves.js");
+  return [smoothed({ x: [1, 2, 3, 4], y: [1, 3, 5, 7] }, 2), smoothed({ x: [1], y: [4] }, 1)];
+}"""
+# [text, as it is shown, how many formulas]
+DRAWN = """async (texts) => {
+  const { withMath } = await import("./math.js"), { html, render } = await import("./lib.js");
+  return texts.map((text) => {
+    const box = document.createElement("p");
+    render(html`<span>${withMath(text)}</span>`, box);
+    return [box.textContent, box.querySelectorAll("math").length];
+  });
+}"""
+FORMULAS = {
+  r"half is $\frac{1}{2}$, \(x^2\)": ("half is 12, x2", 2),
+  r"so \[\sum_{i=1}^n i\] and $$y$$": ("so ∑i=1ni and y", 2),
+  r"\begin{align*}a&=b\\c&=d\end{align*}": ("a=bc=d", 1),
+  r"<answer>\boxed{\frac{3}{4}}</answer>": ("<answer>34</answer>", 1),
+  "it costs $5 and $6, not $10 or $5-$10": (None, 0),
+  r"a \$x\$ b, $ y $, $z$9": (None, 0),
+  r"$\frac{1}{$ and $\nosuchthing{x}$": (None, 0),
+  r"$\def\a{\a\a}\a$": (None, 0),
+  "$" + "x^{" * 100 + "y" + "}" * 100 + "$": (None, 0),
+  "$x" + "+x" * 3000 + "$": (None, 0),
+  r"$\href{javascript:window.hacked=1}{x}$": (None, 0),
+  "\\[" * 20000 + "\\boxed{" * 20000: (None, 0),
+}  # fmt: skip
+
+
+def test_formulas_are_drawn_and_what_is_none_stays_as_it_was_written(chromium: Any, tmp_path: Path) -> None:
+    create(tmp_path / "runs")
+    with seen(chromium, tmp_path / "runs") as one:
+        page = one.open("/", "table.runs")
+        found = page.evaluate(DRAWN, list(FORMULAS))
+        assert found == [[text if told is None else told, n] for text, (told, n) in FORMULAS.items()]
+        assert page.evaluate(SMOOTHED) == [
+            {"x": [1, 2, 3, 4], "y": [1, 2, 4, 6], "raw": [1, 3, 5, 7]},
+            {"x": [1], "y": [4]},
+        ]
+        page.evaluate("location.hash = '#/?tex=written'")
+        assert page.evaluate(DRAWN, ["$x^2$"]) == [["$x^2$", 0]]
+
+
+def test_hostile_formulas_make_no_element_but_mathml_and_no_layout_break(chromium: Any, tmp_path: Path) -> None:
+    run = create(tmp_path / "runs")
+    texts = [
+        r"$\rule{900em}{900em}\kern-900em\kern900em\hspace{9999pt} a$", r"\(\class{skip}{x}\style{position:fixed}{y}\)",
+        r"$\htmlId{app}{x}\includegraphics{http://evil.example/x}$", r"$\color{red}\raisebox{-999em}{x}$",
+        r"$\text{<img src=x onerror=window.hacked=1>}\href{javascript:alert(1)}{z}\url{http://evil.example}$",
+        "$" + "x^{" * 40 + "y" + "}" * 40 + "$", r"\[" + "a+" * 900 + r"b\]",
+        r"\begin{matrix}" + "a&" * 300 + r"\end{matrix}",
+    ]  # fmt: skip
+    write_rollouts(run, 1, [attempt(text, index=n) for n, text in enumerate(texts)], decode)
+    with seen(chromium, run.path.parent, 400) as one:
+        for n in range(len(texts)):
+            page = one.open(f"/run/made/attempt?at=rollouts:1:{n}", ".turn.policy .text")
+            page.evaluate("new Promise(requestAnimationFrame)")
+            assert page.evaluate("[document.documentElement.scrollWidth, window.hacked ?? null]") == [400, None]
+            foreign = (
+                "document.querySelectorAll('.math :is(a, img, svg, script), .math [href], .math [id], .math [class]')"
+            )
+            assert page.evaluate(f"{foreign}.length") == 0
+
+
+# An answer whose reading is broken off: what `ask` then tells.
+BROKEN_OFF = """async () => {
+  const { ask } = await import("./lib.js"), stop = new AbortController(), real = window.fetch;
+  const start = (control) => { stop.signal.onabort = () => control.error(stop.signal.reason); };
+  const body = new ReadableStream({ start });
+  window.fetch = async () => { setTimeout(() => stop.abort(), 5); return new Response(body, { status: 200 }); };
+  try { return await ask("sources", {}, stop.signal); } catch (error) { return error.name; }
+  finally { window.fetch = real; }
+}"""
+
+
+def test_an_answer_that_is_broken_off_while_it_is_read_is_no_answer(chromium: Any, tmp_path: Path) -> None:
+    create(tmp_path / "runs")
+    with seen(chromium, tmp_path / "runs") as one:
+        assert one.open("/", "table.runs").evaluate(BROKEN_OFF) == "AbortError"

@@ -1,6 +1,6 @@
 // One chart of one metric: a line for each run, stages behind it, warnings where they happened. uPlot draws.
 
-import { html, number, useEffect, useRef, useState } from "./lib.js";
+import { explained, html, number, Term, useEffect, useGlossary, useRef, useState } from "./lib.js";
 
 export const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 
@@ -13,25 +13,35 @@ export function color(name) {
   return found;
 }
 
-/** series: [{ name, x, y }]; marks: [{ x, kind, text }] with kind `stage` or `warning`. */
-export function Chart({ title, series, marks = [], unit, sync = "run" }) {
+/** name: of the metric, as the glossary has it; `raw` shows it itself. series: [{ name, x, y, raw }], where `raw` is
+ * what y was made smooth from, drawn faintly behind it. marks: [{ x, kind, text }] with kind `stage` or `warning`. */
+export function Chart({ name, raw = false, series, marks = [], unit, sync = "run" }) {
   const box = useRef(null);
   const [at, setAt] = useState(null);
+  const label = explained(useGlossary(), name)?.[0] ?? name;
+  const lines = [...series.map(linesOf).flat(), ...series.map(({ x, y }, place) => ({ x, y, place }))];
+  const drawn = [lines.map(({ x, y }) => [x.length, x.at(-1), y.at(-1)]), series.map((one) => one.name), marks.length];
   useEffect(() => {
     if (!box.current || !series.length) return;
-    const data = uPlot.join(series.map(({ x, y }) => [x, y]));
-    const plot = new uPlot(options(box.current, series, marks, sync, setAt, unit), data, box.current);
+    const data = uPlot.join(lines.map(({ x, y }) => [x, y]));
+    const plot = new uPlot(options(box.current, lines, series.length, marks, sync, setAt, unit), data, box.current);
     const watcher = new ResizeObserver(() => plot.setSize({ width: box.current.clientWidth, height: 150 }));
     watcher.observe(box.current);
     return () => { watcher.disconnect(); plot.destroy(); };
-  }, [JSON.stringify(series.map(({ name, x, y }) => [name, x.length, x.at(-1), y.at(-1)])), marks.length, document.documentElement.dataset.theme, unit]);
+  }, [JSON.stringify(drawn), document.documentElement.dataset.theme, unit]);
   const last = series.map(({ y }) => y.findLast((value) => value !== null));
-  return html`<figure class="chart"><figcaption><b>${title}</b>
-    <span class="values">${series.map(({ name }, place) => html`<span class="value line-${(place % LINES.length) + 1}" title=${name}>${number(at ? at.values[place] : last[place])}</span>`)}
-    ${at && html`<span class="dim">${unit} ${number(at.x)}</span>`}</span></figcaption><div class="plot" ref=${box} role="img" aria-label=${`${title}: ${last.map((value) => number(value)).join(", ")} at the end`}></div></figure>`;
+  const value = ({ name: one }, place) => html`<span class="value line-${(place % LINES.length) + 1}" title=${one}>
+    ${number(at ? at.values[place] : last[place])}</span>`;
+  return html`<figure class="chart"><figcaption><b><${Term} name=${name} label=${raw ? name : label} /></b>
+      <span class="values">${series.map(value)} ${at && html`<span class="dim">${unit} ${number(at.x)}</span>`}</span>
+    </figcaption><div class="plot" ref=${box} role="img"
+      aria-label=${`${label}: ${last.map((one) => number(one)).join(", ")} at the end`}></div></figure>`;
 }
 
-const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // no tick between two steps
+const linesOf = ({ x, raw }, place) => (raw ? [{ x, y: raw, place, faint: true }] : []);
+
+// No tick between two steps.
+const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power));
 
 /** From lowest to highest value with some air; the air of shares ends at 1. */
 function range(plot, low, high) {
@@ -40,8 +50,20 @@ function range(plot, low, high) {
   return [from, high <= 1 ? Math.min(1, to) : to];
 }
 
-function options(box, series, marks, sync, setAt, unit) {
-  const axis = { stroke: color("--dim"), grid: { stroke: color("--edge"), width: 1 }, ticks: { show: false }, font: "11px system-ui", values: (_, values) => values.map((value) => number(value)) };
+function options(box, lines, shown, marks, sync, setAt, unit) {
+  const axis = {
+    stroke: color("--dim"), grid: { stroke: color("--edge"), width: 1 }, ticks: { show: false }, font: "11px system-ui",
+    values: (_, values) => values.map((value) => number(value)),
+  };
+  const line = ({ place, faint }) => ({
+    stroke: color(LINES[place % LINES.length]), width: faint ? 1 : 1.6, alpha: faint ? 0.3 : 1, spanGaps: true,
+    points: { show: !faint && lines[0].x.length < 3 },
+  });
+  const follow = (plot) => {
+    const place = plot.cursor.idx;
+    const values = () => plot.data.slice(-shown).map((column) => column[place]);
+    setAt(place === null || place === undefined ? null : { x: plot.data[0][place], values: values() });
+  };
   return {
     width: box.clientWidth,
     height: 150,
@@ -50,23 +72,20 @@ function options(box, series, marks, sync, setAt, unit) {
     cursor: { sync: { key: sync }, points: { size: 5 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { range } },
     axes: [{ ...axis, size: 24, ...(unit.endsWith("step") && { incrs: WHOLE }) }, { ...axis, size: 46 }],
-    series: [{}, ...series.map((_, place) => ({ stroke: color(LINES[place % LINES.length]), width: 1.6, spanGaps: true, points: { show: series[0].x.length < 3 } }))],
-    hooks: {
-      drawClear: [(plot) => drawMarks(plot, marks)],
-      setCursor: [(plot) => {
-        const place = plot.cursor.idx;
-        setAt(place === null || place === undefined ? null : { x: plot.data[0][place], values: plot.data.slice(1).map((column) => column[place]) });
-      }],
-    },
+    series: [{}, ...lines.map(line)],
+    hooks: { drawClear: [(plot) => drawMarks(plot, marks)], setCursor: [follow] },
   };
 }
 
 /** Lines over the plot; names of stages in the space above it, each only where it does not run into the next line. */
 function drawMarks(plot, marks) {
   const { left, width } = plot.bbox;
-  const placed = marks.map((mark) => ({ ...mark, at: Math.round(plot.valToPos(mark.x, "x", true)) })).filter(({ at }) => at >= left && at <= left + width);
+  const placed = marks
+    .map((mark) => ({ ...mark, at: Math.round(plot.valToPos(mark.x, "x", true)) }))
+    .filter(({ at }) => at >= left && at <= left + width);
   const stages = placed.filter(({ kind }) => kind === "stage");
-  for (const mark of placed) draw(plot, mark, (stages[stages.indexOf(mark) + 1]?.at ?? plot.ctx.canvas.width) - mark.at);
+  const end = (mark) => stages[stages.indexOf(mark) + 1]?.at ?? plot.ctx.canvas.width;
+  for (const mark of placed) draw(plot, mark, end(mark) - mark.at);
 }
 
 function draw(plot, { at, kind, text }, room) {
@@ -83,7 +102,8 @@ function draw(plot, { at, kind, text }, room) {
   pen.font = `${10 * devicePixelRatio}px system-ui`;
   pen.textBaseline = "bottom";
   if (kind === "warning") pen.fillText("▲", at - 4 * devicePixelRatio, top + height);
-  else if (pen.measureText(text).width < room - 4 * devicePixelRatio) pen.fillText(text, at, top - 2 * devicePixelRatio);
+  else if (pen.measureText(text).width < room - 4 * devicePixelRatio)
+    pen.fillText(text, at, top - 2 * devicePixelRatio);
   pen.restore();
 }
 
@@ -91,7 +111,9 @@ function draw(plot, { at, kind, text }, room) {
 export function Spark({ values, label }) {
   if (!values?.length) return html`<span class="dim">–</span>`;
   const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
-  const points = values.map((value, place) => `${(100 * place) / Math.max(1, values.length - 1)},${22 - (20 * (value - low)) / span}`).join(" ");
-  return html`<svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img" aria-label=${`${label} from ${number(values[0])} to ${number(values.at(-1))}`}>
+  const x = (place) => (100 * place) / Math.max(1, values.length - 1);
+  const points = values.map((value, place) => `${x(place)},${22 - (20 * (value - low)) / span}`).join(" ");
+  return html`<svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img"
+    aria-label=${`${label} from ${number(values[0])} to ${number(values.at(-1))}`}>
     <polyline points=${points} vector-effect="non-scaling-stroke" /></svg>`;
 }

@@ -33,14 +33,16 @@ export function amend(changes, { keep = true } = {}) {
 export async function ask(path, query = {}, signal) {
   const kept = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const answer = await fetch(`/api/${path}?${new URLSearchParams(kept)}`, { signal });
-  const value = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  if (!answer.ok) throw new Error(value.error || `the server answered ${answer.status}`);
+  const value = await answer.json().catch(() => null);
+  signal?.throwIfAborted(); // while it was read: that is no answer, though its head said 200
+  if (!answer.ok || value === null) throw new Error(value?.error || `the server answered ${answer.status}`);
   return value;
 }
 
 export const ofRun = (name, what) => `run/${encodeURIComponent(name)}${what ? "/" + what : ""}`;
 
-/** The answer to a question (`fresh`), or to the one before until it comes; asked again every `every` seconds while `again(answer)` says so and the page is seen. */
+/** The answer to a question (`fresh`), or to the one before until it comes; asked again every `every` seconds while
+ * `again(answer)` says so and the page is seen. */
 export function useAnswer(path, query = {}, { every = 0, again = () => true } = {}) {
   const [state, set] = useState({ value: null, error: null, asked: null });
   const asked = path + JSON.stringify(query);
@@ -88,7 +90,9 @@ export function number(value, digits = 3) {
 }
 
 // Rounds as Python does, so that a figure is the same here and on the screen.
-const rounded = [0, 1].map((digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: false, roundingMode: "halfEven" }));
+const rounded = [0, 1].map((digits) => new Intl.NumberFormat("en", {
+  minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: false, roundingMode: "halfEven",
+}));
 export const percent = (value, digits = 1) => (known(value) ? rounded[digits].format(100 * value) + "%" : "–");
 export const signed = (value) => (known(value) ? (value > 0 ? "+" : "") + value.toFixed(2) : "–");
 
@@ -107,7 +111,12 @@ export function ago(time) {
   return passed < 172800 ? `${Math.round(passed / 3600)} h ago` : `${Math.round(passed / 86400)} days ago`;
 }
 
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+// Controls, marks of direction and of no width, and halves of surrogate pairs.
+const UNSEEN = new RegExp(
+  String.raw`[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff]|` +
+    String.raw`[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]`,
+  "g",
+);
 
 /** Text with the characters that show nothing, or turn the direction of writing, made visible. */
 export function visible(text) {
@@ -119,13 +128,14 @@ export function visible(text) {
 
 const FOLDED = 8000; // characters of a text that are shown at first
 
-/** Written text: as text, however long and whatever is in it. */
-export function Text({ text, kind = "", most = FOLDED }) {
+/** Written text: as text, however long and whatever is in it; `write` makes what is shown of it. */
+export function Text({ text, kind = "", most = FOLDED, write = visible }) {
   const [all, show] = useState(false);
   const whole = String(text ?? "");
   const shown = all ? whole : whole.slice(0, most);
-  return html`<pre class="text ${kind}" dir="auto" tabindex=${whole.length > 400 ? 0 : undefined}>${visible(shown)}</pre>
-    ${shown.length < whole.length && html`<button class="more" onClick=${() => show(true)}>show all ${number(whole.length)} characters</button>`}`;
+  return html`<pre class="text ${kind}" dir="auto" tabindex=${whole.length > 400 ? 0 : undefined}>${write(shown)}</pre>
+    ${shown.length < whole.length && html`<button class="more" onClick=${() => show(true)}>
+      show all ${number(whole.length)} characters</button>`}`;
 }
 
 /** Python with colours, as text nodes: Prism says what is what, nothing becomes HTML. */
@@ -146,17 +156,55 @@ export const Problem = ({ error }) => error && html`<p class="problem" role="ale
 
 export const State = ({ state }) => state ? html`<span class="state ${state}">${state}</span>` : null;
 
-export const Verdict = ({ verdict }) =>
-  html`<span class="verdict ${verdict || "none"}">${{ right: "✓ right", wrong: "✗ wrong", undecided: "? undecided" }[verdict] || "– none"}</span>`;
+const VERDICTS = { right: "✓ right", wrong: "✗ wrong", undecided: "? undecided" };
 
-/** A share with its 95% interval, as a bar and in figures. */
-export function Figure({ figure }) {
+export const Verdict = ({ verdict }) =>
+  html`<span class="verdict ${verdict || "none"}">${VERDICTS[verdict] || "– none"}</span>`;
+
+/** A share with its 95% interval, as a bar and in figures; the bar first, so that bars of a column begin at one x. */
+export function Figure({ figure, short = false }) {
   if (!figure || !known(figure.value)) return html`<span class="dim">–</span>`;
   const [low, high] = figure.interval || [figure.value, figure.value];
-  return html`<span class="figure">${percent(figure.value)} <span class="dim">${percent(low)}–${percent(high)}</span>
-    <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width="100" height="8" class="bed" />
+  const told = `${percent(low)}–${percent(high)}`;
+  return html`<span class="figure" title=${short && figure.interval ? `95% interval ${told}` : undefined}>
+    <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">
+      <rect width="100" height="8" class="bed" />
       <rect x=${100 * low} width=${Math.max(0.5, 100 * (high - low))} height="8" class="span" />
-      <rect x=${100 * figure.value - 0.5} width="1.5" height="8" class="at" /></svg></span>`;
+      <rect x=${100 * figure.value - 0.5} width="1.5" height="8" class="at" /></svg>
+    ${percent(figure.value)} ${figure.interval && !short && html`<span class="dim">${told}</span>`}</span>`;
+}
+
+// -- what names mean -----------------------------------------------------------------------------------------------
+
+let glossary = {}, asked = null;
+
+/** { section: { name: [label, meaning] } }; empty until it is read, once for the page. */
+export function useGlossary() {
+  const [read, set] = useState(glossary);
+  useEffect(() => {
+    asked ??= fetch("glossary.json").then((answer) => answer.json()).then((found) => (glossary = found));
+    asked.then(set, () => {});
+  }, []);
+  return read;
+}
+
+/** [label, meaning] of a name; `cpu/*` explains all that begin so. */
+export function explained(terms, name) {
+  const sections = Object.values(terms);
+  const whole = sections.find((section) => section[name]);
+  if (whole) return whole[name];
+  const starts = ([key]) => key.endsWith("*") && name.startsWith(key.slice(0, -1));
+  return sections.flatMap(Object.entries).find(starts)?.[1];
+}
+
+/** A name as people read it, with its meaning; a click leads to the glossary, unless `plain`, for what stands in each
+ * row. */
+export function Term({ name, label, plain = false }) {
+  const found = explained(useGlossary(), name);
+  const text = label ?? found?.[0] ?? name;
+  if (!found) return visible(text);
+  if (plain) return html`<span title=${found[1]}>${visible(text)}</span>`;
+  return html`<a class="term" href=${link(["glossary"], { q: name })} title=${found[1]}>${visible(text)}</a>`;
 }
 
 export function useKeys(keys) {

@@ -17,7 +17,10 @@ export function List({ path, query, columns, href, sort, onSort, onAbout, label,
   const rowHeight = view.small ? narrow : height;
 
   useEffect(() => {
-    const look = () => box.current && setView({ top: box.current.scrollTop, tall: box.current.clientHeight, small: innerWidth < 700 });
+    const look = () => {
+      const { scrollTop: top, clientHeight: tall } = box.current || {};
+      if (box.current) setView({ top, tall, small: innerWidth < 700 });
+    };
     look();
     const watcher = new ResizeObserver(look);
     watcher.observe(box.current);
@@ -70,34 +73,42 @@ export function List({ path, query, columns, href, sort, onSort, onAbout, label,
   }, [asked, wanted.join()]);
 
   const at = (place) => (pages.asked === asked ? pages[Math.floor(place / PAGE)]?.[place % PAGE] : undefined);
-  const shift = scale === 1 ? first * rowHeight : Math.min(view.top, drawn - view.tall) - ((view.top * scale) % rowHeight) - 3 * rowHeight;
+  const scrolled = Math.min(view.top, drawn - view.tall) - ((view.top * scale) % rowHeight) - 3 * rowHeight;
+  const shift = scale === 1 ? first * rowHeight : scrolled;
   const shown = Array.from({ length: Math.max(0, last - first) }, (_, place) => first + place);
   return html`<${Problem} error=${error} />
     <div class="list" role="table" aria-label=${label} aria-rowcount=${rows}>
-      <div role="rowgroup"><div class="head" role="row">${columns.map((column) => html`<${Head} column=${column} sort=${sort} onSort=${onSort} />`)}</div></div>
+      <div role="rowgroup"><div class="head" role="row">
+        ${columns.map((column) => html`<${Head} column=${column} sort=${sort} onSort=${onSort} />`)}</div></div>
       <div class="scroll" ref=${box} tabindex="0" role="rowgroup">
         <div class="ghost" role="presentation" style=${{ height: drawn + "px" }}>
           <div class="rows" role="presentation" style=${{ transform: `translateY(${Math.max(0, shift)}px)` }}>
-            ${shown.map((place) => html`<${Row} key=${place} row=${at(place)} columns=${columns} href=${href} tall=${rowHeight} />`)}
+            ${shown.map((place) => html`
+              <${Row} key=${place} row=${at(place)} columns=${columns} href=${href} tall=${rowHeight} />`)}
           </div>
         </div>
       </div>
     </div>
-    ${total === 0 && html`<p class="dim empty">${reading ? "nothing yet; more files are being read" : "nothing matches"}</p>`}`;
+    ${total === 0 && html`<p class="dim empty">
+      ${reading ? "nothing yet; more files are being read" : "nothing matches"}</p>`}`;
 }
 
 function Head({ column, sort, onSort }) {
   const way = sort === column.sort ? "ascending" : sort === "-" + column.sort ? "descending" : undefined;
   const flip = () => onSort(way === "descending" ? column.sort : "-" + column.sort);
+  const text = `${column.label}${{ ascending: " ↑", descending: " ↓" }[way] ?? ""}`;
   return html`<span role="columnheader" class="c-${column.name}" aria-sort=${way}>
-    ${column.sort ? html`<button onClick=${flip}>${column.label}${way ? (way === "ascending" ? " ↑" : " ↓") : ""}</button>` : column.label}
+    ${column.sort ? html`<button onClick=${flip}>${text}</button>` : text}
   </span>`;
 }
 
 function Row({ row, columns, href, tall }) {
-  if (!row) return html`<div class="row" role="row" style=${{ height: tall + "px" }}><span role="cell" class="dim">…</span></div>`;
+  const cell = (column, place) => (place ? column.cell(row)
+    : html`<a class="open" href=${href(row)}>${column.cell(row)}</a>`);
   return html`<div class="row" role="row" style=${{ height: tall + "px" }}>
-    ${columns.map((column, place) => html`<span role="cell" class="c-${column.name}">${place === 0 ? html`<a class="open" href=${href(row)}>${column.cell(row)}</a>` : column.cell(row)}</span>`)}
+    ${!row && html`<span role="cell" class="dim">…</span>`}
+    ${row && columns.map((column, place) => html`
+      <span role="cell" class="c-${column.name}">${cell(column, place)}</span>`)}
   </div>`;
 }
 

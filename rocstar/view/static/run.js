@@ -1,114 +1,95 @@
-// A run: curves of one or more runs, stages, evaluations, events, settings.
+// A run: how far it came, before against after, and its views.
 
-import { Chart } from "./chart.js";
-import { ago, amend, Figure, html, link, number, ofRun, place, Problem, State, useAnswer, useEffect, usePaused, useRef, visible } from "./lib.js";
+import { Curves } from "./curves.js";
+import {
+  ago, Figure, html, link, number, ofRun, percent, Problem, State, Term, useAnswer, useEffect, useRef, visible,
+} from "./lib.js";
+import { Evaluations, Events, Settings } from "./records.js";
 
-const FIRST = [
-  ["reward/mean", "mean reward"], ["pass/mean", "solved problems"], ["loss", "loss, cold start"], ["len/tokens", "tokens an attempt"], ["len/truncated", "cut attempts"],
-  ["tool/calls", "tool calls an attempt"], ["tool/error_rate", "failed calls"], ["tool/error_share_in_correct", "right attempts with a failed call"],
-  ["policy/entropy", "entropy, nats"], ["policy/logprob_gap", "engine − learner, nats"], ["roc/kept", "kept attempts"], ["group/usable", "usable groups"],
-  ["roc/penalty_right_kept", "penalty of kept, right"], ["learn/grad_norm", "gradient norm"], ["step/seconds", "seconds a step"], ["step/tokens_per_second", "tokens/s"],
-];
-const AXES = { step: "step", rl: "RL step", hours: "hours", tokens: "million tokens" };
 export const TABS = ["curves", "attempts", "groups", "evaluations", "events", "settings"];
+const BESIDE = ["greedy", "tool_error_share_in_correct", "no_tool_share", "mean_response_tokens"];
+const OF_HELD_OUT = ["before", "during", "after"];
 
 export function Tabs({ name, tab }) {
   const bar = useRef(null);
-  useEffect(() => { bar.current.scrollLeft = bar.current.querySelector("[aria-current]")?.offsetLeft - 60; }, [tab]); // a narrow screen holds four
-  return html`<nav class="tabs" aria-label="Views of the run" ref=${bar}>${TABS.map((one) =>
-    html`<a href=${link(one === "curves" ? ["run", name] : ["run", name, one])} aria-current=${one === tab ? "page" : undefined}>${one}</a>`)}</nav>`;
+  useEffect(() => { // a narrow screen holds four
+    bar.current.scrollLeft = bar.current.querySelector("[aria-current]")?.offsetLeft - 60;
+  }, [tab]);
+  return html`<nav class="tabs" aria-label="Views of the run" ref=${bar}>${TABS.map((one) => html`
+    <a href=${link(one === "curves" ? ["run", name] : ["run", name, one])}
+      aria-current=${one === tab ? "page" : undefined}>${one}</a>`)}</nav>`;
 }
 
 export function Run({ name, tab }) {
   const { value, error } = useAnswer(ofRun(name), {}, { every: 2, again: (run) => run.state === "running" });
   if (!value) return html`<${Problem} error=${error} />`;
   const view = { evaluations: Evaluations, events: Events, settings: Settings }[tab] || Curves;
-  return html`<${Header} run=${value} /><${Tabs} name=${name} tab=${tab} /><${Problem} error=${error || value.broken || (value.reason && `failed: ${value.reason}`)} />
-    ${value.broken_lines > 0 && html`<p class="problem">${value.broken_lines} lines of metrics.jsonl could not be read and are left out</p>`}
+  const broken = value.broken_lines;
+  return html`<${Header} run=${value} /><${Tabs} name=${name} tab=${tab} />
+    <${Problem} error=${error || value.broken || (value.reason && `failed: ${value.reason}`)} />
+    ${broken > 0 && html`<p class="problem">${broken} lines of metrics.jsonl could not be read and are left out</p>`}
     <${view} name=${name} run=${value} />`;
 }
 
 function Header({ run }) {
   const step = run.last.step ?? 0;
-  const spans = Object.fromEntries(run.spans.map((span) => [span.name, span.last - span.first + 1]));
-  return html`<div class="bar"><h1>${visible(run.name)}</h1><${State} state=${run.state} /><span>step <b>${number(step)}</b> <span class="dim">of ${number(run.steps)}</span></span>
-      <span class="dim">written ${ago(run.active)}</span></div>
-    <ol class="stages" aria-label="Stages">${(run.stages || []).map((stage) => {
-      const done = spans[stage.name] || 0;
-      return html`<li style=${{ flexGrow: Math.max(1, stage.steps) }} class=${done >= stage.steps ? "over" : done ? "now" : ""}><span>${stage.name} <span class="dim">${stage.kind} · ${number(done)}/${number(stage.steps)}</span></span>
-        <progress max=${stage.steps || 1} value=${done} aria-label=${`steps of ${stage.name}`}></progress></li>`;
-    })}</ol>`;
+  const of = run.state === "finished" ? "" : html` <span class="dim">of ${number(run.steps)}</span>`;
+  const address = link(["sweep", run.sweep || ""]);
+  const sweep = run.sweep && html`<span>of sweep <a href=${address}>${visible(run.sweep)}</a></span>`;
+  return html`<div class="bar"><h1>${visible(run.name)}</h1><${State} state=${run.state} />
+      <span>step <b>${number(step)}</b>${of}</span>${sweep}<span class="dim">written ${ago(run.active)}</span></div>
+    <${Headline} run=${run} />
+    <ol class="stages" aria-label="Stages">
+      ${(run.stages || []).map((stage) => html`<${Stage} stage=${stage} />`)}</ol>`;
 }
 
-function Curves({ name, run }) {
-  const { query } = place();
-  const others = (query.with || "").split(",").filter(Boolean).slice(0, 5);
-  const words = usePaused(query.metric || "");
-  const all = words
-    ? run.metrics.filter((metric) => words.toLowerCase().split(/\s+/).every((word) => metric.toLowerCase().includes(word))).slice(0, 48).map((metric) => [metric, metric])
-    : FIRST.filter(([metric]) => run.metrics.includes(metric));
-  const wanted = all.map(([metric]) => metric).join(",");
-  const live = { every: 3, again: () => run.state === "running" };
-  const mine = useAnswer(ofRun(name, "curves"), { metrics: wanted }, live);
-  const theirs = Array.from({ length: 5 }, (_, at) => useAnswer(others[at] ? ofRun(others[at], "curves") : "", { metrics: wanted }, live));
-  const known = useAnswer("sources");
-  const axis = query.x in AXES ? query.x : "step";
-  const loaded = [{ name, found: mine.value }, ...others.map((other, at) => ({ name: other, found: theirs[at].value }))].filter(({ found }) => found);
-  const rest = (known.value?.sources || []).filter((one) => one.kind === "run" && one.name !== name && !others.includes(one.name));
-  return html`<div class="bar filters">
-      <label>over <select value=${axis} onChange=${(e) => amend({ x: e.target.value })}>${Object.entries(AXES).map(([id, label]) => html`<option value=${id}>${label}</option>`)}</select></label>
-      <input type="search" id="search" aria-label="Metrics whose name has" placeholder=${`${run.metrics.length} metrics: name …  /`} value=${query.metric || ""} onInput=${(e) => amend({ metric: e.target.value }, { keep: false })} />
-      ${loaded.map(({ name: one }, at) => html`<span class="chip line-${at + 1}">● ${visible(one)}${at > 0 && html` <button aria-label=${"without " + one} onClick=${() => amend({ with: others.filter((other) => other !== one).join(",") })}>×</button>`}</span>`)}
-      ${rest.length > 0 && html`<select aria-label="Compare with" value="" onChange=${(e) => amend({ with: [...others, e.target.value].join(",") })}><option value="">compare with …</option>${rest.map((one) => html`<option value=${one.name}>${visible(one.name)}</option>`)}</select>`}
-    </div><${Problem} error=${mine.error || theirs.find(({ error }) => error)?.error} />
-    <div class="charts">${mine.value && all.map(([metric, label]) => {
-      const series = loaded.map(({ name: one, found }) => ({ name: one, ...points(found, metric, axis) })).filter(({ x }) => x.length);
-      return series.length > 0 && html`<${Chart} key=${metric + axis} title=${label} unit=${AXES[axis]} marks=${marks(run, mine.value, axis)} series=${series} />`;
-    })}</div>
-    ${mine.value && !all.length && html`<p class="dim empty">${run.metrics.length ? "no metric has such a name" : "no step is done yet"}</p>`}`;
+/** A stage that ended by its rule is as finished as one that did all its steps. */
+function Stage({ stage: { name, kind, steps, done, ended } }) {
+  const over = ended !== null || done >= steps;
+  const early = ended !== null && done < steps;
+  const told = over ? `✓ ${number(done)} steps` : `${number(done)}/${number(steps)}`;
+  return html`<li style=${{ flexGrow: Math.max(1, over ? done : steps) }} class=${over ? "over" : done ? "now" : ""}>
+    <span>${visible(name)} <span class="dim">${kind} · ${told}${early && ` of at most ${number(steps)}`}</span></span>
+    <progress max=${over ? 1 : steps || 1} value=${over ? 1 : done} aria-label=${`steps of ${name}`}></progress>
+    ${early && html`<span class="dim why">ended by its rule: ${visible(ended)}</span>`}</li>`;
 }
 
-function points(found, metric, axis) {
-  const values = found.columns[metric] || [];
-  const places = [...values.keys()].filter((at) => values[at] !== null && found.axes[axis][at] !== null);
-  const rising = places.filter((at, n) => n === 0 || found.axes[axis][at] > found.axes[axis][places[n - 1]]);
-  return { x: rising.map((at) => found.axes[axis][at]), y: rising.map((at) => values[at]) };
+/** What training changed: the last evaluation of the held-out problems against the one before RL. */
+function Headline({ run }) {
+  const last = (name) => run.evals.filter((one) => one.name === name).at(-1);
+  const before = last("before"), now = last("after") ?? last("during");
+  if (!before && !now) return null;
+  const gain = before?.accuracy && now?.accuracy && 100 * (now.accuracy.value - before.accuracy.value);
+  const against = before && { against: `${run.name}/${before.name}/${before.step}` };
+  const row = (label, one) => html`<span class="dim">${label}</span>
+    ${one ? html`<${Figure} figure=${one.accuracy} />` : html`<span class="dim">not yet</span>`}`;
+  return html`<section class="card headline" aria-label="Before and after">
+    <div class="main"><b class="over"><${Term} name="accuracy" /></b>${row("before RL", before)}
+      ${row(now && now.name !== "after" ? `at step ${number(now.step)}` : "after RL", now)}
+      ${typeof gain === "number" && html`<span class="over"><b class=${gain < 0 ? "warn" : gain > 0 ? "good" : "dim"}>
+          ${gain > 0 ? "+" : ""}${gain.toFixed(1)} points</b> ${" "}
+        <a href=${link(["eval", run.name, now.name, now.step], against)}>problem by problem</a></span>`}</div>
+    <dl>${BESIDE.map((key) => html`<${Pair} name=${key} before=${before?.[key]} now=${now?.[key]} />`)}
+      ${benchmarks(run).map(({ name, first, end }) => html`<${Pair} name="accuracy"
+        label=${`${name}, steps ${first.step} and ${end.step}`} before=${first.accuracy} now=${end.accuracy} />`)}
+    </dl></section>`;
 }
 
-function marks(run, found, axis) {
-  const at = (step) => found.axes[axis][found.axes.step.findIndex((one) => one >= step)];
-  const stages = found.spans.slice(1).map((span) => ({ x: at(span.first), kind: "stage", text: span.name }));
-  const warnings = (run.events || []).filter(({ event, step }) => event === "warning" && step).map(({ step, evidence }) => ({ x: at(step), kind: "warning", text: evidence }));
-  return [...stages, ...warnings].filter(({ x }) => x !== undefined && x !== null);
+/** Evaluations that were made after several steps. */
+function benchmarks(run) {
+  const names = [...new Set(run.evals.map(({ name }) => name))].filter((name) => !OF_HELD_OUT.includes(name));
+  return names
+    .map((name) => run.evals.filter((one) => one.name === name))
+    .filter((series) => series.length > 1)
+    .map((series) => ({ name: series[0].name, first: series[0], end: series.at(-1) }));
 }
 
-function Evaluations({ name, run }) {
-  if (!run.evals.length) return html`<p class="dim empty">no evaluation is finished yet</p>`;
-  const before = run.evals.find((one) => one.name === "before");
-  return html`<table class="plain"><thead><tr><th>evaluation</th><th>step</th><th>right, with 95% interval</th><th>greedy</th><th>compare</th></tr></thead><tbody>${run.evals.map((one) => html`<tr key=${one.name + one.step}>
-    <td data-label="evaluation"><a class="open" href=${link(["eval", name, one.name, one.step])}>${visible(one.name)}</a></td><td data-label="step">${number(one.step)}</td><td data-label="right"><${Figure} figure=${one.accuracy} /></td><td data-label="greedy">${one.greedy ? html`<${Figure} figure=${one.greedy} />` : html`<span class="dim">–</span>`}</td>
-    <td data-label="compare">${before && before !== one && before.asked === one.asked ? html`<a href=${link(["eval", name, one.name, one.step], { against: `${name}/before/${before.step}` })}>with before</a>` : html`<span class="dim">–</span>`}</td></tr>`)}</tbody></table>`;
-}
-
-function Events({ name, run }) {
-  if (!run.events?.length) return html`<p class="dim empty">nothing happened that is worth a line</p>`;
-  return html`<table class="plain events"><thead><tr><th>when</th><th>step</th><th>event</th><th>what</th></tr></thead><tbody>${[...run.events].reverse().map((event) => {
-    const { time, event: kind, step, ...rest } = event;
-    return html`<tr class=${kind === "warning" || kind === "stall" || kind === "faults" ? "alarm" : ""}><td data-label="when" class="dim">${time ? new Date(time * 1000).toLocaleString() : "–"}</td>
-      <td data-label="step">${step ? html`<a href=${link(["run", name, "attempts"], { step })}>${number(step)}</a>` : html`<span class="dim">–</span>`}</td><td data-label="event">${kind === "warning" ? "▲ warning" : visible(kind)}</td>
-      <td data-label="what">${rest.evidence ? visible(`${rest.evidence}; ${rest.action}`) : visible(Object.entries(rest).map(([key, value]) => `${key}: ${typeof value === "object" ? JSON.stringify(value) : value}`).join(" · "))}</td></tr>`;
-  })}</tbody></table>`;
-}
-
-function Settings({ run }) {
-  const { query } = place();
-  const words = (query.q || "").toLowerCase();
-  const rows = [...leaves({ run: run.identity, settings: run.settings })].filter(([key, value]) => `${key} ${value}`.toLowerCase().includes(words));
-  return html`<div class="bar filters"><input type="search" id="search" aria-label="Settings that have" placeholder="name or value …  /" value=${query.q || ""} onInput=${(e) => amend({ q: e.target.value }, { keep: false })} /></div>
-    <table class="plain settings"><tbody>${rows.map(([key, value]) => html`<tr><th scope="row">${visible(key)}</th><td>${visible(value)}</td></tr>`)}</tbody></table>`;
-}
-
-function* leaves(value, before = "") {
-  if (value && typeof value === "object" && Object.keys(value).length) for (const [key, inner] of Object.entries(value)) yield* leaves(inner, before ? `${before}.${inner?.name && Array.isArray(value) ? inner.name : key}` : key);
-  else if (value !== undefined) yield [before, JSON.stringify(value)];
+function Pair({ name, label, before, now }) {
+  const shown = (figure) => {
+    const value = figure?.value ?? figure;
+    return typeof value !== "number" ? "–" : name === "mean_response_tokens" ? number(value) : percent(value);
+  };
+  if (shown(before) === "–" && shown(now) === "–") return null;
+  return html`<div><dt><${Term} name=${name} label=${label} /></dt>
+    <dd>${shown(before)} → <b>${shown(now)}</b></dd></div>`;
 }
