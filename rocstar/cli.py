@@ -30,6 +30,7 @@ from rocstar.verbs import (
     data,
     doctor,
     evaluate,
+    model,
     plan,
     recipes,
     sandbox,
@@ -214,6 +215,7 @@ app.command()(simulate.simulate)
 app.command()(answers.verify)
 app.add_typer(run_verbs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(model.app, name="model")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")
 app.add_typer(sandbox.app, name="sandbox")
