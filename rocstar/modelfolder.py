@@ -39,7 +39,7 @@ def find_model(name: str) -> Path:
     if is_gguf(folder):
         return _converted(folder)
     if folder.exists() or not HUB_ID.fullmatch(name):
-        raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; give a Hugging Face folder")
+        raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; {_remedy(folder.name)}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -50,6 +50,12 @@ def find_model(name: str) -> Path:
             f"the model {name} is no folder here and cannot be fetched from the hub ({reason}); download it where "
             "there is a network and give its folder"
         ) from None
+
+
+def _remedy(name: str) -> str:
+    from rocstar.learning.gguf import KNOWN
+
+    return f"write it with `rocstar model get {name}`" if name in KNOWN else "give a Hugging Face folder"
 
 
 def is_gguf(path: Path) -> bool:

