@@ -38,8 +38,10 @@ def find_model(name: str) -> Path:
         return folder
     if is_gguf(folder):
         return _converted(folder)
+    if not folder.exists() and is_known(folder.name):
+        raise ConfigError(f"there is no folder {name}; write it with `rocstar model get {folder.name} --to {name}`")
     if folder.exists() or not HUB_ID.fullmatch(name):
-        raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; {_remedy(folder.name)}")
+        raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; give a Hugging Face folder")
     from huggingface_hub import snapshot_download
 
     try:
@@ -52,10 +54,11 @@ def find_model(name: str) -> Path:
         ) from None
 
 
-def _remedy(name: str) -> str:
+def is_known(name: str) -> bool:
+    """Whether `rocstar model get` can write it."""
     from rocstar.learning.gguf import KNOWN
 
-    return f"write it with `rocstar model get {name}`" if name in KNOWN else "give a Hugging Face folder"
+    return name in KNOWN
 
 
 def is_gguf(path: Path) -> bool:

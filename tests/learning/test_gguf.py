@@ -132,5 +132,5 @@ def test_a_known_model_that_is_not_here_is_told_with_its_command(
     assert run(["model", "list", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)["models"]
     assert (listed["name"], listed["installed"]) == ("smollm2-135m", False)
-    with pytest.raises(ConfigError, match="write it with `rocstar model get smollm2-135m`"):
+    with pytest.raises(ConfigError, match="write it with `rocstar model get smollm2-135m --to"):
         find_model("models/smollm2-135m")
