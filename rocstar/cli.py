@@ -31,6 +31,7 @@ from rocstar.verbs import (
     doctor,
     evals,
     evaluate,
+    model,
     plan,
     recipes,
     sandbox,
@@ -219,6 +220,7 @@ app.add_typer(run_verbs.app, name="runs")
 app.add_typer(evals.app, name="evals")
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(model.app, name="model")
 app.add_typer(data.app, name="data")
 app.add_typer(answers.app, name="reward")
 app.add_typer(tool.app, name="tool")

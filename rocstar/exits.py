@@ -29,6 +29,7 @@ EXTRA_OF = {
     **dict.fromkeys(("numpy", "sympy", "starlette", "uvicorn", "uvloop", "httptools", "websockets"), "sandbox"),
     "prometheus_client": "sandbox",
     **dict.fromkeys(("pyarrow", "tokenizers", "httpx", "datasets"), "data"),
+    **dict.fromkeys(("gguf", "accelerate"), "gguf"),
     "mcp": "mcp",
     "ray": "cluster",
     "matplotlib": "plot",

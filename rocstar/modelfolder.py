@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +33,15 @@ class ModelFacts:
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: `name` itself, or what the hub holds under that id. Raises ConfigError."""
+    """The folder of a model: `name` itself, what a GGUF file holds, or what the hub holds under that id. Raises
+    ConfigError."""
     folder = Path(name)
     if (folder / "config.json").is_file():
         return folder
+    if is_gguf(folder):
+        return _converted(folder)
+    if not folder.exists() and is_known(folder.name):
+        raise ConfigError(f"there is no folder {name}; write it with `rocstar model get {folder.name} --to {name}`")
     if folder.exists() or not HUB_ID.fullmatch(name):
         raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; give a Hugging Face folder")
     from huggingface_hub import snapshot_download
@@ -49,11 +56,34 @@ def find_model(name: str) -> Path:
         ) from None
 
 
+def is_known(name: str) -> bool:
+    """Whether `rocstar model get` can write it."""
+    from rocstar.learning.gguf import KNOWN
+
+    return name in KNOWN
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def _converted(file: Path) -> Path:
+    """The folder that a GGUF file was converted into, made the first time. Raises ConfigError, DataError."""
+    from rocstar.learning.gguf import convert
+
+    file = file.resolve()
+    state = file.stat()
+    told = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "rocstar" / "models" / f"{file.stem}-{told}"
+    return folder if folder.exists() else convert(file, folder)
+
+
 def model_named(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
     """The model folder that a folder's path, a hub id, RUN or RUN@STEP means, the run it is of and the step: None and 0
     for a plain model. Raises ConfigError."""
     on_hub = HUB_ID.fullmatch(name) and not Path(name).parent.exists()
-    if on_hub or (Path(name) / "config.json").is_file():
+    if on_hub or is_gguf(Path(name)) or (Path(name) / "config.json").is_file():
         return find_model(name), None, 0
     run, step = find_checkpoint(name, runs)
     return run.checkpoint(step) / "model", run, step

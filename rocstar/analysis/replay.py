@@ -84,7 +84,8 @@ def _tested(source: Source) -> dict[str, Any]:
     asked, most = asked.fitted([one.begun.problem for one in variants], None)
 
     async def tested(machines: Machines) -> list[dict[str, Any]]:
-        judging, positions = Judging(kind=None, recall=Recall()), min(most + longest, model_facts(subject.model).positions)
+        positions = min(most + longest, model_facts(subject.model).positions)
+        judging = Judging(kind=None, recall=Recall())
         async with asked.opened(positions, machines, judging) as (roller, _):
             assert isinstance(roller, Roller)
             return await swap_test(variants, roller, Sampling(max_new_tokens=1, **drawn))

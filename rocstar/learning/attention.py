@@ -1,8 +1,8 @@
 """Attention of packed documents: several rows lie in one sequence, and none may see another.
 
-    rows       P Q A0 | P Q B0 B1 | C0 C1 C2 C3         siblings share their prompt
-    sequence   P Q A0 B0 B1 C0 C1 C2 C3                 positions 0 1 2 2 3 0 1 2 3
-    documents  [P Q A0 -]  [P Q B0 B1]  [C0 C1 C2 C3]   those of like length share one causal SDPA call
+    rows       P Q A0 | P Q B0 B1 | P C1 C2 C3          all share P, siblings share their prompt P Q
+    sequence   P Q A0 B0 B1 C1 C2 C3                    positions 0 1 2 2 3 1 2 3
+    documents  [P Q A0 -]  [P Q B0 B1]  [P C1 C2 C3]    those of like length share one causal SDPA call
 
 Queries, keys and values are laid out as documents before the calls, so a shared token stands in each document that it
 begins; what comes out of the first of them goes back to the sequence, and its gradient is the sum over all.
@@ -33,19 +33,15 @@ SHORT = 32  # tokens; within so many, the call costs more than the arithmetic
 class Document:
     """Where the tokens of a row lie in the sequence."""
 
-    head: int
-    """First of the tokens that it shares with siblings."""
-    shared: int
-    """How many those are."""
-    own: int
-    """First of the others."""
-    length: int
-    """Tokens in all."""
+    parts: tuple[tuple[int, int], ...]
+    """(first token, how many) of each run of its tokens; the last is its own, those before it may be shared."""
+    new: int
+    """How many of the parts, the last ones, no earlier document has: they lie one behind the other in the sequence."""
 
     @property
-    def first(self) -> bool:
-        """Whether its shared tokens lie right before its own: their output is taken from it."""
-        return self.head + self.shared == self.own
+    def length(self) -> int:
+        """Tokens in all."""
+        return sum(count for _, count in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +65,19 @@ class Layout:
 def layout_of(documents: Sequence[Document], device: torch.device) -> Layout:
     """Of documents in the order of the sequence, shortest first."""
     calls = _calls([document.length for document in documents])
-    if all(d.first for d in documents) and sum(d.length for d in documents) == sum(n * longest for n, longest in calls):
+    alone = all(document.new == len(document.parts) for document in documents)
+    if alone and sum(d.length for d in documents) == sum(n * longest for n, longest in calls):
         return Layout(calls=calls, tokens_S=None, places_T=None, repeats=None)
     widths = [longest for count, longest in calls for _ in range(count)]
     tokens: list[int] = []
     places: list[int] = []
     repeats: list[int] = []
     for document, width in zip(documents, widths, strict=True):
-        begin, shared, own = len(tokens), document.shared, document.length - document.shared
-        (places if document.first else repeats).extend(range(begin, begin + shared))
-        places.extend(range(begin + shared, begin + document.length))
-        tokens.extend(range(document.head, document.head + shared))
-        tokens.extend(range(document.own, document.own + own))
-        tokens.extend([document.own] * (width - document.length))
+        begin, old = len(tokens), len(document.parts) - document.new
+        for place, (first, count) in enumerate(document.parts):
+            (repeats if place < old else places).extend(range(len(tokens), len(tokens) + count))
+            tokens.extend(range(first, first + count))
+        tokens.extend([document.parts[-1][0]] * (width - (len(tokens) - begin)))
     tensors = [torch.tensor(each).to(device) for each in (tokens, places, repeats)]
     return Layout(calls=calls, tokens_S=tensors[0], places_T=tensors[1], repeats=tensors[2].long())
 

@@ -16,13 +16,16 @@ attention lets each sibling see them (attention.py). Tokens after the last place
     rows        P0 P1 P2 A0 A1 | P0 P1 P2 B0           P0 P1 shared; A1, B0 predict nothing
     packed      P0 P1 [P2] [P2 A0]
 
+Where the rows of a micro-batch all begin alike, as with one system message, that beginning is computed once too.
+
 Sorting happens only inside one optimizer step, so no step sees one kind of behaviour only. Row order inside a step
 does not change its gradient except for rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -140,6 +143,7 @@ def _row(ids: Sequence[int], counted: Sequence[bool], share: bool) -> _Row:
     return _Row(ids=ids, places=places, prefix=tuple(ids[: places[0]]) if places and share else ())
 
 
+COMMON = 16  # tokens; for fewer, copying them in front of each row costs what computing them once saves
 NOTHING = _Row(ids=(0,), places=(), prefix=())  # an idle rank still takes part in the passes of the others
 
 
@@ -149,17 +153,20 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device)
     positions: list[int] = []
     documents: list[Document] = []
     places_K: list[int] = []
-    heads: dict[tuple[int, ...], int] = {}
+    there: dict[tuple[int, ...], int] = {}
+    common = _common([row.prefix for row in mine])
     for row in mine:
-        shared = len(row.prefix)
-        head = heads.setdefault(row.prefix, len(tokens)) if shared else len(tokens)
-        if head == len(tokens):
-            tokens.extend(row.prefix)
-            positions.extend(range(shared))
-        documents.append(Document(head=head, shared=shared, own=len(tokens), length=row.length))
-        places_K.extend(len(tokens) - shared + place for place in row.places)
-        tokens.extend(row.ids[shared : row.length])
-        positions.extend(range(shared, row.length))
+        parts, new = [], 0
+        for begin, end in _runs(common, len(row.prefix), row.length):
+            shared = tuple(row.ids[:end]) if end <= len(row.prefix) else None
+            first = len(tokens) if shared is None else there.setdefault(shared, len(tokens))
+            if first == len(tokens):
+                tokens.extend(row.ids[begin:end])
+                positions.extend(range(begin, end))
+                new += 1
+            parts.append((first, end - begin))
+        documents.append(Document(parts=tuple(parts), new=new))
+        places_K.extend(len(tokens) - row.length + place for place in row.places)
     return MicroBatch(
         indices=indices,
         lengths=tuple(row.length for row in mine),
@@ -170,6 +177,19 @@ def _micro(rows: Sequence[_Row], indices: tuple[int, ...], device: torch.device)
         targets_K=torch.tensor([row.ids[p + 1] for row in mine for p in row.places], dtype=torch.long).to(device),
         counts=tuple(len(row.places) for row in mine[: len(indices)]),
     )
+
+
+def _common(prefixes: Sequence[tuple[int, ...]]) -> int:
+    """How many first tokens all rows share, such as a system message; 0 where computing them once saves too little."""
+    shortest, longest = min(prefixes), max(prefixes)
+    equal = next((n for n, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
+    return equal if equal >= COMMON else 0
+
+
+def _runs(common: int, shared: int, length: int) -> Iterator[tuple[int, int]]:
+    """A row of so many tokens cut behind those that all rows have and those that siblings have; no run is empty."""
+    cuts = sorted({0, common, shared, length})
+    yield from pairwise(cuts)
 
 
 def pick(values: Sequence[Sequence[float]], counted: Sequence[Sequence[bool]], micro: MicroBatch) -> torch.Tensor:

@@ -53,17 +53,29 @@ def with_siblings(batch: tuple[BatchRow, ...]) -> tuple[BatchRow, ...]:
     return (batch[0], longer[1], longer[2], batch[3], longer[4], longer[5])
 
 
+def with_a_system_message(batch: tuple[BatchRow, ...]) -> tuple[BatchRow, ...]:
+    """All rows begin alike."""
+    system = list(range(30, 60))
+    return tuple(
+        replace(
+            row, token_ids=[*system, *row.token_ids], loss_mask=[*[False] * 30, *row.loss_mask], sampled_logprobs=[]
+        )
+        for row in batch
+    )
+
+
+@pytest.mark.parametrize("begun", [lambda batch: batch, with_a_system_message], ids=["apart", "system message"])
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
         ("Qwen2", {"tie_word_embeddings": True}),
         ("Qwen3", {"tie_word_embeddings": False, "head_dim": 16}),
         ("Llama", {"tie_word_embeddings": False}),
-        ("Mistral", {"sliding_window": 64}),
+        ("Mistral", {"sliding_window": 96}),
     ],
 )
-def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[str, Any]) -> None:
-    batch = with_siblings(rows((60, 5, 33, 34, 36, 9)))
+def test_packed_gradients_are_those_of_each_row_alone(kind: str, changes: dict[str, Any], begun: Any) -> None:
+    batch = begun(with_siblings(rows((60, 5, 33, 34, 36, 9))))
     model, twin = causal_lm(kind, **changes), causal_lm(kind, **changes)
     learner = GrpoLearner(Policy(model, codec(), TEMPLATE), LearningSection(max_grad_norm=1e9), temperature=0.7)
     learner.update(Batch(rows=batch))
@@ -104,7 +116,7 @@ def test_siblings_take_less_work_than_rows_alone() -> None:
 
 def laid_out(lengths: list[int]) -> Layout:
     begins = [sum(lengths[:place]) for place in range(len(lengths))]
-    documents = [Document(head=b, shared=0, own=b, length=n) for b, n in zip(begins, lengths, strict=True)]
+    documents = [Document(parts=((b, n),), new=1) for b, n in zip(begins, lengths, strict=True)]
     return layout_of(documents, torch.device("cpu"))
 
 

