@@ -50,7 +50,8 @@ def test_trl_calls_it_with_conversations_and_a_tool_cannot_answer() -> None:
 
 
 def test_undecided_is_no_reward_in_trl() -> None:
-    assert TrlReward()(completions=[r"\boxed{9^{9^{9^{9}}}}"], answer=["5"]) == [None]
+    assert TrlReward()(completions=[r"\boxed{5}"], answer=["9^{9^{9^{9}}}"]) == [None]
+    assert TrlReward()(completions=[r"\boxed{9^{9^{9^{9}}}}"], answer=["5"]) == [0.0]
 
 
 def test_trl_strict_wants_the_answer_block() -> None:
@@ -84,8 +85,8 @@ def test_verl_loads_the_module_by_path_and_calls_it_per_sample() -> None:
 def test_verl_gets_the_same_keys_for_every_sample_of_a_batch() -> None:
     scores = compute_scores(
         data_sources=["math"] * 3,
-        solution_strs=[r"\boxed{5}", "none", r"\boxed{9^{9^{9^{9}}}}"],
-        ground_truths=["5", 6, "7"],
+        solution_strs=[r"\boxed{5}", "none", r"\boxed{7}"],
+        ground_truths=["5", 6, "9^{9^{9^{9}}}"],
         extra_infos=[None, None, None],
     )
     assert [score["score"] for score in scores] == [1.0, 0.0, 0.0]

@@ -171,6 +171,7 @@ LIMITS = [
         "a cache of a pretrained model larger than memory",
         [*PRETRAINED, "model.device=cpu", "rollout.engine_rows=1000000000"],
         ["GB", "lower rollout.kv_tokens"],
+        model_config(max_position_embeddings=512),
     ),
     train("an engine that is none", [*TINY, "engine.e.count=2"], ["the recipe has no engine 'e'", "there are none"]),
     train("a vocabulary without letters", [*TINY, "model.vocab_size=3"], ["model.vocab_size 3", "set it to at least"]),

@@ -160,7 +160,8 @@ function WhatIf({ used, query, tried, changed, error }) {
       ${field("weight_errors", "weight of failed calls", 0.1, 0, 100, query["w.weight_errors"] ?? 1)}
       ${field("format_weight", "weight of form", 0.1, 0, 100)}
       <label>form counts <select value=${now("format_penalty")} onChange=${typed("format_penalty")}>
-        <option value="asked">where the prompt asks for it</option><option value="always">always</option></select></label>
+        <option value="asked">where the prompt asks for it</option><option value="always">always</option>
+      </select></label>
       ${field("repetition_weight", "weight of repetition", 0.1, 0, 100)}
       <label><input type="checkbox" checked=${String(now("drop_truncated")) === "true"}
         onChange=${(e) => change("drop_truncated", String(e.target.checked))} /> leave out cut attempts</label>
