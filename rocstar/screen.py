@@ -4,6 +4,7 @@ Not here: what the numbers are (runs/show.py, the trainer's metrics). `STEP_LINE
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -125,6 +126,8 @@ class Screen:
         self._compared(shown["name"], summary)
         if shown.get("evals"):
             self.evaluations(shown["evals"])
+        for change in shown.get("changes", ()):
+            self._print(changed_setting(change))
         for stage in shown.get("stages", ()):
             if stage.get("ended"):
                 self._print(
@@ -291,6 +294,14 @@ class Screen:
 def is_live(stream: TextIO) -> bool:
     """Whether a line may be redrawn there: a terminal that can, and nobody keeping a log of it (CI)."""
     return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+def changed_setting(change: Metrics) -> str:
+    """A setting that holds from a step of the run on."""
+    if change["was"] is None and change["setting"].count(".") == 1:
+        return f"after step {change['step']}: {change['setting']} was added ({change['now']})"
+    was, now = (json.dumps(change[key]) for key in ("was", "now"))
+    return f"after step {change['step']}: {change['setting']} = {now} (before it {was})"
 
 
 # The step line

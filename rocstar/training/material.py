@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -77,9 +77,10 @@ class Material:
     """What the run takes of this machine's; None on GPUs, and of a model whose shape is not known."""
 
 
-def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
-    """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError
-    for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not there."""
+def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
+    """`rows`: SFT stages whose rows to imitate are needed; None: all, and with them a tokenizer. Raises ConfigError and
+    DataError for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not
+    there."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     specs_of(recipe)  # what is named must be there and fit
     environment_of(recipe)
@@ -106,7 +107,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         problems={
             stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
         },
-        layouts=_layouts(recipe, template) if rows else {},
+        layouts=_layouts(recipe, template, rows),
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
@@ -132,7 +133,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        memory = _memory(material, cache, _positions_at_first(material) if rows else 1, None, {})
+        memory = _memory(material, cache, _positions_at_first(material) if rows is None else 1, None, {})
     return replace(material, memory=memory)
 
 
@@ -235,10 +236,10 @@ def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
     return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
 
 
-def _layouts(recipe: Recipe, template: Template) -> dict[str, list[Layout] | None]:
+def _layouts(recipe: Recipe, template: Template, names: Set[str] | None) -> dict[str, list[Layout] | None]:
     found: dict[str, list[Layout] | None] = {}
     for stage in recipe.stage:
-        if not isinstance(stage, SftStage):
+        if not isinstance(stage, SftStage) or (names is not None and stage.name not in names):
             continue
         task = task_of(recipe, stage)
         if stage.sft.rows_file is None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.continued import is_reopened
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm import VllmEngine
@@ -38,11 +39,11 @@ from rocstar.runs.journal import read_journal
 from rocstar.runs.show import summary_of
 from rocstar.runs.tracker import RunTracker
 from rocstar.sandbox.client import SandboxClient
-from rocstar.screen import Screen
+from rocstar.screen import Screen, changed_setting
 from rocstar.tools.python import PythonTool
 from rocstar.training.alarms import Alarm, Evaluated, alarms
 from rocstar.training.checkpoints import Progress, latest, prune, save
-from rocstar.training.coldstart import Opened, opened, opening
+from rocstar.training.coldstart import Opened, opening, reopened
 from rocstar.training.material import Material, fingerprint, positions_of
 from rocstar.training.meter import Meter
 from rocstar.training.probe import probe
@@ -328,7 +329,7 @@ async def opened_run(
         watch = Watch()
         closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
-        progress, checkpoint = _starting_point(folder, screen, resume=resume)
+        progress, checkpoint = _starting_point(material.recipe, folder, screen, resume=resume)
         with meter.phase("cold start"):
             made = _opened_model(material, folder, screen, checkpoint)
         recipe = material.recipe
@@ -375,19 +376,24 @@ async def opened_run(
         )
 
 
-def _starting_point(folder: RunFolder, screen: Screen, *, resume: bool) -> tuple[Progress, Path | None]:
+def _starting_point(recipe: Recipe, folder: RunFolder, screen: Screen, *, resume: bool) -> tuple[Progress, Path | None]:
     """Progress and newest checkpoint. When resuming, the folder's records after that step are removed."""
     progress, checkpoint = (latest(folder) if resume else None) or (Progress(), None)
     if resume:
         folder.rewind(progress.step)
         screen.note(f"going on after step {progress.step}")
+        for change in folder.changes:
+            if change["step"] == progress.step:
+                screen.note(changed_setting(change))
+    if progress.stage_complete and is_reopened(folder, recipe.stage[progress.stage].name, progress.step):
+        progress.stage_complete = progress.stage_step >= recipe.stage[progress.stage].steps
     return progress, checkpoint
 
 
 def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpoint: Path | None) -> Opened:
     """The model and codec of the checkpoint, or those of a new run."""
     if checkpoint is not None:
-        return opened(checkpoint)
+        return reopened(checkpoint, material, folder.path)
     imitates = any(isinstance(stage, SftStage) for stage in material.recipe.stage)
     screen.stage("cold start" if imitates else "start", _made_first(material, imitates))
     return opening(material, folder.path)
