@@ -78,7 +78,7 @@ class Screen:
 
     @contextmanager
     def never_silent(self, doing: Callable[[], str]) -> Iterator[None]:
-        """While the context lasts, whoever looks is told what is under way: on a terminal beside the live line, in a
+        """While the context lasts, whoever looks is told what is under way: on a terminal below the live line, in a
         log when nothing was said for SILENT_SECONDS. `doing` is called by a thread; an empty text tells nothing."""
         over = threading.Event()
         thread = threading.Thread(target=self._look_on, args=(over, doing), name="screen", daemon=True)
@@ -98,7 +98,7 @@ class Screen:
         with self._lock:
             text = doing()
             if text and is_live(self._progress):
-                self._show_live(f"{self._shown}  [{text}]" if self._shown else text)
+                self._show_live("\n".join(filter(None, (self._shown, text))))
             elif text and self._clock() - self._said >= SILENT_SECONDS:
                 self._tell(text)
 

@@ -51,6 +51,7 @@ from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stages import why_over
 from rocstar.training.stopper import Stopper
+from rocstar.training.underway import Attempts
 from rocstar.types import BatchRow, Resampled, Weights
 from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
@@ -87,6 +88,10 @@ class Run:
     """Monotonic time at which the step under way began, seconds."""
     probed_at: float = -math.inf
     """Monotonic time at which sandbox and grader were last asked something whose answer is known, seconds."""
+    attempts: dict[int, Attempts] = field(default_factory=dict)
+    """Of steps of the stage, by their number in it, that were begun and not learnt from."""
+    rollout_seconds: float | None = None
+    """How long the step before waited for its attempts; None for the first of a stage."""
     stage_rows: list[Mapping[str, Any]] = field(default_factory=list)
     """Metrics of the stage under way, one row a step."""
     evaluated: Sequence[Evaluated] = ()
@@ -148,6 +153,21 @@ class Run:
         """Do `work` of the learner in a thread while the event loop serves attempts under way."""
         return await in_thread(work, device=self.policy.device, break_off=self.stopper.break_off)
 
+    @contextmanager
+    def rolling(self, step: int) -> Iterator[None]:
+        """While the attempts of a step of the stage are waited for, whoever looks on is told how far they are."""
+        began, before = time.monotonic(), self.watch.asked()
+
+        def far(seconds: float) -> str:
+            now, attempts = self.watch.asked(), self.attempts.get(step)
+            written = now.produced_tokens - before.produced_tokens if now and before else 0
+            return attempts.told(seconds, max(0, written), self.rollout_seconds) if attempts else ""
+
+        with self.watch.telling(far):
+            yield
+        self.attempts.pop(step, None)
+        self.rollout_seconds = time.monotonic() - began
+
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def steps(self, stage: SftStage | RlStage) -> Iterator[int]:
@@ -155,6 +175,7 @@ class Run:
         run was asked to stop, and was saved by `done`."""
         self.saved_at = time.monotonic()
         self.stage_rows = [row for row in read_journal(self.folder.metrics) if row["stage"] == stage.name]
+        self.rollout_seconds = None
         self.evaluated = self.evaluations()
         self.alarmed = {alarm.name for alarm in self._alarms(stage)}  # told before the checkpoint
         while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
