@@ -326,15 +326,25 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
 def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, as_json: bool) -> None:
     """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
     from rocstar.plan.fits import beside_what_is_there
-    from rocstar.training.material import few_problems
+    from rocstar.training.material import few_problems, first_prompt
 
+    prompt = first_prompt(material)
     if as_json:
         memory = material.memory and {**asdict(material.memory), "run": material.memory.run}
-        print_json({"settings": recipe.resolved(), "differs": [asdict(one) for one in given], "memory": memory})
+        print_json(
+            {
+                "settings": recipe.resolved(),
+                "differs": [asdict(one) for one in given],
+                "memory": memory,
+                "first_prompt": prompt,
+            }
+        )
     else:
         for one in given:
             print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+        if prompt is not None:
+            print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
     for stage in material.recipe.stage:

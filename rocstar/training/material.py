@@ -24,7 +24,7 @@ from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 from rocstar.exits import need
-from rocstar.lengths import positions_needed
+from rocstar.lengths import UNLIMITED, positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
 from rocstar.plan.fits import idle_learners, refuse_here, refuse_on_gpu
@@ -198,6 +198,21 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
         )
     asked = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
     return max([own, *asked])
+
+
+def first_prompt(material: Material) -> str | None:
+    """What the model will read first, markers included: the prompt of the first problem to learn from, else to be
+    asked. None where there is no problem, and for an environment of one's own whose tokenizer is not there yet."""
+    recipe, pretrained = material.recipe, material.pretrained
+    problem = next((one for some in (*material.problems.values(), material.heldout) for one in some), None)
+    if problem is None or (pretrained is None and recipe.rollout.environment is not None):
+        return None
+    several = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
+    if pretrained is None:
+        return text_of(material.template.opening(problem.question, specs_of(recipe) if several else ()))
+    nothing_runs, codec = SandboxClient(daemons=0), pretrained.codec
+    conversation = make_conversation(recipe, codec, material.template, nothing_runs, with_tools=several)
+    return codec.decode(environment_of(recipe)(problem, conversation, UNLIMITED, 0).opening())
 
 
 def _positions_at_first(material: Material) -> int:
