@@ -80,7 +80,7 @@ Settings = Annotated[
 RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; where it computes may change."),
+    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; its last stage may change."),
 ]
 Branch = Annotated[
     str | None,
@@ -273,20 +273,16 @@ def _start(
 
 
 def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
-    """Under the run's own settings, which decide what it computes. Others may be `cluster.*` and `engine.*`, which say
-    where, and `run.stall_*`, for how long nothing may move."""
+    """Under the run's own settings, which decide what it computes, but for stages that are not over or are given more
+    steps. Others may be `cluster.*` and `engine.*`, which say where, and `run.stall_*`, for how long nothing may move.
+    """
+    from rocstar.continued import continued, record
     from rocstar.origins import of_run
-    from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.folder import RunFolder
 
-    for given in settings:
-        if not given.startswith(("cluster.", "engine.", "run.stall_")):
-            raise ConfigError(
-                f"--resume goes on with the run's own settings and takes no {given!r}; leave that out (only "
-                "cluster.KEY=VALUE, engine.NAME.KEY=VALUE and run.stall_KEY=VALUE may change)"
-            )
     folder = RunFolder.find(name, runs)
-    if folder.summary.exists() and not dry_run:
+    made = continued(folder, max(folder.checkpoint_steps(), default=None), settings, flag="--resume")
+    if folder.summary.exists() and not made.goes_on and not dry_run:
         print(f"run {folder.name} is finished, so there is nothing to go on with", file=sys.stderr)
         _show_result(folder, as_json=as_json)
         return
@@ -294,19 +290,20 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
         need("train")
     from rocstar.training.material import read_material  # heavy, and a finished run needs none of it
 
-    recipe = changed(resolved_from_json(folder.resolved), settings, {})
     with stoppable(NOTHING_YET):
-        material = read_material(recipe, rows=not folder.checkpoint_steps())
+        material = read_material(made.recipe, rows=made.unmade)
     if dry_run:
-        _print_given(recipe, material, of_run(recipe, folder.name, settings, os.environ), as_json=as_json)
+        _print_given(made.recipe, material, of_run(made.recipe, folder.name, settings, os.environ), as_json=as_json)
         return
+    if made.goes_on:
+        record(folder, made)
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 
 def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
     """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
+    from rocstar.continued import continued
     from rocstar.origins import of_run
-    from rocstar.recipe import changed, resolved_from_json
     from rocstar.runs.branch import fill_branch, find_checkpoint
     from rocstar.runs.folder import RunFolder
     from rocstar.training.material import read_material
@@ -314,41 +311,40 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     if not dry_run:
         need("train")
     source, step = find_checkpoint(name, runs)
-    ended = source.stages_ended(step)
-    for given in settings:
-        stage = given.split(".")[1] if given.startswith("stage.") else None
-        if stage in ended:
-            raise ConfigError(f"stage {stage} was over at step {step}, so {given!r} would change nothing; leave it out")
-        if stage is None and not given.startswith(("cluster.", "engine.", "run.stall_", "run.name=")):
-            raise ConfigError(
-                f"--branch goes on with the settings of {source.name} and takes no {given!r}; leave that out (only "
-                "stage.NAME.KEY=VALUE of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY and run.name "
-                "may change)"
-            )
-    recipe = changed(resolved_from_json(source.resolved), settings, {})
+    made = continued(source, step, settings, flag="--branch", own="run.name=")
     with stoppable(NOTHING_YET):
-        material = read_material(recipe, rows=False)
+        material = read_material(made.recipe, rows=made.unmade)
     if dry_run:
-        _print_given(recipe, material, of_run(recipe, source.name, settings, os.environ), as_json=as_json)
+        _print_given(made.recipe, material, of_run(made.recipe, source.name, settings, os.environ), as_json=as_json)
         return
-    fill = partial(fill_branch, source=source, step=step)
+    fill = partial(fill_branch, source=source, step=step, anew=made.anew, changes=made.changes)
     text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
-    folder = RunFolder.create(recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
+    folder = RunFolder.create(made.recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 
 def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, as_json: bool) -> None:
     """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
     from rocstar.plan.fits import beside_what_is_there
-    from rocstar.training.material import few_problems
+    from rocstar.training.material import few_problems, first_prompt
 
+    prompt = first_prompt(material)
     if as_json:
         memory = material.memory and {**asdict(material.memory), "run": material.memory.run}
-        print_json({"settings": recipe.resolved(), "differs": [asdict(one) for one in given], "memory": memory})
+        print_json(
+            {
+                "settings": recipe.resolved(),
+                "differs": [asdict(one) for one in given],
+                "memory": memory,
+                "first_prompt": prompt,
+            }
+        )
     else:
         for one in given:
             print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+        if prompt is not None:
+            print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
     for stage in material.recipe.stage:

@@ -11,6 +11,7 @@ Not here: what the keys mean (`config.py`) and what is done with them (`train.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.toml.read import merge_layers, parse_override, read_layers, read_text, validated
-from rocstar.toml.tree import Keys, Table, annotation_at, chosen, merged, put, with_lists
+from rocstar.toml.tree import Keys, Table, annotation_at, chosen, merged, named, put, with_lists
 from rocstar.unread import refuse_unread
 
 STAGES = Recipe.model_fields["stage"].annotation
@@ -51,9 +52,10 @@ def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
 
 
 def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
-    """A recipe with other base settings, for what no stage has a say in. `settings` are `section.key=value`; `options`
-    maps such a text to the words of the command line that ask for it. Raises ConfigError."""
-    table = recipe.model_dump()
+    """A recipe with other base settings, for what no stage has a say in, and of single stages. `settings` are
+    `section.key=value`, of which `stage.NAME.kind=KIND` adds a stage where there is none of that name; `options` maps
+    such a text to the words of the command line that ask for it. Raises ConfigError."""
+    table = _with_added_stages(recipe.model_dump(), settings)
     given = [parse_override(text, Recipe, table) for text in settings]
     asked = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
     for change in (*given, *asked):
@@ -61,6 +63,16 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
     made = validated(Recipe, table, (), (*given, *asked))
     refuse_unread(made, (), (*given, *asked))
     return made
+
+
+def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
+    """Those that are new, at the end, from the base sections."""
+    for text in settings:
+        keys, _, kind = (part.strip() for part in text.partition("="))
+        if (found := re.fullmatch(r"stage\.([^.]+)\.kind", keys)) and named(table["stage"], found[1]) is None:
+            added = _completed({"name": found[1], "kind": kind.strip("\"'")}, table)
+            table = {**table, "stage": [*table["stage"], added]}
+    return table
 
 
 def resolved_from_json(path: str | Path) -> Recipe:

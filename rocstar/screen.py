@@ -4,6 +4,7 @@ Not here: what the numbers are (runs/show.py, the trainer's metrics). `STEP_LINE
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -77,7 +78,7 @@ class Screen:
 
     @contextmanager
     def never_silent(self, doing: Callable[[], str]) -> Iterator[None]:
-        """While the context lasts, whoever looks is told what is under way: on a terminal beside the live line, in a
+        """While the context lasts, whoever looks is told what is under way: on a terminal below the live line, in a
         log when nothing was said for SILENT_SECONDS. `doing` is called by a thread; an empty text tells nothing."""
         over = threading.Event()
         thread = threading.Thread(target=self._look_on, args=(over, doing), name="screen", daemon=True)
@@ -97,7 +98,7 @@ class Screen:
         with self._lock:
             text = doing()
             if text and is_live(self._progress):
-                self._show_live(f"{self._shown}  [{text}]" if self._shown else text)
+                self._show_live("\n".join(filter(None, (self._shown, text))))
             elif text and self._clock() - self._said >= SILENT_SECONDS:
                 self._tell(text)
 
@@ -125,6 +126,8 @@ class Screen:
         self._compared(shown["name"], summary)
         if shown.get("evals"):
             self.evaluations(shown["evals"])
+        for change in shown.get("changes", ()):
+            self._print(changed_setting(change))
         for stage in shown.get("stages", ()):
             if stage.get("ended"):
                 self._print(
@@ -291,6 +294,14 @@ class Screen:
 def is_live(stream: TextIO) -> bool:
     """Whether a line may be redrawn there: a terminal that can, and nobody keeping a log of it (CI)."""
     return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+def changed_setting(change: Metrics) -> str:
+    """A setting that holds from a step of the run on."""
+    if change["was"] is None and change["setting"].count(".") == 1:
+        return f"after step {change['step']}: {change['setting']} was added ({change['now']})"
+    was, now = (json.dumps(change[key]) for key in ("was", "now"))
+    return f"after step {change['step']}: {change['setting']} = {now} (before it {was})"
 
 
 # The step line

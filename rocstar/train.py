@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 
 from rocstar.config import RlStage, SftStage
 from rocstar.learning.batches import rows_of, split, top_entropy
@@ -41,6 +40,7 @@ from rocstar.training.rows import rows_of_step
 from rocstar.training.run import Run, opened_run
 from rocstar.training.stopper import Stopper
 from rocstar.training.suspicion import suspicion
+from rocstar.training.underway import Attempts, update_told
 from rocstar.types import BatchRow, Group, Problem, Resampled, Update, Weights, seed_for
 
 
@@ -73,7 +73,7 @@ def imitate(run: Run, stage: SftStage) -> None:
     run.announce(stage, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
     with run.saved_when_stopped(learner):
         for step in run.steps(stage):
-            with run.meter.phase("sft"):
+            with run.meter.phase("sft"), run.watch.telling(lambda seconds: update_told(seconds, *run.policy.learnt)):
                 batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
                 metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
             run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
@@ -126,30 +126,24 @@ def ahead_of_learning(
 
     async def roll(step: int) -> list[Group]:
         problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(seed, stage.name))
-        return await paced.roll(
+        run.attempts[step] = attempts = Attempts(len(problems) * rollout.attempts_per_problem)
+        return await replace(paced, environment=attempts.counted(paced.environment)).roll(
             problems,
             attempts=rollout.attempts_per_problem,
             seed=seed_for(seed, "step", first + step + 1),
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
-            done=_counter(run, f"{stage.name} step {step + 1}/{stage.steps}: attempts at", problems),
         )
 
     return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps)
-
-
-def _counter(run: Run, name: str, problems: Sequence[Problem]) -> Callable[[Group], None]:
-    """Tells how many of a step's problems have all their attempts."""
-    numbers = count(1)
-    return lambda group: run.screen.counted(name, next(numbers), len(problems), "problems done")
 
 
 async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoLearner, step: int) -> dict[str, float]:
     """Take the attempts of a step of the stage, learn from them, give engines the new weights, record. Returns the
     step's metrics. Raises RunHalted when too many attempts ended by faults of ours."""
     written_by = learner.version
-    with run.meter.phase("rollout"):
+    with run.meter.phase("rollout"), run.rolling(step):
         groups = await attempts.take(step)
     with run.meter.phase("learning"):
         began, learn = time.monotonic(), partial(learn_from, run, stage, learner, groups)

@@ -90,6 +90,7 @@ class Watch:
         self._still = 0.0
         self.load: Callable[[], EngineLoad] | None = None
         """Of the engine, once there is one: the tokens it feeds and writes are moves."""
+        self._far: Callable[[float], str] | None = None
 
     def note(self, who: str, what: str | None) -> None:
         """`who` now waits for `what`; None: it waits no more and has ended."""
@@ -111,12 +112,24 @@ class Watch:
             return ""
         waiting = Counter(what for who, (what, _) in dict(self._stages).items() if who != RUN)
         told = ", ".join(f"{count} {'waits' if count == 1 else 'wait'} for {what}" for what, count in waiting.items())
-        return f"{phase[0]} for {self._clock() - phase[1]:.0f} s" + (f": {told}" if told else "")
+        seconds = self._clock() - phase[1]
+        far = self._far(seconds) if self._far else ""
+        return f"{phase[0]} for {seconds:.0f} s" + (": " if far or told else "") + "; ".join(filter(None, (far, told)))
+
+    @contextmanager
+    def telling(self, far: Callable[[float], str]) -> Iterator[None]:
+        """While the context lasts, what the run does is told with how far it is: `far` is called by the thread that
+        looks on, with the seconds of the phase under way."""
+        self._far = far
+        try:
+            yield
+        finally:
+            self._far = None
 
     def look(self, passed: float) -> float:
         """Seconds for which nothing has moved, `passed` seconds after the last look. Looks are added up, not times: a
         process that was stopped for an hour has stalled no second of it."""
-        load = self._asked()
+        load = self.asked()
         seen = (self._notes, load and (load.produced_tokens, load.recomputed_tokens, load.policy_version))
         self._still = self._still + passed if seen == self._seen else 0.0
         self._seen = seen
@@ -129,9 +142,10 @@ class Watch:
         waiting: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
         for who, (what, since) in sorted(stages.items(), key=lambda item: item[1][1]):
             waiting[what].append((who, now - since))
-        return Stall(seconds=self._still, phase=phase and phase[0], waiting=waiting, load=self._asked())
+        return Stall(seconds=self._still, phase=phase and phase[0], waiting=waiting, load=self.asked())
 
-    def _asked(self) -> EngineLoad | None:
+    def asked(self) -> EngineLoad | None:
+        """The engine's load; None while there is none to ask."""
         try:
             return self.load() if self.load else None
         except Exception:  # a broken engine is what this has to survive, and to report

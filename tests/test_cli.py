@@ -137,6 +137,17 @@ def test_a_dry_run_prints_what_differs_and_makes_no_run(capsys: pytest.CaptureFi
     assert not Path("runs").exists()
 
 
+def test_a_dry_run_shows_the_first_prompt_as_the_model_will_read_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "tiny.toml", "rollout.template=paper", "--dry-run"]) == exits.OK
+    _, _, prompt = capsys.readouterr().err.partition("the first prompt, as the model will read it:\n")
+    assert prompt.startswith("<|im_start|>system\nThe User brings") and '"name": "python"' in prompt
+    assert cli.run(["train", "tiny.toml", "rollout.template=paper", "--dry-run", "--json"]) == exits.OK
+    shown = json.loads(capsys.readouterr().out)["first_prompt"]
+    assert shown.endswith("<|im_start|>assistant\n<reason>") and prompt.startswith(shown)
+    assert cli.run(["sft", "tiny.toml", "evaluate.problems=0", "--dry-run", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["first_prompt"] is None
+
+
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_a_dry_run_says_that_a_step_takes_all_problems_there_are(
     capsys: pytest.CaptureFixture[str], as_json: list[str]

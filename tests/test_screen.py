@@ -166,6 +166,18 @@ def test_a_terminal_shows_a_live_line_that_stays_at_the_end(monkeypatch: pytest.
     assert "\x1b[" in text and "a note" in text and "step 12/12" in text
 
 
+def test_a_terminal_shows_what_is_under_way_below_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it, it was cut off where the step line fills the screen."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen, progress, _ = screens(Terminal())
+    screen.step("stage1", 11, 12, METRICS)
+    screen.look(lambda: "rollout for 12 s: 31 of 128 attempts done")
+    assert "rollout for 12 s: 31 of 128 attempts done" in progress.getvalue()
+    screen.close()
+
+
 def test_ci_gets_plain_lines_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     screen, progress, _ = screens(Terminal())

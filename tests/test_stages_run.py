@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocstar.runs.journal import read_journal
-from tests.tiny_run import SFT_STEPS, Command, Ended, attempts, metrics, results, workplace
+from tests.tiny_run import SFT_STEPS, Command, Ended, attempts, finished_run, metrics, results, workplace
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -89,8 +89,8 @@ def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(finished: tup
     folder = finished[0]
     before = (metrics(folder), results(folder), attempts(folder))
     branch = ("train", "--branch", f"tiny@{SFT_STEPS + 2}")
-    refused = Command.start(folder, *branch, "stage.stage1.steps=9").wait()
-    assert refused.code == 2 and "stage stage1 was over at step 112" in refused.told
+    refused = Command.start(folder, *branch, "stage.cold.steps=999").wait()
+    assert refused.code == 2 and "stage cold was over at step 112" in refused.told
     refused = Command.start(folder, *branch, "run.seed=4").wait()
     assert refused.code == 2 and "takes no 'run.seed=4'" in refused.told
     ended = Command.start(folder, *branch, "stage.stage3.rollout.max_turns=2", "run.name=second").wait()
@@ -102,6 +102,31 @@ def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(finished: tup
     assert identity["branched_from"] == {"run": str(run_of(folder).resolve()), "step": SFT_STEPS + 2}
     same = Command.start(folder, *branch, "run.name=third").wait()
     assert same.code == 0, same.told
-    third = [{k: v for k, v in r.items() if not k.startswith("cpu/") and "second" not in k} for r in
-             read_journal(run_of(folder, "third") / "metrics.jsonl")]  # fmt: skip
-    assert third == metrics(folder)
+    assert metrics(folder, "third") == metrics(folder)
+
+
+def test_a_run_that_is_given_more_steps_makes_the_numbers_of_one_that_had_them_from_the_start(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Killed where its second part begins, too."""
+    whole, folder = finished_run(tmp_path_factory.getbasetemp())[0], workplace(tmp_path / "w")
+    first = Command.start(folder, "train", "tiny.toml", "stage.stage1.steps=2", "stage.stage3.steps=0").wait()
+    assert first.code == 0, first.told
+    more = ("train", "--resume", "tiny", "stage.stage1.steps=4", "stage.stage3.steps=3")
+    command = Command.start(folder, *more)
+    assert command.after_step(SFT_STEPS + 3, command.process.kill).code == -signal.SIGKILL
+    ended = Command.start(folder, "train", "--resume", "tiny").wait()
+    assert ended.code == 0, ended.told
+    assert metrics(folder) == metrics(whole)
+    assert attempts(folder) == attempts(whole)
+    theirs, ours = results(whole), results(folder)
+    assert ours.keys() - theirs.keys() == {f"evals/after/step={SFT_STEPS + 2:06d}/result.json"}
+    told = f"after step {SFT_STEPS + 2}: stage.stage1.steps = 4 (before it 2)"
+    assert told in Command.start(folder, "runs", "show", "tiny").wait().out
+    changed = ("stage.stage3.steps=4", "stage.stage3.learning.learning_rate=1e-5", "stage.again.kind=sft",
+               "stage.again.steps=2", f"stage.again.sft.rows_file={folder / 'rows.jsonl'}")  # fmt: skip
+    ended = Command.start(folder, "train", "--resume", "tiny", *changed, "stage.again.sft.warmup_steps=0").wait()
+    assert ended.code == 0, ended.told
+    *before, rl, _, last = metrics(folder)
+    assert before == metrics(whole) and last["stage"] == "again"
+    assert (rl["stage"], rl["learn/learning_rate"]) == ("stage3", 1e-5)

@@ -240,14 +240,14 @@ def finished_run(base: Path) -> tuple[Path, Ended]:
     return folder, Ended(**json.loads(said.read_text()))
 
 
-def metrics_lines(folder: Path) -> list[str]:
-    path = folder / "runs" / "tiny" / "metrics.jsonl"
+def metrics_lines(folder: Path, name: str = "tiny") -> list[str]:
+    path = folder / "runs" / name / "metrics.jsonl"
     return path.read_text().splitlines() if path.exists() else []
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
+def metrics(folder: Path, name: str = "tiny") -> list[dict[str, Any]]:
     """Rows of metrics.jsonl without what a clock says."""
-    rows = [json.loads(line) for line in metrics_lines(folder)]
+    rows = [json.loads(line) for line in metrics_lines(folder, name)]
     return [{k: v for k, v in row.items() if not k.startswith("cpu/") and "second" not in k} for row in rows]
 
 

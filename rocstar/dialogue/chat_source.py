@@ -18,10 +18,12 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from rocstar.dialogue.jinja import with_tools
 from rocstar.dialogue.tokenizer_files import ModelFiles
 from rocstar.errors import ConfigError
 
 DAY = datetime(2024, 7, 26)  # the day that Llama 3's own templates fall back to
+SEEN = "What is this?"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -30,13 +32,23 @@ class ChatSource:
 
     def __init__(self, source: str, files: ModelFiles, place: str) -> None:
         """`place` names the template in messages. Raises ConfigError."""
-        self._place = place
+        self._place, self._files = place, files
+        self.text = source
         self._tokens = {name: text for name in SPECIAL if (text := files.token(name))}
         self.mentions_thinking = "</think>" in source
         try:
             self._compiled = _compiled(source)
         except TemplateError as error:
             raise ConfigError(f"{place} is no valid Jinja template: {error}.") from None
+
+    def taught_tools(self) -> ChatSource:
+        """The same for conversations with tools, where it knows none. Raises ConfigError."""
+        asked = [{"role": "system", "content": SEEN}, {"role": "user", "content": "Q"}]
+        try:
+            in_system = SEEN in self.render(asked, (), header=True)
+        except ConfigError:
+            in_system = False
+        return ChatSource(with_tools(self.text, in_system=in_system), self._files, self._place)
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any], *, header: bool) -> str:
         """The conversation as text; `header` adds what stands before the next completion. Raises ConfigError."""

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rocstar.dialogue.segments import Author, Segment
-from rocstar.dialogue.template import Template
+from rocstar.dialogue.template import ChatMl, Template
 from rocstar.dialogue.tokenizer_files import ModelFiles, read_model_files, read_tokenizer, without_prefix_spaces
 from rocstar.errors import ConfigError
 
@@ -109,7 +109,8 @@ class Codec:
         stops = self.stop_ids(template)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": template.stop, **self._files.tokenizer}
         if template.jinja is not None:
-            settings |= {"eos_token": template.stop, "chat_template": template.jinja}
+            settings |= {"chat_template": template.jinja}
+            settings |= {"eos_token": template.stop} if isinstance(template, ChatMl) else {}
         elif self._files.chat_template is not None:
             (target / "chat_template.jinja").write_text(self._files.chat_template, encoding="utf-8")
         _write(target / "tokenizer_config.json", settings)

@@ -1,5 +1,5 @@
-"""The templates once more as Jinja chat templates, for `apply_chat_template` of a saved tokenizer. Never used to make
-the ids of a rollout; a test holds both forms equal."""
+"""The templates once more as Jinja chat templates, for `apply_chat_template` of a saved tokenizer; never used to make
+the ids of a rollout, a test holds both forms equal. And what a chat template that knows no tools is begun with."""
 
 from __future__ import annotations
 
@@ -22,6 +22,55 @@ def chat_template(*, system: str | None, preamble: str, header: str, lists_tools
         + "{%- endif -%}{%- endfor -%}"
         + f"{{%- if add_generation_prompt -%}}{{{{- {_literal(header)} -}}}}{{%- endif -%}}"
     )
+
+
+def with_tools(source: str, *, in_system: bool) -> str:
+    """A chat template that knows roles system, user and assistant alone, for conversations with tools: their schemas
+    stand at the end of the system message (else at the beginning of the first question), calls in the assistant's own
+    text, and replies in a turn of the user. Source: ours."""
+    literals = {"HEAD": TOOLS_HEAD.lstrip(), "TAIL": TOOLS_TAIL, "ROLE": "system" if in_system else "user"}
+    prelude = "".join(line.strip() for line in _PLAIN.splitlines())
+    for name, text in literals.items():
+        prelude = prelude.replace(name, _literal(text))
+    return prelude + "{{- '' }}" + source
+
+
+_PLAIN = r"""
+{%- set plain = namespace(turns=[], tools='', said='') -%}
+{%- for tool in tools or [] -%}{%- set plain.tools = plain.tools + '\n' + (tool | tojson) -%}{%- endfor -%}
+{%- if plain.tools -%}{%- set plain.tools = HEAD + plain.tools + TAIL -%}{%- endif -%}
+{%- if plain.tools and ROLE == 'system' and messages[0].role != 'system' -%}
+    {%- set plain.turns = [{'role': 'system', 'content': plain.tools}] -%}{%- set plain.tools = '' -%}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' -%}
+        {%- set plain.said = plain.said + ('\n' if plain.said else '') + '<tool_response>\n' -%}
+        {%- set plain.said = plain.said + message.content + '\n</tool_response>' -%}
+        {%- if loop.last or loop.nextitem.role != 'tool' -%}
+            {%- set plain.turns = plain.turns + [{'role': 'user', 'content': plain.said}] -%}
+            {%- set plain.said = '' -%}
+        {%- endif -%}
+    {%- elif message.role == 'assistant' -%}
+        {%- set plain.said = message.content or '' -%}
+        {%- for call in message.tool_calls or [] -%}
+            {%- set call = call.function or call -%}
+            {%- set plain.said = plain.said + ('\n' if plain.said and plain.said[-1] != '\n' else '') -%}
+            {%- set plain.said = plain.said + '<tool_call>\n{"name": ' + (call.name | tojson) + ', "arguments": ' -%}
+            {%- set given = call.arguments if call.arguments is string else call.arguments | tojson -%}
+            {%- set plain.said = plain.said + given + '}\n</tool_call>' -%}
+        {%- endfor -%}
+        {%- set plain.turns = plain.turns + [{'role': 'assistant', 'content': plain.said}] -%}
+        {%- set plain.said = '' -%}
+    {%- elif message.role == ROLE and plain.tools -%}
+        {%- set parts = [message.content, plain.tools] if ROLE == 'system' else [plain.tools, message.content] -%}
+        {%- set plain.turns = plain.turns + [{'role': ROLE, 'content': parts | join('\n\n')}] -%}
+        {%- set plain.tools = '' -%}
+    {%- else -%}
+        {%- set plain.turns = plain.turns + [message] -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- set messages = plain.turns -%}
+"""
 
 
 def _literal(text: str) -> str:

@@ -44,10 +44,13 @@ class ModelTemplate:
     preamble: str
     """Stands before each question in the user message."""
 
+    taught: bool = False
+    """Whether the model's template knows no tools and `source` is ours around it."""
+
     @property
-    def jinja(self) -> None:
-        """The tokenizer keeps its template."""
-        return None
+    def jinja(self) -> str | None:
+        """The tokenizer keeps its template, unless it knows no tools."""
+        return self.source.text if self.taught else None
 
     def opening(self, question: str, tools: Sequence[ToolSpec], system: str | None = None) -> tuple[Segment, ...]:
         first = [] if system is None else [{"role": "system", "content": _marked(system)}]
@@ -84,8 +87,8 @@ class ModelTemplate:
 
 def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: str | None = None) -> ModelTemplate:
     """The chat template of the model in `folder`, for conversations with `tools`. `preamble` None asks for the answer
-    in a `\\boxed{}`, which is where it is read. Raises ConfigError where the template ignores tools, writes calls in a
-    syntax we cannot read, or rewrites what stands before a reply."""
+    in a `\\boxed{}`, which is where it is read. A template that knows no tools is taught them (`jinja.with_tools`).
+    Raises ConfigError where it writes calls in a syntax we cannot read, or rewrites what stands before a reply."""
     source = find_chat_source(read_model_files(folder), folder, with_tools=bool(tools))
     stop = _stop(source, folder)
     made = ModelTemplate(
@@ -96,19 +99,25 @@ def load_model_template(folder: Path, tools: Sequence[ToolSpec], *, preamble: st
         calls=HERMES,
         preamble=MODEL_PREAMBLE if preamble is None else preamble,
     )
+    if tools and not _shows(made, tools):
+        made = replace(made, source=source.taught_tools(), taught=True)
     if tools:
         _check_tools_are_shown(made, tools, folder)
-        made = replace(made, calls=_call_syntax(source, folder))
+        made = replace(made, calls=_call_syntax(made.source, folder))
         _check_history(made, tools, folder)
     return replace(made, reserved=_reserved(made))
 
 
 def _check_tools_are_shown(template: ModelTemplate, tools: Sequence[ToolSpec], folder: Path) -> None:
-    if text_of(template.opening("Q", tools)) == text_of(template.opening("Q", ())):
+    if not _shows(template, tools):
         raise ConfigError(
             f"the chat template of {folder} does not show tools; use rollout.template 'paper', or no tools at all "
             "(rollout.max_turns = 1)."
         )
+
+
+def _shows(template: ModelTemplate, tools: Sequence[ToolSpec]) -> bool:
+    return text_of(template.opening("Q", tools)) != text_of(template.opening("Q", ()))
 
 
 def _stop(source: ChatSource, folder: Path) -> str:

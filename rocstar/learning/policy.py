@@ -52,6 +52,8 @@ class Policy:
         self.device = device_of(section, ranks.local_rank)
         self.dtype = compute_dtype(section, self.device)
         self.recomputes = section.gradient_checkpointing
+        self.learnt = 0, 0
+        """Tokens of the update under way that are learnt from, and all of it."""
         self._template = template
         if model is not None:
             model.config.architectures = [type(model).__name__]  # vLLM asks for it; sharding renames the type

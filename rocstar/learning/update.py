@@ -105,9 +105,14 @@ class Updater:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         found: Found = []
+        total, learnt, micros = sum(map(len, ids)), 0, self.pack(ids, counted)
+        mine = sum(len(ids[i]) for micro in micros for i in micro.indices)
+        self.policy.learnt = 0, total
         with self.policy.head(self._temperature) as head:
-            for micro in self.pack(ids, counted):
+            for micro in micros:
                 found.append((micro, *self._backward(head, micro, loss_of(micro), entropy_gradient)))
+                learnt += sum(len(ids[i]) for i in micro.indices)
+                self.policy.learnt = total * learnt // max(mine, 1), total
         metrics = self.policy.ranks.sum(sums)
         return found, {**metrics, **self._step(metrics["loss"])}
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,15 @@ def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
     return run, step
 
 
-def fill_branch(fresh: RunFolder, source: RunFolder, step: int) -> dict[str, Any]:
-    """Give `fresh` what `source` had after `step`, and return what run.json says of it. Raises OSError."""
+def fill_branch(
+    fresh: RunFolder, source: RunFolder, step: int, *, anew: Set[str], changes: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Give `fresh` what `source` had after `step`, and return what run.json says of it. anew: stages whose rows to
+    imitate are other ones here. Raises OSError."""
     rows = [row for row in read_journal(source.metrics) if row["step"] <= step]
     write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
-    for path in _kept(source, step):
+    imitated = (path for path in source.path.glob("sft_rows/*.parquet") if path.stem not in anew)
+    for path in (*_kept(source, step), *imitated):
         _share(path, fresh.path / path.relative_to(source.path))
     begun = {row["stage"] for row in rows}
     for path in source.path.glob("pools/*"):
@@ -42,7 +46,7 @@ def fill_branch(fresh: RunFolder, source: RunFolder, step: int) -> dict[str, Any
             _share(path, fresh.path / path.relative_to(source.path))
     problems = read_json(source.problems)
     write_json(fresh.problems, {name: problems[name] for name in problems if name in {*begun, HELD_OUT}})
-    return {"branched_from": {"run": str(source.path.resolve()), "step": step}}
+    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes)}
 
 
 def _kept(source: RunFolder, step: int) -> Iterator[Path]:
@@ -51,7 +55,6 @@ def _kept(source: RunFolder, step: int) -> Iterator[Path]:
     finished = (file.parent for file in source.evals.glob("*/step=*/result.json"))
     yield from (folder for folder in finished if step_of(folder) <= step)
     yield from (source.checkpoint(there) for there in source.checkpoint_steps() if there <= step)
-    yield from source.path.glob("sft_rows/*.parquet")
 
 
 def _share(path: Path, place: Path) -> None:

@@ -185,11 +185,18 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         return next(file for n in count(1) if not (file := folder / f"{name}-{n}.txt").exists())
 
-    def stages_ended(self, step: int) -> set[str]:
-        """Names of the stages that were over after `step`."""
-        rows = [row["stage"] for row in read_journal(self.metrics) if row["step"] <= step]
-        state = read_json(self.checkpoint(step) / "state.json")
-        return set(rows) - (set() if state["stage_complete"] else {rows[-1]} if rows else set())
+    def sft_rows(self, stage: str) -> Path:
+        """What an SFT stage imitates, as tokens."""
+        return self.path / "sft_rows" / f"{stage}.parquet"
+
+    def made_for(self, stage: str) -> list[Path]:
+        """Files that are made when a stage begins or before, and follow from its settings."""
+        return [*self.path.glob(f"sft_rows/{stage}.parquet"), *self.path.glob(f"pools/{stage}.json*")]
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Settings that changed where the run went on, rows `{step, setting, was, now}`. Raises DataError."""
+        return list(self.identity.get("changes", []))
 
     def checkpoint_steps(self) -> list[int]:
         """Steps that have a checkpoint folder, ascending."""

@@ -58,6 +58,7 @@ def show_run(folder: RunFolder) -> Row:
         "git": identity.get("git"),
         "hardware": identity.get("hardware"),
         "branched_from": identity.get("branched_from"),
+        "changes": folder.changes,
         "sweep": read_json(folder.resolved).get("run", {}).get("sweep") or None,
         "finished": folder.summary.exists(),
         "state": (state := state_of(folder)),

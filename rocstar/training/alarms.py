@@ -141,18 +141,38 @@ LEVELS = (
     ),
 )
 
+FOLLOW = ("nothing learnt", "truncation", "no tool")
+"""What else there is to see where every attempt is cut."""
+
 
 def alarms(
     rows: Sequence[Row], evaluations: Sequence[Evaluated] = (), *, tools: bool = True, steps: int = WINDOW
 ) -> list[Alarm]:
     """Those that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
+    all_cut = _all_cut(rows, tools)
+    levels = [level for level in LEVELS if all_cut is None or level.name not in FOLLOW]
     found = [
-        *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
+        all_cut,
+        *(level.alarm(rows, tools, min(WINDOW, steps)) for level in levels),
         *(judge(rows) for judge in TRENDS),
         _evaluation_lags(rows, evaluations),
     ]
     return [alarm for alarm in found if alarm is not None]
+
+
+def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
+    """At once: a single step without an attempt that ended is no chance."""
+    if not rows or rows[-1].get("len/truncated") != 1.0:
+        return None
+    calls = tools and rows[-1].get("tool/none_share") != 1.0
+    why = "some call the tool until the limit" if calls else "none ends its first turn"
+    return Alarm(
+        name="all cut",
+        evidence=f"every attempt is cut by the token limit, because {why}, so none can be right",
+        action="if the model does not know the prompt that --dry-run shows, take its own template or a longer cold "
+        "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens",
+    )
 
 
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:

@@ -6,7 +6,7 @@ beside every checkpoint, because a tokenizer trained again from a changed genera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,11 @@ from rocstar.dialogue.codec import Codec
 from rocstar.errors import DataError
 from rocstar.learning.models import load_model, random_model
 from rocstar.runs.atomic import write_atomic
+from rocstar.runs.folder import RunFolder
 from rocstar.runs.rollouts import read_table
 from rocstar.training.material import Material, fresh_codec, layouts_at_first
 from rocstar.training.rows import Layout, rows_of_layouts
 from rocstar.types import SftRow, seed_for
-
-
-def rows_file(run: Path, stage: str) -> Path:
-    return run / "sft_rows" / f"{stage}.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +38,41 @@ def opened(checkpoint: Path) -> Opened:
     return Opened(model=load_model(folder), codec=Codec.load(folder))
 
 
+def reopened(checkpoint: Path, material: Material, run: Path) -> Opened:
+    """The same for a run that goes on; writes the rows of SFT stages that it was given since. Raises ConfigError,
+    DataError."""
+    made = opened(checkpoint)
+    _write_stages(_layouts(material), made, material, run)
+    return made
+
+
 def opening(material: Material, run: Path) -> Opened:
     """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
-    layouts = {
-        stage.name: layouts_at_first(material, stage) for stage in material.recipe.stage if isinstance(stage, SftStage)
-    }
+    layouts = _layouts(material)
     made = _model(material, next(iter(layouts.values()), ()))
+    _write_stages(layouts, made, material, run)
+    return made
+
+
+def _layouts(material: Material) -> dict[str, Sequence[Layout]]:
+    """By the SFT stages whose rows are to be made."""
+    stages = (stage for stage in material.recipe.stage if isinstance(stage, SftStage))
+    return {stage.name: layouts_at_first(material, stage) for stage in stages if stage.name in material.layouts}
+
+
+def _write_stages(layouts: Mapping[str, Sequence[Layout]], made: Opened, material: Material, run: Path) -> None:
     positions = int(made.model.config.max_position_embeddings)
     for name, shown in layouts.items():
-        rows = rows_of_layouts(name, shown, made.codec, material.template, positions)
-        rows_file(run, name).parent.mkdir(exist_ok=True)
-        _write_rows(rows_file(run, name), rows)
-    return made
+        file = RunFolder(run).sft_rows(name)
+        file.parent.mkdir(exist_ok=True)
+        _write_rows(file, rows_of_layouts(name, shown, made.codec, material.template, positions))
 
 
 def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
     """The rows `opening` wrote. Raises DataError when the file is missing or something else."""
     import pyarrow
 
-    path = rows_file(run, stage)
+    path = RunFolder(run).sft_rows(stage)
     try:
         table = read_table(path).to_pydict()
         pairs = zip(table["token_ids"], table["loss_mask"], strict=True)

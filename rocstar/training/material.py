@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 from rocstar.exits import need
-from rocstar.lengths import positions_needed
+from rocstar.lengths import UNLIMITED, positions_needed
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
 from rocstar.plan.fits import idle_learners, refuse_here, refuse_on_gpu
@@ -77,9 +77,10 @@ class Material:
     """What the run takes of this machine's; None on GPUs, and of a model whose shape is not known."""
 
 
-def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
-    """`rows`: whether rows to imitate are needed; a run with a checkpoint has them. Raises ConfigError and DataError
-    for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not there."""
+def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
+    """`rows`: SFT stages whose rows to imitate are needed; None: all, and with them a tokenizer. Raises ConfigError and
+    DataError for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not
+    there."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     specs_of(recipe)  # what is named must be there and fit
     environment_of(recipe)
@@ -106,7 +107,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         problems={
             stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
         },
-        layouts=_layouts(recipe, template) if rows else {},
+        layouts=_layouts(recipe, template, rows),
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
@@ -132,7 +133,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        memory = _memory(material, cache, _positions_at_first(material) if rows else 1, None, {})
+        memory = _memory(material, cache, _positions_at_first(material) if rows is None else 1, None, {})
     return replace(material, memory=memory)
 
 
@@ -199,6 +200,21 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     return max([own, *asked])
 
 
+def first_prompt(material: Material) -> str | None:
+    """What the model will read first, markers included: the prompt of the first problem to learn from, else to be
+    asked. None where there is no problem, and for an environment of one's own whose tokenizer is not there yet."""
+    recipe, pretrained = material.recipe, material.pretrained
+    problem = next((one for some in (*material.problems.values(), material.heldout) for one in some), None)
+    if problem is None or (pretrained is None and recipe.rollout.environment is not None):
+        return None
+    several = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
+    if pretrained is None:
+        return text_of(material.template.opening(problem.question, specs_of(recipe) if several else ()))
+    nothing_runs, codec = SandboxClient(daemons=0), pretrained.codec
+    conversation = make_conversation(recipe, codec, material.template, nothing_runs, with_tools=several)
+    return codec.decode(environment_of(recipe)(problem, conversation, UNLIMITED, 0).opening())
+
+
 def _positions_at_first(material: Material) -> int:
     """Tokens that the longest attempt takes at least, in a run whose tokenizer is not there yet. Where a token a byte
     of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
@@ -235,10 +251,10 @@ def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
     return layouts_of(recipe, stage, material.template, None, task_of(recipe, stage)) if found is None else found
 
 
-def _layouts(recipe: Recipe, template: Template) -> dict[str, list[Layout] | None]:
+def _layouts(recipe: Recipe, template: Template, names: Set[str] | None) -> dict[str, list[Layout] | None]:
     found: dict[str, list[Layout] | None] = {}
     for stage in recipe.stage:
-        if not isinstance(stage, SftStage):
+        if not isinstance(stage, SftStage) or (names is not None and stage.name not in names):
             continue
         task = task_of(recipe, stage)
         if stage.sft.rows_file is None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rocstar.answers.grade import Grader
 from rocstar.config import Recipe, RlStage, SftStage, StageRolloutSection
+from rocstar.continued import is_reopened
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm import VllmEngine
@@ -38,11 +39,11 @@ from rocstar.runs.journal import read_journal
 from rocstar.runs.show import summary_of
 from rocstar.runs.tracker import RunTracker
 from rocstar.sandbox.client import SandboxClient
-from rocstar.screen import Screen
+from rocstar.screen import Screen, changed_setting
 from rocstar.tools.python import PythonTool
 from rocstar.training.alarms import Alarm, Evaluated, alarms
 from rocstar.training.checkpoints import Progress, latest, prune, save
-from rocstar.training.coldstart import Opened, opened, opening
+from rocstar.training.coldstart import Opened, opening, reopened
 from rocstar.training.material import Material, fingerprint, positions_of
 from rocstar.training.meter import Meter
 from rocstar.training.probe import probe
@@ -50,6 +51,7 @@ from rocstar.training.published import PublishedWeights
 from rocstar.training.report import attempt_records, faults_of
 from rocstar.training.stages import why_over
 from rocstar.training.stopper import Stopper
+from rocstar.training.underway import Attempts
 from rocstar.types import BatchRow, Resampled, Weights
 from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
@@ -86,6 +88,10 @@ class Run:
     """Monotonic time at which the step under way began, seconds."""
     probed_at: float = -math.inf
     """Monotonic time at which sandbox and grader were last asked something whose answer is known, seconds."""
+    attempts: dict[int, Attempts] = field(default_factory=dict)
+    """Of steps of the stage, by their number in it, that were begun and not learnt from."""
+    rollout_seconds: float | None = None
+    """How long the step before waited for its attempts; None for the first of a stage."""
     stage_rows: list[Mapping[str, Any]] = field(default_factory=list)
     """Metrics of the stage under way, one row a step."""
     evaluated: Sequence[Evaluated] = ()
@@ -147,6 +153,21 @@ class Run:
         """Do `work` of the learner in a thread while the event loop serves attempts under way."""
         return await in_thread(work, device=self.policy.device, break_off=self.stopper.break_off)
 
+    @contextmanager
+    def rolling(self, step: int) -> Iterator[None]:
+        """While the attempts of a step of the stage are waited for, whoever looks on is told how far they are."""
+        began, before = time.monotonic(), self.watch.asked()
+
+        def far(seconds: float) -> str:
+            now, attempts = self.watch.asked(), self.attempts.get(step)
+            written = now.produced_tokens - before.produced_tokens if now and before else 0
+            return attempts.told(seconds, max(0, written), self.rollout_seconds) if attempts else ""
+
+        with self.watch.telling(far):
+            yield
+        self.attempts.pop(step, None)
+        self.rollout_seconds = time.monotonic() - began
+
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def steps(self, stage: SftStage | RlStage) -> Iterator[int]:
@@ -154,6 +175,7 @@ class Run:
         run was asked to stop, and was saved by `done`."""
         self.saved_at = time.monotonic()
         self.stage_rows = [row for row in read_journal(self.folder.metrics) if row["stage"] == stage.name]
+        self.rollout_seconds = None
         self.evaluated = self.evaluations()
         self.alarmed = {alarm.name for alarm in self._alarms(stage)}  # told before the checkpoint
         while self.progress.stage_step < stage.steps and not self.progress.stage_complete:
@@ -328,7 +350,7 @@ async def opened_run(
         watch = Watch()
         closing.enter_context(screen.never_silent(watch.doing))
         meter = Meter(machines.sandbox, partial(watch.note, RUN))
-        progress, checkpoint = _starting_point(folder, screen, resume=resume)
+        progress, checkpoint = _starting_point(material.recipe, folder, screen, resume=resume)
         with meter.phase("cold start"):
             made = _opened_model(material, folder, screen, checkpoint)
         recipe = material.recipe
@@ -375,19 +397,24 @@ async def opened_run(
         )
 
 
-def _starting_point(folder: RunFolder, screen: Screen, *, resume: bool) -> tuple[Progress, Path | None]:
+def _starting_point(recipe: Recipe, folder: RunFolder, screen: Screen, *, resume: bool) -> tuple[Progress, Path | None]:
     """Progress and newest checkpoint. When resuming, the folder's records after that step are removed."""
     progress, checkpoint = (latest(folder) if resume else None) or (Progress(), None)
     if resume:
         folder.rewind(progress.step)
         screen.note(f"going on after step {progress.step}")
+        for change in folder.changes:
+            if change["step"] == progress.step:
+                screen.note(changed_setting(change))
+    if progress.stage_complete and is_reopened(folder, recipe.stage[progress.stage].name, progress.step):
+        progress.stage_complete = progress.stage_step >= recipe.stage[progress.stage].steps
     return progress, checkpoint
 
 
 def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpoint: Path | None) -> Opened:
     """The model and codec of the checkpoint, or those of a new run."""
     if checkpoint is not None:
-        return opened(checkpoint)
+        return reopened(checkpoint, material, folder.path)
     imitates = any(isinstance(stage, SftStage) for stage in material.recipe.stage)
     screen.stage("cold start" if imitates else "start", _made_first(material, imitates))
     return opening(material, folder.path)

@@ -98,11 +98,66 @@ def test_a_template_that_drops_thoughts_between_rounds_is_refused(tmp_path: Path
         template_for("model", folder_of(tmp_path, forgets), [PYTHON])
 
 
-def test_a_template_that_shows_no_tools_is_refused_where_there_are_tools(tmp_path: Path) -> None:
-    plain = LLAMA.replace("{%- if tools %}", "{%- if false %}")
+PLAIN = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
+You are a helpful model<|im_end|>
+' }}{% endif %}{{'<|im_start|>' + message['role'] + '
+' + message['content'] + '<|im_end|>' + '
+'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif %}"""
+"""The shape of SmolLM2's."""
+NO_SYSTEM = """{{ bos_token }}{% for message in messages %}
+{% if message['role'] not in ('user', 'assistant') %}{{ raise_exception('unknown role') }}{% endif %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>assistant\n' }}{% endif %}"""
+"""The shape of Gemma's."""
+INST = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% else %}{{ raise_exception('only users') }}{% endif %}
+{%- endfor %}"""  # noqa: E501
+"""The shape of the first Mistral's."""
+
+
+@pytest.mark.parametrize("source", [PLAIN, NO_SYSTEM, INST, LLAMA.replace("if tools", "if false")])
+def test_a_template_that_knows_no_tools_is_taught_them(source: str, tmp_path: Path) -> None:
+    """The tools are described once, calls are text, replies are a turn of the user; transformers lays it out alike."""
+    folder = folder_of(tmp_path / "model", source, bos_token="<s>", eos_token="</s>")
+    template = template_for("model", folder, [PYTHON, OTHER])
+    opening = text_of(template.opening("What is 6*7?", [PYTHON, OTHER], None))
+    assert opening.count("# Tools") == opening.count('"name": "search"') == 1 and template.calls is HERMES
+    assert opening.index("# Tools") < opening.index("What is 6*7?")
+    reply = text_of(template.reply(["42", "43"]))
+    assert "<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response>" in reply
+    assert text_of(template.opening("Q", ())) == text_of(template_for("model", folder).opening("Q", ()))
+    said = text_of(template.calls.render("python", {"code": "6*7"}))
+    written = opening + f"So.\n{said}" + template.stop + text_of(template.reply(["42"])) + "42" + template.stop
+    written += text_of(template.next_question("And 1?"))
+    messages = [{"role": "user", "content": MODEL_PREAMBLE + "What is 6*7?"},
+                {"role": "assistant", "content": "So.", "tool_calls": [call("6*7")]},
+                {"role": "tool", "content": "42"}, {"role": "assistant", "content": "42"},
+                {"role": "user", "content": MODEL_PREAMBLE + "And 1?"}]  # fmt: skip
+    schemas = [tool_schema(spec) for spec in (PYTHON, OTHER)]
+    assert template.source.render(messages, schemas, header=True) == written  # type: ignore[attr-defined]
+
+
+def test_a_saved_model_keeps_the_tools_that_its_template_was_taught(tmp_path: Path) -> None:
+    """So that a checkpoint is gone on with, served and asked as it was trained."""
+    transformers = pytest.importorskip("transformers")
+    template = template_for("model", folder_of(tmp_path / "model", PLAIN), [PYTHON])
+    byte_level("<|im_start|>", "<|im_end|>").save(tmp_path / "saved", template)
+    again = template_for("model", tmp_path / "saved", [PYTHON])
+    assert again.opening(QUESTION, [PYTHON]) == template.opening(QUESTION, [PYTHON])
+    assert again.reply(["1", "2"]) == template.reply(["1", "2"]) and again.reserved == template.reserved
+    messages = [{"role": "user", "content": MODEL_PREAMBLE + QUESTION}]
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    tool = ToolSpec(name="python", description="Runs a program.", parameters=PYTHON.parameters)
+    shown = oracle.apply_chat_template(messages, tools=[tool_schema(tool)], add_generation_prompt=True, tokenize=False)
+    assert shown == text_of(template.opening(QUESTION, [tool]))
+
+
+def test_a_template_that_leaves_out_what_it_is_given_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+    last = "{{ '<u>' + 'Q' + '</u>' }}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"  # noqa: E501
     with pytest.raises(ConfigError, match="does not show tools"):
-        template_for("model", folder_of(tmp_path, plain), [PYTHON])
-    assert "padded" in text_of(template_for("model", folder_of(tmp_path, plain)).opening("padded", ()))
+        template_for("model", folder_of(tmp_path, last), [PYTHON])
 
 
 def test_a_call_syntax_that_nobody_reads_is_refused(tmp_path: Path) -> None:

@@ -115,3 +115,17 @@ def test_context_tokens_count_as_much_as_the_settings_say() -> None:
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
     torch.testing.assert_close(gradient(0.3), expected, atol=1e-6, rtol=1e-4)
     assert not torch.allclose(gradient(0.0), expected, atol=1e-4)
+
+
+def test_an_update_says_how_many_of_its_tokens_are_learnt_from() -> None:
+    mine, rows, seen = learner(tokens_per_microbatch=1), sft_rows(), []
+
+    def loss_of(micro: Any) -> Any:
+        seen.append(mine._policy.learnt)
+        return lambda logprobs_C, entropies_C, chunk: -logprobs_C.sum()
+
+    counted = [[place > 0 for place in range(len(row.token_ids))] for row in rows]
+    mine._updater.update([row.token_ids for row in rows], counted, loss_of, {"loss": torch.zeros(())})
+    total = sum(len(row.token_ids) for row in rows)
+    assert len(seen) > 1 and seen == sorted(set(seen)) and seen[0] == (0, total)
+    assert mine._policy.learnt == (total, total)

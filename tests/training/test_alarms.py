@@ -48,6 +48,18 @@ def test_each_level_raises_its_alarm_when_it_is_reached_and_not_before(level: ob
     assert "{" not in alarm.evidence and alarm.action
 
 
+def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follows_from_it() -> None:
+    """At 106e4d7 the first of three warnings, after five steps, was that no update was made."""
+    cut: Row = {"len/truncated": 1.0, "learn/updates": 0.0, "tool/none_share": 1.0, "verdict/right": 0.0}
+    assert names([{**HEALTHY, **cut}]) == ["all cut"] and names(stage(cut))[0] == "all cut"
+    assert not {"nothing learnt", "truncation", "no tool"} & set(names(stage(cut)))
+    (alarm,) = alarms([{**HEALTHY, **cut}])
+    assert alarm.evidence.startswith("every attempt is cut by the token limit, because none ends its first turn")
+    (alarm,) = alarms([{**HEALTHY, **cut, "tool/none_share": 0.4}])
+    assert "because some call the tool until the limit" in alarm.evidence
+    assert names([{**HEALTHY, **cut, "len/truncated": 0.99}]) == []
+
+
 def test_without_tools_nobody_misses_them() -> None:
     rows = stage({"tool/none_share": 1.0})
     assert names(rows) == ["no tool"] and names(rows, tools=False) == []

@@ -1,0 +1,128 @@
+"""What may change where a run goes on, and what is kept of it: without training anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocstar.continued import continued, is_reopened, record
+from rocstar.errors import ConfigError
+from rocstar.recipe import recipe_of, resolved_from_json
+from rocstar.runs.atomic import write_json
+from rocstar.runs.branch import fill_branch
+from rocstar.runs.folder import RunFolder
+from rocstar.runs.show import show_run
+from rocstar.screen import changed_setting
+
+RL: dict[str, Any] = {"kind": "rl", "steps": 4}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """Over after 2 steps of a cold start and 4 of 4 steps of a stage that has another, of no steps, after it."""
+    recipe = recipe_of({}, [{"name": "cold", "kind": "sft", "steps": 2}, {"name": "one", **RL},
+                            {"name": "two", **RL, "steps": 0}])  # fmt: skip
+    folder = RunFolder.create(recipe, tmp_path, ["rocstar"])
+    stages = ["cold", "cold", "one", "one", "one", "one"]
+    rows = (f'{{"step": {step}, "stage": "{stage}"}}\n' for step, stage in enumerate(stages, 1))
+    folder.metrics.write_text("".join(rows))
+    saved(folder, 4, stage_step=2, stage_complete=False)
+    saved(folder, 6, stage_step=4, stage_complete=True)
+    write_json(folder.problems, {"one": "1", "two": "2", "held out": "3"})
+    write_json(folder.summary, {})
+    return folder
+
+
+def saved(folder: RunFolder, step: int, **state: Any) -> None:
+    folder.checkpoint(step).mkdir()
+    write_json(folder.checkpoint(step) / "state.json", {"stage": 1, "step": step, "policy_version": 0, **state})
+
+
+def refused(run: RunFolder, *settings: str, step: int = 6) -> str:
+    with pytest.raises(ConfigError) as told:
+        continued(run, step, settings, flag="--resume")
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("run.seed=5", "takes no 'run.seed=5'"),
+        ("model.hidden_size=64", "takes no 'model.hidden_size=64'"),
+        ("rollout.template=model", "takes no 'rollout.template=model'"),
+        ("learning.learning_rate=1e-5", "stage.NAME.KEY of stages that go on"),
+        ("stage.cold.steps=9", "stage cold was over at step 6"),
+        ("stage.one.steps=4", "has made its 4 steps at step 6"),
+        ("stage.one.learning.learning_rate=1e-5", "give it more steps with stage.one.steps=NUMBER"),
+        ("stage.oen.steps=9", "did you mean one?"),
+        ("stage.more.steps=9", "the recipe has no stage 'more'"),
+        ("stage.more.kind=rll", "kind"),
+        ("stage.more.kind=rl", "steps"),
+    ],
+)
+def test_what_is_over_or_holds_for_the_whole_run_cannot_change(run: RunFolder, setting: str, sentence: str) -> None:
+    assert sentence in refused(run, setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["data.pool=9", "learning.reset_optimizer=true", "learning.kl_coefficient=0.1", "data.drop_solved_attempts=4"],
+)
+def test_what_a_stage_has_begun_with_cannot_change_within_it(run: RunFolder, setting: str) -> None:
+    told = refused(run, f"stage.one.{setting}", step=4)
+    assert told.startswith(f"stage.one.{setting.partition('=')[0]} cannot change at step 4")
+    assert continued(run, 4, ["stage.two.steps=1", f"stage.two.{setting}"], flag="--resume").goes_on
+
+
+def test_the_first_checkpoint_is_what_makes_a_stage_begun(run: RunFolder) -> None:
+    made = continued(run, None, ["stage.cold.steps=9", "stage.one.data.pool=9"], flag="--resume")
+    assert made.unmade is None and made.anew == {"cold", "one"}
+
+
+def test_a_change_is_kept_with_its_step_and_the_run_is_no_longer_finished(run: RunFolder) -> None:
+    settings = ["stage.one.steps=12", "stage.one.learning.learning_rate=1e-5", "stage.two.steps=3"]
+    record(run, continued(run, 6, settings, flag="--resume"))
+    rate = resolved_from_json(run.resolved).learning.learning_rate
+    assert run.changes == [
+        {"step": 6, "setting": "stage.one.learning.learning_rate", "was": rate, "now": 1e-5},
+        {"step": 6, "setting": "stage.one.steps", "was": 4, "now": 12},
+        {"step": 6, "setting": "stage.two.steps", "was": 0, "now": 3},
+    ]
+    assert [stage.steps for stage in resolved_from_json(run.resolved).stage] == [2, 12, 3]
+    assert is_reopened(run, "one", 6) and not is_reopened(run, "one", 7) and not is_reopened(run, "cold", 6)
+    assert not run.summary.exists() and set(run.identity) > {"name", "started", "changes"}
+    assert "two" not in run.problems.read_text()  # its problems may be others now
+    shown = show_run(run)["changes"]
+    assert changed_setting(shown[1]) == "after step 6: stage.one.steps = 12 (before it 4)"
+
+
+def test_asked_twice_at_one_step_is_one_change(run: RunFolder) -> None:
+    for steps in (12, 8):
+        record(run, continued(run, 6, [f"stage.one.steps={steps}"], flag="--resume"))
+    assert run.changes == [{"step": 6, "setting": "stage.one.steps", "was": 4, "now": 8}]
+    assert not continued(run, 6, ["stage.one.steps=8"], flag="--resume").goes_on
+
+
+def test_a_stage_is_added_from_the_runs_own_sections(run: RunFolder) -> None:
+    settings = ["stage.more.rollout.max_turns=3", "stage.more.kind=rl", "stage.more.steps=5"]
+    made = continued(run, 6, settings, flag="--resume")
+    more = made.recipe.stage[-1]
+    assert (more.name, more.kind, more.steps) == ("more", "rl", 5)
+    assert more.kind == "rl" and more.rollout.max_turns == 3 and more.learning == made.recipe.stage[1].learning  # type: ignore[union-attr]
+    assert changed_setting(made.changes[0]) == "after step 6: stage.more was added (rl, 5 steps)"
+    again = continued(run, 6, ["stage.again.kind=sft", "stage.again.steps=2"], flag="--resume")
+    assert again.unmade == {"again"}
+
+
+def test_a_branch_from_before_a_change_has_it_from_its_own_first_step_on(run: RunFolder, tmp_path: Path) -> None:
+    record(run, continued(run, 6, ["stage.one.steps=12"], flag="--resume"))
+    made = continued(run, 4, ["stage.one.steps=9"], flag="--branch", own="run.name=")
+    fresh = RunFolder.create(
+        made.recipe,
+        tmp_path / "branches",
+        ["rocstar"],
+        fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
+    )
+    assert fresh.changes == [{"step": 4, "setting": "stage.one.steps", "was": 4, "now": 9}]
