@@ -351,6 +351,8 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, 
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
+    for told in material.left_out:
+        print(told, file=sys.stderr)
     for stage in material.recipe.stage:
         if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
             print(few, file=sys.stderr)

@@ -156,6 +156,9 @@ class StageDataSection(TaskSection):
     drop_solved_age: int = Field(default=0, ge=0)
     """Attempts that this run has made already count among them if their weights are at most this many optimizer updates
     old."""
+    max_prompt_tokens: Count | None = None
+    """Problems whose prompt has more tokens are left out, which the run tells; the base section's value holds for held-
+    out problems too. Unset: none is left out, and the longest prompt must fit into the model."""
 
 
 class DataSection(StageDataSection):

@@ -105,3 +105,20 @@ def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(finished: tup
     third = [{k: v for k, v in r.items() if not k.startswith("cpu/") and "second" not in k} for r in
              read_journal(run_of(folder, "third") / "metrics.jsonl")]  # fmt: skip
     assert third == metrics(folder)
+
+
+def test_a_run_leaves_out_long_prompts_and_says_which(tmp_path: Path) -> None:
+    """Of a model of random weights, whose tokenizer is made when the run opens; a resumed run leaves out the same."""
+    folder = workplace(tmp_path / "w")
+    with (folder / "train.jsonl").open("a") as train:
+        train.write(json.dumps({"question": "Add 9 and 3" + " please" * 60, "answer": "12"}) + "\n")
+    given = ("stage.cold.steps=2", "stage.stage3.steps=0", "evaluate.problems=0", "data.max_prompt_tokens=150")
+    told = (
+        "stage stage1: data.max_prompt_tokens leaves out 1 of 5 problems, whose prompts have more than 150 tokens: tra"
+    )
+    assert told in Command.start(folder, "train", "tiny.toml", *given, "--dry-run").wait().told
+    command = Command.start(folder, "train", "tiny.toml", *given)
+    assert command.after_step(3, command.process.kill).code == -signal.SIGKILL
+    ended = Command.start(folder, "train", "--resume", "tiny").wait()
+    assert ended.code == 0 and told in ended.told, ended.told
+    assert {row["question"][:5] for row in attempts(folder)} == {"Add 2", "Add 3", "Add 4", "Add 5"}

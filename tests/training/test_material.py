@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,53 @@ def test_a_cache_without_room_for_prompt_and_cap_is_refused_before_there_is_a_ru
         return
     with pytest.raises(ConfigError, match=r"rollout.kv_tokens 76 is less than the (7[7-9]|[89]\d|1\d\d) tokens of the"):
         material(COLD, rl, **base)
+
+
+def asked(tmp_path: Path, *words: int, name: str = "a.jsonl") -> str:
+    """A file of problems of so many words each."""
+    return write(
+        tmp_path / name, *({"question": f"{n} " + "word " * count, "answer": "2"} for n, count in enumerate(words))
+    )
+
+
+def imitating(tmp_path: Path) -> dict[str, Any]:
+    return {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+
+
+def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> None:
+    data = {"source": "files", "train_files": [asked(tmp_path, 1, 400, 2, 900)]}
+    told = (
+        r"the longest prompt of \d+ tokens \(a\.jsonl line 4, and 1 more are too long\) need \d+ positions, .*; leave "
+        r"such problems out with data\.max_prompt_tokens=448, or"
+    )
+    with pytest.raises(ConfigError, match=told):
+        material(imitating(tmp_path), RL, data=data)
+
+
+def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: Path) -> None:
+    data = {
+        "source": "files",
+        "train_files": [asked(tmp_path, 1, 400, 2, 900)],
+        "test_files": [asked(tmp_path, 3, 700, name="b.jsonl")],
+        "max_prompt_tokens": 448,
+    }
+    made = material(imitating(tmp_path), RL, data=data)
+    of_stage, held_out = made.left_out
+    assert re.fullmatch(
+        r"stage rl: data\.max_prompt_tokens leaves out 2 of 4 problems, whose prompts have more than 448 tokens: "
+        r"a\.jsonl line 2 \(\d+\), a\.jsonl line 4 \(\d+\)",
+        of_stage,
+    )
+    assert (
+        held_out.startswith("held out: data.max_prompt_tokens leaves out 1 of 2 problems")
+        and "b.jsonl line 2" in held_out
+    )
+    with pytest.raises(ConfigError, match=r"leaves out 4 of 4 problems, .* so nothing is left; raise it"):
+        material(imitating(tmp_path), RL, data={**data, "max_prompt_tokens": 1})
+
+
+def test_a_stage_may_leave_out_more_than_another(tmp_path: Path) -> None:
+    data = {"source": "files", "train_files": [asked(tmp_path, 1, 900)]}
+    strict = {**RL, "name": "strict", "data": {"max_prompt_tokens": 448}}
+    made = material(imitating(tmp_path), RL, strict, data=data, model={"max_positions": 4096})
+    assert [told.split(":")[0] for told in made.left_out] == ["stage strict"]
