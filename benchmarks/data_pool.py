@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rocstar.answers.extract import lenient_answer
 from rocstar.data.files import load_problems
 from rocstar.data.pool.build import benchmark_questions, build_pool
 from rocstar.data.pool.config import PoolConfig
@@ -77,7 +78,7 @@ def overlaps(questions: list[str], benchmarks: list[str]) -> dict[str, int]:
 
 def built(config: PoolConfig) -> tuple[Datasheet, float]:
     started = time.process_time()
-    with verifier() as check:
+    with verifier(lenient_answer) as check:
         sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr))
     return sheet, time.process_time() - started
 

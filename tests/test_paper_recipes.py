@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from rocstar.config import Recipe
+from rocstar.data.pool.config import PoolConfig
+from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.recipe import load_recipe
+from rocstar.toml.read import load
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = [*sorted(RECIPES.glob("paper/*.toml")), RECIPES / "release.toml", RECIPES / "7b-8gpu.toml"]
@@ -130,3 +133,13 @@ def test_the_stages_that_end_by_rule_are_the_same_otherwise() -> None:
     by_rule, whole = (load_recipe(RECIPES / f"paper/{name}.toml") for name in ("by_rule", "stage3"))
     for ours, papers in zip(by_rule.stage, whole.stage, strict=True):
         assert ours.model_dump(exclude={"end", "steps"}) == papers.model_dump(exclude={"end", "steps"})
+
+
+def test_the_pool_of_the_paper_is_kept_clear_of_all_its_mathematics() -> None:
+    """§5.1; at f664d51 of two of four. Each is one that rocstar asks, from the place that rocstar reads."""
+    config = load(RECIPES / "data/paper_pool.toml", PoolConfig)
+    files = {benchmark.name: benchmark.file for benchmark in find_benchmarks("aime24,aime25,hmmt_feb_2025,math500")}
+    assert {section.name for section in config.benchmark} == set(files)
+    for section in config.benchmark:
+        file = files[section.name]
+        assert section.path in (*file.files, file.hub) and section.question == [file.question]

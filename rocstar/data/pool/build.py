@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,19 @@ Write = Callable[[bytes], Any]
 Note = Callable[[str], None]
 
 
-def build_pool(config: PoolConfig, check: Check, note: Note) -> Datasheet:
+def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str, str] | None = None) -> Datasheet:
     """Write `problems.jsonl`, `dropped.jsonl`, `datasheet.json` and `datasheet.md` into `config.out`.
 
-    check: the verifier, for references and answers. note: told of progress. A file appears whole or not at all. Raises
+    check: the verifier, for references and answers. note: told of progress. absent: benchmarks that are not compared
+    with, and why, for the datasheet. A file appears whole or not at all. Raises
     DataError for an input that cannot be read and ConfigError for a rule that does not exist."""
     for rule in config.rules.skip:
         if rule not in RULE_NAMES:
             close = difflib.get_close_matches(rule, RULE_NAMES, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(RULE_NAMES)}"
             raise ConfigError(f"rules.skip: there is no rule {rule!r}; {hint}")
-    sheet = Datasheet(config=config, rules=[rule for rule in RULE_NAMES if rule not in config.rules.skip])
+    rules = [rule for rule in RULE_NAMES if rule not in config.rules.skip]
+    sheet = Datasheet(config=config, rules=rules, not_compared=absent or {})
     for section in (*config.benchmark, *config.source):
         _refuse_unreadable(config, section)
     out = output_folder(Path(config.out), "out=")

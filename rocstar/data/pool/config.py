@@ -92,3 +92,5 @@ class PoolConfig(Section):
     """In order: of two equal questions the first is kept."""
     benchmark: list[InputSection] = []
     """Questions that no kept problem may overlap with."""
+    known_benchmarks: bool = True
+    """Compare also with every benchmark that comes with rocstar and whose rows are below `data`."""

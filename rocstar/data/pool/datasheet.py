@@ -48,6 +48,8 @@ class Datasheet:
     rules: Sequence[str]
     """Names of all rules that were applied, in order."""
     inputs: list[InputFile] = field(default_factory=list)
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+    """Benchmark that no row was compared with -> why."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(source, READ, KEPT or a rule) -> rows."""
     asked: Counter[str] = field(default_factory=Counter)
@@ -64,6 +66,13 @@ class Datasheet:
     @property
     def sources(self) -> list[str]:
         return [file.name for file in self.inputs if file.role == "source"]
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """In words: what rows were compared with, and what not."""
+        compared = ", ".join(f"{file.name} ({file.rows:,})" for file in self.inputs if file.role == "benchmark")
+        others = [f"not compared with {name}: {why}" for name, why in self.not_compared.items()]
+        return [f"compared with the questions of {compared or 'no benchmark'}", *others]
 
     def count_kept(self, problem: Problem, *, answered: bool) -> None:
         """Take note of a row of the pool; answered: the agreement check had answers to it."""
@@ -93,6 +102,7 @@ class Datasheet:
             "reworded": {source: self.reworded[source] for source in self.sources},
             "agreement_unasked": self.unasked,
             "answer_digits": {str(digits): self.digits[digits] for digits in sorted(self.digits)},
+            "benchmarks_not_compared": dict(self.not_compared),
             "inputs": [asdict(file) for file in self.inputs],
             "outputs": dict(self.outputs),
             "config": config,
@@ -126,6 +136,10 @@ class Datasheet:
                 "## Digits of the answer",
                 "",
                 *table(["digits", "kept rows"], digits),
+                "",
+                "## Benchmarks",
+                "",
+                *(f"- {told}" for told in self.benchmarks),
                 "",
                 "## Files read",
                 "",
