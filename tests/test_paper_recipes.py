@@ -143,3 +143,4 @@ def test_the_pool_of_the_paper_is_kept_clear_of_all_its_mathematics() -> None:
     for section in config.benchmark:
         file = files[section.name]
         assert section.path in (*file.files, file.hub) and section.question == [file.question]
+    assert config.agreement.sources == ["openmathreasoning"]  # §4.2

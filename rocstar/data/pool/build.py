@@ -104,7 +104,7 @@ def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Not
     book = _answers(sheet, judges, work, note) if "disagreement" in sheet.rules else None
     with (work / POOL_FILE).open("wb") as pool:
         for problem, reason in _judged_again(judges, work):
-            said = book.answers(problem.id) if book else []
+            said = book.answers(problem.id) if book and config.agreement.covers(problem.source) else []
             if reason is None and said:
                 evidence = disagreement(problem.answer, said, config.agreement.least, judges.check)
                 reason = Drop("disagreement", evidence) if evidence else None
@@ -128,7 +128,10 @@ def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> Answer
         file.touch()
         known = AnswerBook(work / "known.sqlite")
         known.read(file)
-        ask_missing(agreement, known, (problem for problem, reason in _judged_again(judges, work) if not reason), note)
+        again = (
+            (problem, reason) for problem, reason in _judged_again(judges, work) if agreement.covers(problem.source)
+        )
+        ask_missing(agreement, known, (problem for problem, reason in again if not reason), note)
         known.close()
     book = AnswerBook(work / "answers.sqlite")
     book.read(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rocstar.values import Section
 
@@ -70,10 +70,16 @@ class EndpointSection(Section):
 class AgreementSection(Section):
     answers: str | None = None
     """JSONL of {"id" or "question", "answers": [text, ...]}: what somebody answered to each problem. None: no check."""
+    sources: list[str] = []
+    """Sources whose labels are checked (OpenMathReasoning alone in the paper, §4.2); empty: all."""
     least: int = Field(default=2, ge=1)
     """k: a problem with fewer answers equal to its label is dropped (the paper's 2 of 16)."""
     endpoint: EndpointSection | None = None
     """Asked for the problems that `answers` does not hold; what it says is added to that file."""
+
+    def covers(self, source: str) -> bool:
+        """Whether its labels are checked."""
+        return self.answers is not None and source in (self.sources or [source])
 
 
 class PoolConfig(Section):
@@ -94,3 +100,11 @@ class PoolConfig(Section):
     """Questions that no kept problem may overlap with."""
     known_benchmarks: bool = True
     """Compare also with every benchmark that comes with rocstar and whose rows are below `data`."""
+
+    @model_validator(mode="after")
+    def agreement_is_of_sources(self) -> PoolConfig:
+        names = [source.name for source in self.source]
+        for name in self.agreement.sources:
+            if name not in names:
+                raise ValueError(f"agreement.sources names {name!r}, which is no source; there are {', '.join(names)}")
+        return self

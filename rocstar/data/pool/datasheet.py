@@ -59,7 +59,7 @@ class Datasheet:
     digits: Counter[int] = field(default_factory=Counter)
     """Digits of the answer -> kept rows; 0 for an answer that is no integer."""
     unasked: int = 0
-    """Kept rows for which the agreement check had no answers."""
+    """Kept rows of the sources it covers for which the agreement check had no answers."""
     outputs: dict[str, str] = field(default_factory=dict)
     """File -> sha256."""
 
@@ -81,7 +81,7 @@ class Datasheet:
         self.reworded[problem.source] += "reworded" in problem.metadata
         value = integer_of(problem.answer)
         self.digits[0 if value is None else len(str(abs(value)))] += 1
-        self.unasked += self.config.agreement.answers is not None and not answered
+        self.unasked += self.config.agreement.covers(problem.source) and not answered
 
     def total(self, fate: str) -> int:
         """Rows of one fate over all sources."""

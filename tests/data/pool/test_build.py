@@ -220,6 +220,22 @@ def test_labels_that_too_few_answers_share_are_dropped(tmp_path: Path) -> None:
     assert (listed.rows, listed.sha256) == (2, hashlib.sha256(answers.read_bytes()).hexdigest())
 
 
+def test_only_the_labels_of_the_named_sources_are_checked(tmp_path: Path) -> None:
+    """§4.2 checks OpenMathReasoning alone; at f664d51 a label of Project Euler that nobody found went too."""
+    answers, wrong = tmp_path / "answers.jsonl", ["\\boxed{999}"] * 3
+    asked = {name: f"What does the {name} puzzle ask of us today?" for name in ("euler", "forum")}
+    for name, question in asked.items():
+        write(tmp_path / f"{name}.jsonl", {"question": question, "answer": "7"})
+    write(answers, *({"question": question, "answers": wrong} for question in asked.values()))
+    sources = [{"name": name, "path": f"{name}.jsonl"} for name in asked]
+    for named, kept in ((["forum"], ["euler"]), (["euler", "forum"], []), ([], [])):
+        config = pool(tmp_path, source=sources, agreement={"answers": str(answers), "sources": named})
+        assert build(config).unasked == 0
+        assert [row["source"] for row in rows_of(config, "problems.jsonl")] == kept
+    with pytest.raises(ValueError, match="agreement.sources names 'eular', which is no source; there are euler, forum"):
+        pool(tmp_path, source=sources, agreement={"sources": ["eular"]})
+
+
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     peak_of_build(tmp_path, 10)  # what is imported and compiled once is not what is measured
     peaks = [peak_of_build(tmp_path, rows) for rows in (500, 2000)]
