@@ -262,6 +262,7 @@ def _start(
     refuse_place(recipe.run.folder, recipe.run.name)
     with stoppable(NOTHING_YET):
         material = read_material(recipe)
+    recipe = material.with_steps(recipe)
     if dry_run:
         given = settings if runs is None else [*settings, f"run.folder={runs}"]
         _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), as_json=as_json)
@@ -351,7 +352,7 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, 
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
-    for told in material.left_out:
+    for told in material.notes:
         print(told, file=sys.stderr)
     for stage in material.recipe.stage:
         if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):

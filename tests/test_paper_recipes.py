@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstar.config import Recipe
+from rocstar.config import BY_EPOCHS, Recipe
 from rocstar.data.pool.config import PoolConfig
+from rocstar.data.sft.recipe import MixRecipe
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.recipe import load_recipe
 from rocstar.toml.read import load
+from rocstar.training.rows import with_steps
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = [*sorted(RECIPES.glob("paper/*.toml")), RECIPES / "release.toml", RECIPES / "7b-8gpu.toml"]
@@ -94,12 +97,24 @@ def test_the_whole_recipe_has_the_values_of_the_paper(key: str) -> None:
 
 
 def test_steps_add_up_to_those_of_the_paper() -> None:
-    """§4.3: 300, 385 and 510 RL steps; §5.1: three epochs of 165K, 30K and 27K rows and a warm-up over 4% of them."""
+    """§4.3: 300, 385 and 510 RL steps; §5.1: three epochs, whatever rows there are, and a warm-up over 4% of them."""
     recipe = load_recipe(RECIPES / "paper/stage3.toml")
-    cold, *stages = (stage.steps for stage in recipe.stage)
+    assert (recipe.stage[0].model_dump()["epochs"], recipe.stage[0].steps) == (3, BY_EPOCHS)
+    stages = [stage.steps for stage in recipe.stage[1:]]
     assert [sum(stages[: n + 1]) for n in range(3)] == [300, 385, 510]
-    assert cold == round(3 * (165_000 + 30_000 + 27_000) / 128)
-    assert value(recipe, "stage.sft.sft.warmup_steps") == round(0.04 * cold)
+    found, _ = with_steps(recipe, {"sft": 222_000})
+    assert found.stage[0].steps == ceil(3 * 222_000 / 128)
+    assert value(recipe, "stage.sft.sft.warmup_steps") == round(0.04 * found.stage[0].steps)
+
+
+def test_the_mix_of_the_paper_has_its_rows_and_rewrites_what_the_paper_rewrites() -> None:
+    """§4.1: 165K, 30K and 27K rows; responses of Tulu 3, prompts of Nemotron."""
+    mix = load(RECIPES / "data/paper_sft_mix.toml", MixRecipe)
+    assert mix.mix.rows == 222_000 == 1000 * sum(source.weight or 0 for source in mix.source)
+    assert {source.name: source.rewrite for source in mix.source if source.rewrite} == {
+        "tulu3": ["response"],
+        "nemotron": ["prompt"],
+    }
 
 
 def test_the_32b_variant_has_no_sft_and_700_steps_in_two_stages() -> None:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
-from rocstar.config import Recipe, RlStage, SftStage, StageDataSection
+from rocstar.config import BY_EPOCHS, Recipe, RlStage, SftStage, StageDataSection
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
@@ -35,7 +35,7 @@ from rocstar.rollout.environment import Conversation
 from rocstar.runs.folder import HELD_OUT
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.benchmarks import NamedBenchmark, read_benchmarks
-from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
+from rocstar.training.rows import Layout, layouts_of, rows_of_layouts, with_steps
 from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
 
@@ -76,9 +76,14 @@ class Material:
     """That are asked beside the held-out problems."""
     memory: HostMemory | None = None
     """What the run takes of this machine's; None on GPUs, and of a model whose shape is not known."""
-    left_out: Sequence[str] = ()
-    """Which problems `data.max_prompt_tokens` leaves out, in words. They are left out of a model of random weights when
-    the run has opened: before that, nobody but a fresh tokenizer knows how long prompts are."""
+    notes: Sequence[str] = ()
+    """What a person should know: the steps that epochs come to, the problems that `data.max_prompt_tokens` leaves out.
+    These are left out of a model of random weights when the run has opened: before that, nobody but a fresh tokenizer
+    knows how long prompts are."""
+
+    def with_steps(self, recipe: Recipe) -> Recipe:
+        """Another reading of the run's recipe with the steps that epochs come to."""
+        return with_steps(recipe, {name: len(rows) for name, rows in self.layouts.items() if rows is not None})[0]
 
 
 def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
@@ -103,6 +108,10 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = template_of(recipe, pretrained.facts.folder if pretrained else None)
+    layouts = _layouts(recipe, template) if rows else {}
+    recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
+    if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
+        raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
     material = Material(
         recipe=recipe,
         task=task,
@@ -110,10 +119,11 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         problems={
             stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
         },
-        layouts=_layouts(recipe, template) if rows else {},
+        layouts=layouts,
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
+        notes=told,
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -141,7 +151,7 @@ def read_material(recipe: Recipe, *, rows: bool = True) -> Material:
         if rows and any(section.max_prompt_tokens for section in _sections(recipe)):
             shown = without_long_prompts(material, _codec_at_first(material))
         memory = _memory(shown, cache, _positions_at_first(shown) if rows else 1, None, {})
-        material = replace(material, left_out=shown.left_out)
+        material = replace(material, notes=shown.notes)
     return replace(material, memory=memory)
 
 
@@ -149,6 +159,13 @@ def pool_sizes(recipe: Recipe) -> dict[str, int]:
     """Problems that each RL stage may learn from. Raises ConfigError and DataError."""
     heldout = heldout_problems(task_of(recipe, recipe))
     return {stage.name: len(_problems(recipe, stage, heldout)) for stage in recipe.stage if isinstance(stage, RlStage)}
+
+
+def with_epochs(recipe: Recipe) -> Recipe:
+    """With the steps that epochs come to. Raises DataError where rows cannot be read, ConfigError."""
+    files = {s.name: s.sft.rows_file for s in recipe.stage if isinstance(s, SftStage) and s.epochs}
+    tool = recipe.rollout.tool_name
+    return with_steps(recipe, {n: len(load_conversations(Path(f), tool)) for n, f in files.items() if f})[0]
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:
@@ -194,17 +211,17 @@ def without_long_prompts(material: Material, codec: Codec) -> Material:
     conversation, environment = _conversation(material, codec), environment_of(material.recipe)
     stages = [stage for stage in material.recipe.stage if isinstance(stage, RlStage)]
     parts = {f"stage {stage.name}": (stage.data, material.problems[stage.name]) for stage in stages}
-    kept, left_out = [], []
+    kept, notes = [], list(material.notes)
     for name, (data, problems) in {**parts, HELD_OUT: (material.recipe.data, material.heldout)}.items():
         most = data.max_prompt_tokens
         fits, told = (problems, "") if most is None else within(problems, most, conversation, environment)
         kept.append(fits)
         if told:
-            left_out.append(f"{name}: data.max_prompt_tokens leaves out {told}")
+            notes.append(f"{name}: data.max_prompt_tokens leaves out {told}")
         if told and not fits:
-            raise ConfigError(f"{left_out[-1]}, so nothing is left; raise it")
+            raise ConfigError(f"{notes[-1]}, so nothing is left; raise it")
     named = dict(zip((stage.name for stage in stages), kept, strict=False))
-    return replace(material, problems=named, heldout=kept[-1], left_out=left_out)
+    return replace(material, problems=named, heldout=kept[-1], notes=list(dict.fromkeys(notes)))
 
 
 def _sections(recipe: Recipe) -> list[StageDataSection]:

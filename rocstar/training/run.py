@@ -333,7 +333,7 @@ async def opened_run(
             made = _opened_model(material, folder, screen, checkpoint)
         if material.pretrained is None:
             material = without_long_prompts(material, made.codec)
-        for told in material.left_out:
+        for told in material.notes:
             screen.note(told)
         recipe = material.recipe
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))

@@ -232,7 +232,7 @@ def test_only_the_labels_of_the_named_sources_are_checked(tmp_path: Path) -> Non
         config = pool(tmp_path, source=sources, agreement={"answers": str(answers), "sources": named})
         assert build(config).unasked == 0
         assert [row["source"] for row in rows_of(config, "problems.jsonl")] == kept
-    with pytest.raises(ValueError, match="agreement.sources names 'eular', which is no source; there are euler, forum"):
+    with pytest.raises(ValueError, match=r"names 'eular', which is no source; there are euler, forum"):
         pool(tmp_path, source=sources, agreement={"sources": ["eular"]})
 
 
