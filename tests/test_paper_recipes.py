@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from math import ceil
 from pathlib import Path
@@ -9,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import BY_EPOCHS, Recipe
+from rocstar.config import BY_EPOCHS, BenchmarkSection, Recipe
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.evaluation.benchmark import find_benchmarks
+from rocstar.evaluation.kinds import KINDS
 from rocstar.recipe import load_recipe
 from rocstar.toml.read import load
+from rocstar.training.benchmarks import read_benchmarks
 from rocstar.training.rows import with_steps
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -159,3 +163,34 @@ def test_the_pool_of_the_paper_is_kept_clear_of_all_its_mathematics() -> None:
         file = files[section.name]
         assert section.path in (*file.files, file.hub) and section.question == [file.question]
     assert config.agreement.sources == ["openmathreasoning"]  # §4.2
+
+
+ASKED = ["aime24", "aime25", "hmmt_feb_2025", "math500", "gpqa_diamond"]
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage2", "stage3", "by_rule", "qwen2.5-32b"])
+def test_the_paper_is_judged_by_its_five_benchmarks_under_its_own_protocol(name: str, tmp_path: Path) -> None:
+    """§5.1; at f664d51 by AIME 2024 alone, at most 12,288 tokens and 15 turns."""
+    recipe = load_recipe(RECIPES / f"paper/{name}.toml")
+    assert [section.name for section in recipe.evaluate.benchmark] == ASKED
+    assert recipe.evaluate.problems == 0  # no second figure at a stage's limits
+    here = {"folder": str(tmp_path), "accept_rows": True}
+    there = [section.model_copy(update=here) for section in sections_with_rows(recipe, tmp_path)]
+    evaluate = recipe.evaluate.model_copy(update={"benchmark": there})
+    for benchmark in read_benchmarks(recipe.model_copy(update={"evaluate": evaluate})):
+        rollout, protocol = benchmark.recipe.rollout, benchmark.protocol
+        assert (rollout.max_response_tokens, rollout.max_turns) == (30 * 1024, 30)
+        assert (protocol.attempts, protocol.temperature) == (16, 0.6)
+
+
+def sections_with_rows(recipe: Recipe, folder: Path) -> list[BenchmarkSection]:
+    """Those of the recipe, each of which has a place to get its rows from; here they get one row each in `folder`."""
+    for section in recipe.evaluate.benchmark:
+        (benchmark,) = find_benchmarks(section.name)
+        assert section.folder or benchmark.file.hub
+        path = folder / benchmark.file.files[0]
+        path.parent.mkdir(exist_ok=True)
+        row = dict.fromkeys(KINDS[benchmark.file.kind].columns(benchmark.file), "1")
+        text = ",".join(row) + "\n" + ",".join(row.values()) if path.suffix == ".csv" else json.dumps(row)
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return list(recipe.evaluate.benchmark)
