@@ -141,7 +141,14 @@ def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> Answer
 
 def _answers_read(path: str, book: AnswerBook) -> InputFile:
     digest, size = fingerprint(path) or (None, None)
-    file = {"name": "answers", "path": path, "role": "answers", "sha256": digest, "size_bytes": size}
+    file = {
+        "name": "answers",
+        "path": path,
+        "license": "not stated",
+        "role": "answers",
+        "sha256": digest,
+        "size_bytes": size,
+    }
     return InputFile(rows=book.rows, layout="answers", question="id or question", answer="answers", **file)  # type: ignore[arg-type]
 
 
@@ -174,8 +181,8 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
         raise DataError(f"{path} has no row that can be read; give a file with at least one problem.")
     digest, size = fingerprint(path) or (None, None)
     described = {"layout": columns.layout, "question": " + ".join(columns.question), "answer": columns.answer}
-    file = {"name": section.name, "path": section.path, "role": role, "sha256": digest, "size_bytes": size}
-    sheet.inputs.append(InputFile(rows=rows, **file, **described))  # type: ignore[arg-type]
+    file = {"name": section.name, "path": section.path, "license": section.license, "role": role}
+    sheet.inputs.append(InputFile(rows=rows, sha256=digest, size_bytes=size, **file, **described))  # type: ignore[arg-type]
 
 
 def columns_of(row: Any, section: InputSection, where: str, role: str) -> Columns:

@@ -19,6 +19,8 @@ class InputSection(Section):
     """Columns of the question, joined by a space; a dot steps into a nested one. Empty: found by the layout."""
     answer: str | None = None
     """Column of the reference answer. None: found by the layout; only the questions of a benchmark are read."""
+    license: str = "not stated"
+    """Terms under which its publisher gives it away, for the datasheet."""
     cut: list[str] = []
     """Texts taken out of each question, such as instructions that a prompt begins or ends with."""
 

@@ -27,6 +27,8 @@ class InputFile:
     name: str
     path: str
     """As the config names it."""
+    license: str
+    """As the config says."""
     role: str
     """`source`, `benchmark`, or `answers` of the agreement check."""
     sha256: str | None
@@ -120,7 +122,10 @@ class Datasheet:
             for what, counts in (("asked for an integer", self.asked), ("instructions reworded", self.reworded))
         ]
         files = [
-            [f.role, f.name, f.path, str(f.rows), f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"]
+            [
+                *(f.role, f.name, f.path, str(f.rows), f.license),
+                *(f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"),
+            ]
             for f in self.inputs
         ]
         digits = [[str(d) if d else "no integer", str(self.digits[d])] for d in sorted(self.digits)]
@@ -143,7 +148,7 @@ class Datasheet:
                 "",
                 "## Files read",
                 "",
-                *table(["role", "name", "path", "rows", "layout: question / answer", "sha256"], files),
+                *table(["role", "name", "path", "rows", "licence", "layout: question / answer", "sha256"], files),
                 "",
                 "## Files written",
                 "",

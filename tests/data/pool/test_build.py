@@ -108,6 +108,17 @@ def test_the_datasheet_counts_what_the_files_hold_and_hashes_what_was_read(tmp_p
     told = json.loads((Path(config.out) / "datasheet.json").read_text())
     assert told["kept"] == told["funnel"]["kept"]["s"] == len(rows_of(config, "problems.jsonl"))
     assert {file["name"]: len(file["sha256"]) for file in told["inputs"]} == {"b": 64, "s": 64}
+
+
+def test_the_datasheet_says_each_licence_or_that_none_is_stated(tmp_path: Path) -> None:
+    config = pool(tmp_path, source=[{"name": "s", "path": "rows.jsonl", "license": "MIT"}])
+    build(config)
+    told = json.loads((Path(config.out) / "datasheet.json").read_text())
+    assert {file["name"]: file["license"] for file in told["inputs"]} == {"s": "MIT", "b": "not stated"}
+    sheet = (Path(config.out) / "datasheet.md").read_text()
+    assert (
+        "| source | s | rows.jsonl | 9 | MIT |" in sheet and "| benchmark | b | bench.jsonl | 1 | not stated |" in sheet
+    )
     assert str(tmp_path) not in (Path(config.out) / "datasheet.md").read_text()
 
 
