@@ -25,10 +25,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rocstar.answers.extract import lenient_answer
 from rocstar.data.files import load_problems
 from rocstar.data.pool.build import benchmark_questions, build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
+from rocstar.evaluation.contamination import beside_known
 from rocstar.toml.read import load
 from rocstar.types import Problem, seed_for
 from rocstar.verbs.data import verifier
@@ -77,9 +79,14 @@ def overlaps(questions: list[str], benchmarks: list[str]) -> dict[str, int]:
 
 def built(config: PoolConfig) -> tuple[Datasheet, float]:
     started = time.process_time()
-    with verifier() as check:
+    with verifier(lenient_answer) as check:
         sheet = build_pool(config, check, lambda sentence: print(sentence, file=sys.stderr))
     return sheet, time.process_time() - started
+
+
+def recipe(out: str) -> PoolConfig:
+    """As `rocstar data build` reads it."""
+    return beside_known(load(RECIPE, PoolConfig, [f"data={data_folder()}", f"out={out}"]))[0]
 
 
 def synthetic(file: Path, rows: int) -> None:
@@ -157,9 +164,9 @@ def countings(sheet: Datasheet, problems: list[Problem]) -> dict[str, int]:
 
 def measure_pool(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        first, cpu_seconds = built(load(RECIPE, PoolConfig, [f"data={data_folder()}", f"out={folder}/first"]))
+        first, cpu_seconds = built(recipe(f"{folder}/first"))
         build_peak = peak_mib()
-        again, _ = built(load(RECIPE, PoolConfig, [f"data={data_folder()}", f"out={folder}/again"]))
+        again, _ = built(recipe(f"{folder}/again"))
         problems = load_problems(Path(folder) / "first" / "problems.jsonl")
         if count:
             sample(Path(folder) / "first", count)

@@ -262,6 +262,7 @@ def _start(
     refuse_place(recipe.run.folder, recipe.run.name)
     with stoppable(NOTHING_YET):
         material = read_material(recipe)
+    recipe = material.with_steps(recipe)
     if dry_run:
         given = settings if runs is None else [*settings, f"run.folder={runs}"]
         _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), as_json=as_json)
@@ -347,6 +348,8 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, 
             print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
     if material.memory:
         print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
+    for told in material.notes:
+        print(told, file=sys.stderr)
     for stage in material.recipe.stage:
         if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
             print(few, file=sys.stderr)

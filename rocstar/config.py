@@ -156,6 +156,9 @@ class StageDataSection(TaskSection):
     drop_solved_age: int = Field(default=0, ge=0)
     """Attempts that this run has made already count among them if their weights are at most this many optimizer updates
     old."""
+    max_prompt_tokens: Count | None = None
+    """Problems whose prompt has more tokens are left out, which the run tells; the base section's value holds for held-
+    out problems too. Unset: none is left out, and the longest prompt must fit into the model."""
 
 
 class DataSection(StageDataSection):
@@ -431,15 +434,34 @@ class EvaluateSection(Section):
         return name
 
 
+BY_EPOCHS = -1
+"""Steps of an SFT stage that its epochs decide."""
+
+
 class SftStage(Section):
     name: Word
     """Name of the stage, unlike that of any other."""
     kind: Literal["sft"]
     """sft: a cold start by supervised learning."""
-    steps: int = Field(ge=0)
-    """Optimizer updates."""
+    steps: int = Field(default=BY_EPOCHS, ge=BY_EPOCHS)
+    """Optimizer updates. -1: as many as `epochs` take."""
+    epochs: float = Field(default=0, ge=0)
+    """In place of `steps`: how often the stage shows each row of `sft.rows_file` (3 in the paper, §5.1). A run records
+    the steps that they come to. 0: `steps` counts."""
     data: TaskSection
     sft: SftSection
+
+    @model_validator(mode="after")
+    def steps_or_epochs(self) -> SftStage:
+        if bool(self.epochs) == (self.steps != BY_EPOCHS):
+            given = f"steps {self.steps} and epochs {self.epochs:g} are given" if self.epochs else "steps is missing"
+            raise ValueError(f"{given}; give steps or epochs (epochs = 0 or steps = -1 sets a parent's aside)")
+        if self.epochs and self.sft.rows_file is None:
+            raise ValueError(
+                f"epochs {self.epochs:g} need sft.rows_file, because a task makes as many demonstrations as steps "
+                "take; give steps instead, or a file of rows"
+            )
+        return self
 
 
 class RlStage(Section):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rocstar.errors import ConfigError
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.types import Problem
 
+SHOWN_CHARS, SHOWN_PROBLEMS = 60, 5  # in a message
 UNLIMITED = Limits(max_turns=1, max_response_tokens=1, max_parallel_calls=1)  # a prompt depends on no limit
 
 
@@ -17,6 +18,27 @@ def prompt_tokens(
     return len(environment(problem, conversation, UNLIMITED, 0).opening())
 
 
+def named(problem: Problem) -> str:
+    """Where it stands, for a message: its file and line, or how it begins where no file is known."""
+    line = problem.metadata.get("line")
+    return f"{problem.source} line {line}" if problem.source and line else f"{problem.question[:SHOWN_CHARS]!r}"
+
+
+def within(
+    problems: Sequence[Problem],
+    most: int,
+    conversation: Conversation,
+    environment: EnvironmentFactory = ToolEnvironment,
+) -> tuple[list[Problem], str]:
+    """Those whose prompt has at most so many tokens, and the others in words, the first by name; empty for none."""
+    lengths = [prompt_tokens(problem, conversation, environment) for problem in problems]
+    kept = [problem for problem, tokens in zip(problems, lengths, strict=True) if tokens <= most]
+    long = [f"{named(problem)} ({tokens})" for problem, tokens in zip(problems, lengths, strict=True) if tokens > most]
+    shown = ", ".join(long[:SHOWN_PROBLEMS]) + (", ..." if len(long) > SHOWN_PROBLEMS else "")
+    told = f"{len(long)} of {len(problems)} problems, whose prompts have more than {most} tokens: {shown}"
+    return kept, told if long else ""
+
+
 def positions_needed(
     problems: Iterable[Problem],
     conversation: Conversation,
@@ -24,16 +46,21 @@ def positions_needed(
     response_tokens: int,
     model_positions: int,
     environment: EnvironmentFactory = ToolEnvironment,
+    leaves_out: str = "",
 ) -> int:
-    """Tokens of the longest attempt. Raises ConfigError when the model holds less."""
-    prompt = max((prompt_tokens(problem, conversation, environment) for problem in problems), default=0)
-    needed = prompt + response_tokens
-    if needed > model_positions:
-        room = model_positions - prompt
-        remedy = f"set it to {room} or less" if room > 0 else "leave such problems out"
+    """Tokens of the longest attempt. leaves_out: a setting that leaves out problems of longer prompts, where there is
+    one. Raises ConfigError, which names the problem, when the model holds less."""
+    lengths = [(prompt_tokens(problem, conversation, environment), problem) for problem in problems]
+    prompt, longest = max(lengths, key=lambda pair: pair[0], default=(0, None))
+    needed, room = prompt + response_tokens, model_positions - response_tokens
+    if longest is not None and needed > model_positions:
+        others = sum(tokens > room for tokens, _ in lengths) - 1
+        remedies = [f"set it to {model_positions - prompt} or less"] * (prompt < model_positions)
+        remedies.append("leave such problems out" + (f" with {leaves_out}={room}" if leaves_out and room > 0 else ""))
         raise ConfigError(
-            f"rollout.max_response_tokens {response_tokens} and the longest prompt of {prompt} tokens need {needed} "
-            f"positions, the model holds {model_positions}; {remedy}, or take a model that holds more "
+            f"rollout.max_response_tokens {response_tokens} and the longest prompt of {prompt} tokens "
+            f"({named(longest)}{f', and {others} more are too long' if others else ''}) need {needed} positions, the "
+            f"model holds {model_positions}; {', '.join(remedies)}, or take a model that holds more "
             "(model.max_positions of one from random weights)"
         )
     return needed

@@ -117,7 +117,7 @@ def _warm_ups(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
     """(stage, section, its warmup_steps, updates by the end of the stage). RL stages that hand their optimizer on share
     a warm-up, so only the last of them must see its end."""
     updates = 0
-    stages = [stage for stage in recipe.stage if stage.steps]
+    stages = [stage for stage in recipe.stage if stage.steps > 0]  # those of epochs are known, and looked at, later
     for stage, following in zip_longest(stages, stages[1:]):
         if isinstance(stage, SftStage):
             yield stage.name, "sft", stage.sft.warmup_steps, stage.steps

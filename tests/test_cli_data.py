@@ -7,6 +7,7 @@ from rocstar.cli import run
 from rocstar.data.files import load_problems
 from rocstar.dialogue.template import COMPACT
 from rocstar.errors import DataError
+from rocstar.evaluation.benchmark import known
 from tests.dialogue.folders import LLAMA, THINKING, byte_level, folder_of
 
 ROWS = [{"question": "How many legs do two cats have?", "answer": "8"}, {"question": "How much is it?", "answer": "x"}]
@@ -30,6 +31,46 @@ def test_data_build_prints_the_funnel_and_writes_the_pool(folder: Path, capsys: 
         ["kept", "1"],
     ]
     assert json.loads((folder / "out" / "problems.jsonl").read_text())["answer"] == "8"
+
+
+def test_data_build_compares_with_every_known_benchmark_that_is_there_and_names_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, column, question in (
+        ("aime25", "problem", ROWS[0]["question"]),
+        ("aime24", "Frage", "Wie viel ist das?"),
+    ):
+        (folder / "eval_math").mkdir(exist_ok=True)
+        (folder / "eval_math" / f"{name}.jsonl").write_text(json.dumps({column: question, "answer": "8"}) + "\n")
+    own = '[[benchmark]]\nname = "mine"\npath = "eval_math/aime24.jsonl"\nquestion = "Frage"\n'  # as the recipe says
+    (folder / "pool.toml").write_text(RECIPE + own)
+    command = ["data", "build", f"{folder / 'pool.toml'}", f"data={folder}", f"out={folder / 'out'}"]
+    assert run(command) == 0
+    printed = capsys.readouterr().out
+    assert "compared with the questions of mine (1), aime25 (1)\n" in printed
+    assert f"not compared with hmmt_feb_2025: eval_math/hmmt_feb_2025.jsonl is not in {folder}; its rows:" in printed
+    told = json.loads((folder / "out" / "datasheet.json").read_text())
+    assert told["funnel"]["benchmark_question"]["all"] == 1 and told["kept"] == 0
+    named = {"mine", *(file["name"] for file in told["inputs"]), *told["benchmarks_not_compared"]}
+    assert named == {"mine", "s", *known()} - {"aime24"}
+    assert "- not compared with gpqa_diamond: " in (folder / "out" / "datasheet.md").read_text()
+
+    assert run([*command, "known_benchmarks=false"]) == 0
+    printed = capsys.readouterr().out
+    assert "questions of mine (1)\n" in printed and "not compared with aime25: known_benchmarks is false" in printed
+
+
+def test_data_check_against_a_pool_recipe_compares_with_the_known_benchmarks_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "eval_math").mkdir()
+    rows = json.dumps({"problem": ROWS[0]["question"], "answer": "8"}) + "\n"
+    (folder / "eval_math" / "hmmt_feb_2025.jsonl").write_text(rows)
+    (folder / "pool.toml").write_text(f'data = "{folder}"\n' + RECIPE)
+    assert run(["data", "check", str(folder / "rows.jsonl"), "--against", str(folder / "pool.toml"), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["overlaps_by_benchmark"] == {"hmmt_feb_2025": 1}
+    assert "not compared with aime25: " in told.err
 
 
 def test_data_check_prints_a_prompt_and_ends_with_2_for_bad_rows(

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstar.config import Recipe
+from rocstar.config import BY_EPOCHS, BenchmarkSection, Recipe
+from rocstar.data.pool.config import PoolConfig
+from rocstar.data.sft.recipe import MixRecipe
+from rocstar.evaluation.benchmark import find_benchmarks
+from rocstar.evaluation.kinds import KINDS
 from rocstar.recipe import load_recipe
+from rocstar.toml.read import load
+from rocstar.training.benchmarks import read_benchmarks
+from rocstar.training.rows import with_steps
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = [*sorted(RECIPES.glob("paper/*.toml")), RECIPES / "release.toml", RECIPES / "7b-8gpu.toml"]
@@ -91,12 +101,24 @@ def test_the_whole_recipe_has_the_values_of_the_paper(key: str) -> None:
 
 
 def test_steps_add_up_to_those_of_the_paper() -> None:
-    """§4.3: 300, 385 and 510 RL steps; §5.1: three epochs of 165K, 30K and 27K rows and a warm-up over 4% of them."""
+    """§4.3: 300, 385 and 510 RL steps; §5.1: three epochs, whatever rows there are, and a warm-up over 4% of them."""
     recipe = load_recipe(RECIPES / "paper/stage3.toml")
-    cold, *stages = (stage.steps for stage in recipe.stage)
+    assert (recipe.stage[0].model_dump()["epochs"], recipe.stage[0].steps) == (3, BY_EPOCHS)
+    stages = [stage.steps for stage in recipe.stage[1:]]
     assert [sum(stages[: n + 1]) for n in range(3)] == [300, 385, 510]
-    assert cold == round(3 * (165_000 + 30_000 + 27_000) / 128)
-    assert value(recipe, "stage.sft.sft.warmup_steps") == round(0.04 * cold)
+    found, _ = with_steps(recipe, {"sft": 222_000})
+    assert found.stage[0].steps == ceil(3 * 222_000 / 128)
+    assert value(recipe, "stage.sft.sft.warmup_steps") == round(0.04 * found.stage[0].steps)
+
+
+def test_the_mix_of_the_paper_has_its_rows_and_rewrites_what_the_paper_rewrites() -> None:
+    """§4.1: 165K, 30K and 27K rows; responses of Tulu 3, prompts of Nemotron."""
+    mix = load(RECIPES / "data/paper_sft_mix.toml", MixRecipe)
+    assert mix.mix.rows == 222_000 == 1000 * sum(source.weight or 0 for source in mix.source)
+    assert {source.name: source.rewrite for source in mix.source if source.rewrite} == {
+        "tulu3": ["response"],
+        "nemotron": ["prompt"],
+    }
 
 
 def test_the_32b_variant_has_no_sft_and_700_steps_in_two_stages() -> None:
@@ -130,3 +152,45 @@ def test_the_stages_that_end_by_rule_are_the_same_otherwise() -> None:
     by_rule, whole = (load_recipe(RECIPES / f"paper/{name}.toml") for name in ("by_rule", "stage3"))
     for ours, papers in zip(by_rule.stage, whole.stage, strict=True):
         assert ours.model_dump(exclude={"end", "steps"}) == papers.model_dump(exclude={"end", "steps"})
+
+
+def test_the_pool_of_the_paper_is_kept_clear_of_all_its_mathematics() -> None:
+    """§5.1; at f664d51 of two of four. Each is one that rocstar asks, from the place that rocstar reads."""
+    config = load(RECIPES / "data/paper_pool.toml", PoolConfig)
+    files = {benchmark.name: benchmark.file for benchmark in find_benchmarks("aime24,aime25,hmmt_feb_2025,math500")}
+    assert {section.name for section in config.benchmark} == set(files)
+    for section in config.benchmark:
+        file = files[section.name]
+        assert section.path in (*file.files, file.hub) and section.question == [file.question]
+    assert config.agreement.sources == ["openmathreasoning"]  # §4.2
+
+
+ASKED = ["aime24", "aime25", "hmmt_feb_2025", "math500", "gpqa_diamond"]
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage2", "stage3", "by_rule", "qwen2.5-32b"])
+def test_the_paper_is_judged_by_its_five_benchmarks_under_its_own_protocol(name: str, tmp_path: Path) -> None:
+    """§5.1; at f664d51 by AIME 2024 alone, at most 12,288 tokens and 15 turns."""
+    recipe = load_recipe(RECIPES / f"paper/{name}.toml")
+    assert [section.name for section in recipe.evaluate.benchmark] == ASKED
+    assert recipe.evaluate.problems == 0  # no second figure at a stage's limits
+    here = {"folder": str(tmp_path), "accept_rows": True}
+    there = [section.model_copy(update=here) for section in sections_with_rows(recipe, tmp_path)]
+    evaluate = recipe.evaluate.model_copy(update={"benchmark": there})
+    for benchmark in read_benchmarks(recipe.model_copy(update={"evaluate": evaluate})):
+        rollout, protocol = benchmark.recipe.rollout, benchmark.protocol
+        assert (rollout.max_response_tokens, rollout.max_turns) == (30 * 1024, 30)
+        assert (protocol.attempts, protocol.temperature) == (16, 0.6)
+
+
+def sections_with_rows(recipe: Recipe, folder: Path) -> list[BenchmarkSection]:
+    """Those of the recipe, each of which has a place to get its rows from; here they get one row each in `folder`."""
+    for section in recipe.evaluate.benchmark:
+        (benchmark,) = find_benchmarks(section.name)
+        assert section.folder or benchmark.file.hub
+        path = folder / benchmark.file.files[0]
+        path.parent.mkdir(exist_ok=True)
+        row = dict.fromkeys(KINDS[benchmark.file.kind].columns(benchmark.file), "1")
+        text = ",".join(row) + "\n" + ",".join(row.values()) if path.suffix == ".csv" else json.dumps(row)
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return list(recipe.evaluate.benchmark)

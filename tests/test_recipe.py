@@ -237,7 +237,7 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[data]\ncolumns = { qestion = 'Body' }\n", 2, ["data.columns.qestion", "data.columns.question"]),
         ("a = 1\nb = = 2\n", 2, ["not valid TOML"]),
         ("[[stage]]\nname = 's'\nkind = 'sft'\nstepz = 3\n", 4, ["unknown key stage.s.stepz", "steps"]),
-        ("[[stage]]\nname = 's'\nkind = 'sft'\n", 1, ["stage.s.steps is missing"]),
+        ("[[stage]]\nname = 's'\nkind = 'sft'\n", 1, ["stage.s: steps is missing; give steps or epochs"]),
         ("[[stage]]\nname='a'\nkind='sft'\nsteps=1\n[[stage]]\nname='b'\nkind='rl'\nsteps=1\n[stage.rollout]\nmax_turns=0\n",
          10, ["stage.b.rollout.max_turns = 0"]),
         ("[resample]\nkeep = 4\n[[stage]]\nname='b'\nkind='rl'\nsteps=1\n[stage.rollout]\nattempts_per_problem=2\n",

@@ -130,3 +130,25 @@ def test_a_run_that_is_given_more_steps_makes_the_numbers_of_one_that_had_them_f
     *before, rl, _, last = metrics(folder)
     assert before == metrics(whole) and last["stage"] == "again"
     assert (rl["stage"], rl["learn/learning_rate"]) == ("stage3", 1e-5)
+
+
+def test_a_run_leaves_out_long_prompts_and_counts_epochs_and_says_so(tmp_path: Path) -> None:
+    """Of a model of random weights, whose tokenizer is made when the run opens; a resumed run leaves out the same."""
+    folder = workplace(tmp_path / "w")
+    with (folder / "train.jsonl").open("a") as train:
+        train.write(json.dumps({"question": "Add 9 and 3" + " please" * 60, "answer": "12"}) + "\n")
+    epochs = ("stage.cold.steps=-1", "stage.cold.epochs=1")  # 18 rows, 12 a step
+    given = (*epochs, "stage.stage3.steps=0", "evaluate.problems=0", "data.max_prompt_tokens=150")
+    told = (
+        "stage stage1: data.max_prompt_tokens leaves out 1 of 5 problems, whose prompts have more than 150 tokens: tra"
+    )
+    dry = Command.start(folder, "train", "tiny.toml", *given, "--dry-run").wait()
+    assert told in dry.told and "stage cold: epochs 1 of 18 rows, 12 a step, are 2 steps" in dry.told
+    assert "stage.cold.steps = 2  (" in dry.out
+    command = Command.start(folder, "train", "tiny.toml", *given)
+    assert command.after_step(3, command.process.kill).code == -signal.SIGKILL
+    ended = Command.start(folder, "train", "--resume", "tiny").wait()
+    assert ended.code == 0 and told in ended.told, ended.told
+    (cold, *_) = json.loads((run_of(folder) / "config.resolved.json").read_text())["stage"]
+    assert (cold["steps"], cold["epochs"]) == (2, 0) and "epochs 1 of 18 rows" not in ended.told
+    assert {row["question"][:5] for row in attempts(folder)} == {"Add 2", "Add 3", "Add 4", "Add 5"}

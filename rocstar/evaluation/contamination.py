@@ -1,4 +1,5 @@
-"""Which problems of an evaluation a run has trained on, or on something that shares an 8-gram with them."""
+"""Which problems of an evaluation a run has trained on, or on something that shares an 8-gram with them; and which
+benchmarks a pool of problems is kept clear of, so that it does not come to that."""
 
 from __future__ import annotations
 
@@ -7,11 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.data.files import load_problems
+from rocstar.data.pool.config import InputSection, PoolConfig
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion, Overlap
 from rocstar.errors import DataError
+from rocstar.evaluation.benchmark import find_benchmarks, known
 from rocstar.runs.folder import RunFolder, read_json
 
 SHOWN = 5  # overlaps that a note quotes
+
+
+def beside_known(config: PoolConfig) -> tuple[PoolConfig, dict[str, str]]:
+    """A pool recipe with the benchmarks that come with rocstar beside its own, as far as `known_benchmarks` wants them
+    and their rows are below `data`; and of the others, by name, why they cannot be compared with.
+
+    One that the recipe lists itself, by name or by its rows, is read as the recipe says."""
+    own = {text for section in config.benchmark for text in (section.name, section.path)}
+    added, absent = [], {}
+    for benchmark in find_benchmarks(",".join(known())):
+        name, file = benchmark.name, benchmark.file
+        if own.isdisjoint((name, file.hub, *file.files)):
+            missing = [path for path in file.files if not (Path(config.data) / path).exists()]
+            if not config.known_benchmarks:
+                absent[name] = "known_benchmarks is false"
+            elif file.kind == "functions":
+                absent[name] = "its rows are conversations that ask for calls, and no questions"
+            elif missing:
+                absent[name] = f"{missing[0]} is not in {config.data}; its rows: {file.source}"
+            else:
+                added += [InputSection(name=name, path=path, question=[file.question]) for path in file.files]
+    return config.model_copy(update={"benchmark": [*config.benchmark, *added]}), absent
 
 
 def contamination(asked: Iterable[str], trained: Iterable[str], name: str) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _stages(
             seconds = tokens * passes * shape.forward_flops(assumed.demonstration_tokens / 2) / learned_flops
             yield StagePlan(
                 name=stage.name,
-                steps=stage.steps,
+                steps=max(0, stage.steps),  # none of epochs whose rows nobody has read
                 tokens=tokens,
                 rollout_seconds=0.0,
                 learning_seconds=seconds,

@@ -63,6 +63,7 @@ def predicted(recipe: Recipe, screen: Screen, *, wall: bool = True, length_share
     model = recipe.model.model_copy(update={"device": "cpu"})
     recipe = recipe.model_copy(update={"stage": stages, "model": model})
     material = read_material(recipe)
+    recipe = material.recipe
     material = replace(material, recipe=_shortened(material.recipe))
     with TemporaryDirectory() as place:
         folder = RunFolder.create(material.recipe, place, ())

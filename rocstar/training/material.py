@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
-from rocstar.config import Recipe, RlStage, SftStage
+from rocstar.config import BY_EPOCHS, Recipe, RlStage, SftStage, StageDataSection
 from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
@@ -24,17 +24,18 @@ from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 from rocstar.exits import need
-from rocstar.lengths import UNLIMITED, positions_needed
+from rocstar.lengths import UNLIMITED, positions_needed, within
 from rocstar.modelfolder import ModelFacts, find_model, model_facts
 from rocstar.parts import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
 from rocstar.plan.fits import idle_learners, refuse_here, refuse_on_gpu
 from rocstar.plan.memory import HostMemory, Load, engines_here, host_memory
 from rocstar.plan.shape import Shape, shape_of
 from rocstar.protocols import Task
+from rocstar.rollout.environment import Conversation
 from rocstar.runs.folder import HELD_OUT
 from rocstar.sandbox.client import SandboxClient
 from rocstar.training.benchmarks import NamedBenchmark, read_benchmarks
-from rocstar.training.rows import Layout, layouts_of, rows_of_layouts
+from rocstar.training.rows import Layout, layouts_of, rows_of_layouts, with_steps
 from rocstar.training.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.types import Problem
 
@@ -75,6 +76,14 @@ class Material:
     """That are asked beside the held-out problems."""
     memory: HostMemory | None = None
     """What the run takes of this machine's; None on GPUs, and of a model whose shape is not known."""
+    notes: Sequence[str] = ()
+    """What a person should know: the steps that epochs come to, the problems that `data.max_prompt_tokens` leaves out.
+    These are left out of a model of random weights when the run has opened: before that, nobody but a fresh tokenizer
+    knows how long prompts are."""
+
+    def with_steps(self, recipe: Recipe) -> Recipe:
+        """Another reading of the run's recipe with the steps that epochs come to."""
+        return with_steps(recipe, {name: len(rows) for name, rows in self.layouts.items() if rows is not None})[0]
 
 
 def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
@@ -100,6 +109,10 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
     template = template_of(recipe, pretrained.facts.folder if pretrained else None)
+    layouts = _layouts(recipe, template, rows)
+    recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
+    if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
+        raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
     material = Material(
         recipe=recipe,
         task=task,
@@ -107,10 +120,11 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         problems={
             stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
         },
-        layouts=_layouts(recipe, template, rows),
+        layouts=layouts,
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
+        notes=told,
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -119,6 +133,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     if pretrained:
         facts, codec = pretrained.facts, pretrained.codec
         codec.stop_ids(material.template)
+        material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
         read = {
             name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]
@@ -133,7 +148,11 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
-        memory = _memory(material, cache, _positions_at_first(material) if rows is None else 1, None, {})
+        shown = material
+        if rows is None and any(section.max_prompt_tokens for section in _sections(recipe)):
+            shown = without_long_prompts(material, _codec_at_first(material))
+        memory = _memory(shown, cache, _positions_at_first(shown) if rows is None else 1, None, {})
+        material = replace(material, notes=shown.notes)
     return replace(material, memory=memory)
 
 
@@ -141,6 +160,13 @@ def pool_sizes(recipe: Recipe) -> dict[str, int]:
     """Problems that each RL stage may learn from. Raises ConfigError and DataError."""
     heldout = heldout_problems(task_of(recipe, recipe))
     return {stage.name: len(_problems(recipe, stage, heldout)) for stage in recipe.stage if isinstance(stage, RlStage)}
+
+
+def with_epochs(recipe: Recipe) -> Recipe:
+    """With the steps that epochs come to. Raises DataError where rows cannot be read, ConfigError."""
+    files = {s.name: s.sft.rows_file for s in recipe.stage if isinstance(s, SftStage) and s.epochs}
+    tool = recipe.rollout.tool_name
+    return with_steps(recipe, {n: len(load_conversations(Path(f), tool)) for n, f in files.items() if f})[0]
 
 
 def few_problems(stage: RlStage, there: int) -> str | None:
@@ -181,20 +207,47 @@ def atoms_of(recipe: Recipe, task: Task, template: ChatMl) -> tuple[str, ...]:
     return (*task.atoms, *fixed_phrases(template, recipe.rollout.tool_name))
 
 
+def without_long_prompts(material: Material, codec: Codec) -> Material:
+    """Without the problems that `data.max_prompt_tokens` leaves out. Raises ConfigError where it leaves nothing."""
+    conversation, environment = _conversation(material, codec), environment_of(material.recipe)
+    stages = [stage for stage in material.recipe.stage if isinstance(stage, RlStage)]
+    parts = {f"stage {stage.name}": (stage.data, material.problems[stage.name]) for stage in stages}
+    kept, notes = [], list(material.notes)
+    for name, (data, problems) in {**parts, HELD_OUT: (material.recipe.data, material.heldout)}.items():
+        most = data.max_prompt_tokens
+        fits, told = (problems, "") if most is None else within(problems, most, conversation, environment)
+        kept.append(fits)
+        if told:
+            notes.append(f"{name}: data.max_prompt_tokens leaves out {told}")
+        if told and not fits:
+            raise ConfigError(f"{notes[-1]}, so nothing is left; raise it")
+    named = dict(zip((stage.name for stage in stages), kept, strict=False))
+    return replace(material, problems=named, heldout=kept[-1], notes=list(dict.fromkeys(notes)))
+
+
+def _sections(recipe: Recipe) -> list[StageDataSection]:
+    return [recipe.data, *(stage.data for stage in recipe.stage if isinstance(stage, RlStage))]
+
+
+def _conversation(material: Material, codec: Codec) -> Conversation:
+    """As attempts have it; nothing runs in it."""
+    several = any(rollout.max_turns > 1 for rollout in rollouts_of(material.recipe))
+    nothing_runs = SandboxClient(daemons=0)
+    return make_conversation(material.recipe, codec, material.template, nothing_runs, with_tools=several)
+
+
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
-    nothing_runs = SandboxClient(daemons=0)
-    several = any(rollout.max_turns > 1 for rollout in rollouts_of(material.recipe))
-    conversation = make_conversation(material.recipe, codec, material.template, nothing_runs, with_tools=several)
     problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
     own = 1  # imitation alone: no cap applies
     if problems:
         own = positions_needed(
             problems.values(),
-            conversation,
+            _conversation(material, codec),
             response_tokens=_longest_response(material.recipe),
             model_positions=model_positions,
             environment=environment_of(material.recipe),
+            leaves_out="data.max_prompt_tokens",
         )
     asked = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
     return max([own, *asked])
@@ -229,8 +282,13 @@ def _positions_at_first(material: Material) -> int:
     most = longest + max(len(text_of(segments).encode()) for segments in asked)
     if most <= min(model, kv_tokens or model) and recipe.rollout.environment is None:
         return longest
-    stage = next(stage for stage in recipe.stage if isinstance(stage, SftStage))
-    return positions_of(material, fresh_codec(material, layouts_at_first(material, stage)), model)
+    return positions_of(material, _codec_at_first(material), model)
+
+
+def _codec_at_first(material: Material) -> Codec:
+    """The tokenizer that a run of random weights will open with."""
+    stage = next(stage for stage in material.recipe.stage if isinstance(stage, SftStage))
+    return fresh_codec(material, layouts_at_first(material, stage))
 
 
 def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:

@@ -4,8 +4,9 @@ Demonstrations of a task and rows from a file take one path: both are conversati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 from rocstar.config import Recipe, SftStage
 from rocstar.data.sft.format import Conversation, Role
@@ -46,6 +47,27 @@ def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, templat
             "raise model.max_positions of a model from random weights"
         )
     return rows
+
+
+def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[str]]:
+    """The recipe with the steps that epochs come to, and these in words. rows: by SFT stage, of those that are known.
+    The last step fills up from the next epoch, so no row is seen less often than asked for. Raises ConfigError for a
+    warm-up that is longer."""
+    told, stages = [], []
+    for stage in recipe.stage:
+        if isinstance(stage, SftStage) and stage.epochs and stage.name in rows:
+            there, batch = rows[stage.name], stage.sft.batch_rows
+            steps = ceil(stage.epochs * there / min(batch, there))
+            told.append(
+                f"stage {stage.name}: epochs {stage.epochs:g} of {there:,} rows, {batch} a step, are {steps:,} steps"
+            )
+            if stage.sft.warmup_steps > steps:
+                raise ConfigError(
+                    f"{told[-1]}, fewer than its sft.warmup_steps {stage.sft.warmup_steps}; lower those or raise epochs"
+                )
+            stage = stage.model_copy(update={"steps": steps, "epochs": 0})
+        stages.append(stage)
+    return recipe.model_copy(update={"stage": stages}), told
 
 
 def rows_of_step(rows: Sequence[SftRow], step: int, count: int, seed: int) -> list[SftRow]:

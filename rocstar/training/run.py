@@ -44,7 +44,7 @@ from rocstar.tools.python import PythonTool
 from rocstar.training.alarms import Alarm, Evaluated, alarms
 from rocstar.training.checkpoints import Progress, latest, prune, save
 from rocstar.training.coldstart import Opened, opening, reopened
-from rocstar.training.material import Material, fingerprint, positions_of
+from rocstar.training.material import Material, fingerprint, positions_of, without_long_prompts
 from rocstar.training.meter import Meter
 from rocstar.training.probe import probe
 from rocstar.training.published import PublishedWeights
@@ -353,6 +353,10 @@ async def opened_run(
         progress, checkpoint = _starting_point(material.recipe, folder, screen, resume=resume)
         with meter.phase("cold start"):
             made = _opened_model(material, folder, screen, checkpoint)
+        if material.pretrained is None:
+            material = without_long_prompts(material, made.codec)
+        for told in material.notes:
+            screen.note(told)
         recipe = material.recipe
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
         ranks = machines.start_ranks()

@@ -42,13 +42,14 @@ def build(
     from rocstar.answers.extract import lenient_answer
     from rocstar.data.pool.build import build_pool
     from rocstar.data.pool.config import PoolConfig
+    from rocstar.evaluation.contamination import beside_known
     from rocstar.screen import Screen
     from rocstar.toml.read import load
 
-    config = load(recipe, PoolConfig, settings or [])
+    config, absent = beside_known(load(recipe, PoolConfig, settings or []))
     kept = f"stopped; what is in {config.out} is as it was; the same command begins again"
     with stoppable(kept), Screen() as screen, screen.never_silent(screen.working), verifier(lenient_answer) as check:
-        sheet = build_pool(config, check, screen.note)
+        sheet = build_pool(config, check, screen.note, absent)
     print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
 
 
@@ -139,11 +140,14 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
     from rocstar.data.pool.build import benchmark_questions
     from rocstar.data.pool.config import InputSection, PoolConfig
     from rocstar.data.pool.datasheet import Datasheet
+    from rocstar.evaluation.contamination import beside_known
     from rocstar.toml.read import load
 
     for file in files:
         if file.endswith(".toml"):
-            config = load(file, PoolConfig)
+            config, absent = beside_known(load(file, PoolConfig))
+            for name, why in absent.items():
+                print(f"not compared with {name}: {why}", file=sys.stderr)
         else:
             itself = InputSection(name=Path(file).name, path=file)
             config = PoolConfig(data=".", source=[itself], benchmark=[itself])
@@ -194,6 +198,7 @@ def _print_funnel(sheet: Datasheet) -> None:
         print("".join(f"{sheet.reworded[source]:>16,}" for source in sheet.sources))
     if sheet.unasked:
         print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
+    print("\n".join(sheet.benchmarks))
     print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json, datasheet.md")
 
 

@@ -44,8 +44,6 @@ def _print_table(sheet: Mapping[str, Any], out: Path) -> None:
     for source in sheet["sources"]:
         for reason, count in source["refused"].items():
             print(f"{source['name']}: {count} refused for {reason}")
-        if source["short"]:
-            print(f"{source['name']} ran dry: {source['short']} rows fewer than its weight asks for, filled by nobody")
     print(f"{sheet['rows']} rows in {out / 'rows.jsonl'}, sha256 {sheet['rows_sha256'][:16]}...")
 
 

@@ -86,8 +86,12 @@ def plan(
 def _within_pools(recipe: Recipe) -> Recipe:
     """With as many problems a step as there are. Where they cannot be read yet, the recipe's number counts."""
     from rocstar.errors import ConfigError, DataError
-    from rocstar.training.material import pool_sizes
+    from rocstar.training.material import pool_sizes, with_epochs
 
+    try:
+        recipe = with_epochs(recipe)
+    except (ConfigError, DataError) as error:
+        print(f"the steps of epochs are not planned: {str(error).rstrip('.')}", file=sys.stderr)
     try:
         pools = pool_sizes(recipe)
     except (ConfigError, DataError) as error:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.data.sft.mix import chosen, ordered, shares
+from rocstar.data.sft.mix import chosen, ordered, shares, smaller
 
 IDS = [f"{n:04x}" for n in range(200)]
 
@@ -33,6 +33,19 @@ def test_a_source_that_runs_dry_gives_what_it_has_and_nobody_fills_the_gap() -> 
     made = shares({"a": 1000, "b": 40}, {"a": 1, "b": 1}, 200)
     assert (made["a"].taken, made["a"].short) == (100, 0)
     assert (made["b"].wanted, made["b"].taken, made["b"].short) == (100, 40, 60)
+
+
+def test_what_makes_a_mix_smaller_is_said() -> None:
+    """At f664d51 the paper's mix shrank to its scarcest source without a word."""
+    both = {"a": 1000, "b": 40}, {"a": 1.0, "b": 1.0}
+    assert smaller(shares(*both, 200), 200) == [
+        "b ran dry: 60 rows fewer than its weight asks for, filled by nobody",
+        "the mix has 140 of the 200 rows that mix.rows asks for, in another ratio than the weights'",
+    ]
+    assert smaller(shares(*both, None), None) == [
+        "b sets the size of the mix, 80 rows, by its weight; 960 of others are left over"
+    ]
+    assert smaller(shares(*both, 80), 80) == smaller(shares(both[0], {}, None), None) == []
 
 
 @given(

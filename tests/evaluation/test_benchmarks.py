@@ -152,7 +152,8 @@ def test_functions_are_shown_called_and_scored(workplace: Path, capsys: pytest.C
         "BFCL_v4_irrelevance",
         "BFCL_v4_live_irrelevance",
     ]
-    assert result["mean_over_categories"] == pytest.approx(9 / 11)
+    assert (result["non_live_python"], result["live"]) == pytest.approx((4 / 5, 5 / 6))
+    assert result["not_run"][:2] == ["simple_java", "simple_javascript"] and len(result["not_run"]) == 6
 
 
 def test_a_judge_sees_both_orders_and_is_asked_nothing_twice(

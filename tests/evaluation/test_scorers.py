@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,10 +20,10 @@ from rocstar.evaluation.one_turn import split
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers.arena import verdict_in
 from rocstar.evaluation.scorers.choice import chosen
-from rocstar.evaluation.scorers.functions import complaint_of, shown
+from rocstar.evaluation.scorers.functions import ELSEWHERE, LIVE, NON_LIVE, FunctionScorer, complaint_of, shown
 from rocstar.evaluation.scorers.ifeval import IfevalScorer
 from rocstar.evaluation.scorers.instructions import CHECKS, follows, variants
-from rocstar.evaluation.scoring import Parts, ratio
+from rocstar.evaluation.scoring import Parts, judged, ratio
 from rocstar.types import Completion, Finish, Group, Problem, Stop, ToolCall, Trajectory, Turn, Verdict
 
 CODEC = CodePoints()
@@ -377,3 +378,20 @@ def test_an_integer_beyond_all_floats_is_a_wrong_value() -> None:
 
     assert _wrong_value({"type": "float"}, 10**400, [1.0]) == "wrong value"
     assert _wrong_value({"type": "float"}, 1, [1.0]) is None
+
+
+def test_the_parts_of_bfcl_are_summed_up_as_bfcl_does() -> None:
+    """Non-live categories count alike, live rows do; at f664d51 all eleven counted alike."""
+
+    def group(category: str, right: bool) -> Group:
+        problem = Problem(id=category, question="", answer="", metadata={"family": category})
+        outcome = judged(right, method="", extracted=None, text="")
+        return Group(problem=problem, trajectories=(replace(attempt(""), outcome=outcome),))
+
+    scorer = FunctionScorer(PARTS)
+    rows = {"simple_python": [1, 1, 1, 0], "multiple": [0], "live_simple": [1, 0, 0, 0], "live_relevance": [1]}
+    groups = [group(f"BFCL_v4_{name}", bool(right)) for name, some in rows.items() for right in some]
+    found = scorer.figures(groups)
+    assert (found["non_live_python"], found["live"]) == pytest.approx((0.75 / 2, 2 / 5))
+    assert set(found["not_run"]) == {*NON_LIVE, *LIVE, *ELSEWHERE} - set(rows)
+    assert scorer.figures([group("my_category", True)]) == scorer.figures([]) == {}

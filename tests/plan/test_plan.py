@@ -151,3 +151,21 @@ def test_a_small_model_is_counted_in_thousands(capsys: pytest.CaptureFixture[str
 def test_gpus_that_would_have_nothing_to_do_are_refused(name: str, gpus: int, said: str) -> None:
     made = plan(name, "h200", gpus)
     assert any(said in refusal for refusal in made.refusals) and not made.stages
+
+
+def test_epochs_are_planned_where_their_rows_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rocstar.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    command = ["plan", str(RECIPES / "paper/sft.toml"), "--gpus", "64", "--gpu", "mi300x", "--json"]
+    run(command)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["stages"][0]["steps"] == 0
+    assert "the steps of epochs are not planned: " in told.err and "sft/rows.jsonl" in told.err
+    Path("sft").mkdir()
+    row = {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}
+    Path("sft/rows.jsonl").write_text((json.dumps(row) + "\n") * 1000)
+    run([*command, "stage.sft.sft.warmup_steps=1"])
+    assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 24  # 3 x 1,000 / 128

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rocstar.errors import ConfigError, DataError
 from rocstar.exits import NOT_READY, failure, install_command
@@ -127,7 +129,7 @@ def test_a_model_that_main_memory_cannot_hold_is_refused_with_the_numbers(monkey
         monkeypatch.setattr(f"rocstar.{place}.host_bytes", lambda: 10_000_000_000)
     shape = {"hidden_size": 4096, "num_layers": 8, "num_heads": 32, "num_kv_heads": 4, "intermediate_size": 11008}
     base = {"model": {"device": "cpu", **shape}, "rollout": {"max_response_tokens": 64, "engine_rows": 4}}
-    told = r"up to \d\d\.\d GB \(.*weights \d\.\d GB, optimizer 1\d\.\d GB.*and 10\.0 GB of memory are available; take a sm"
+    told = r"up to \d\d\.\d GB \(.*weights \d\.\d GB, optimizer 1\d\.\d GB.*and 10\.0 GB of memory are avail"
     with pytest.raises(ConfigError, match=told):
         material(COLD, RL, **base)
 
@@ -143,3 +145,92 @@ def test_a_cache_without_room_for_prompt_and_cap_is_refused_before_there_is_a_ru
         return
     with pytest.raises(ConfigError, match=r"rollout.kv_tokens 76 is less than the (7[7-9]|[89]\d|1\d\d) tokens of the"):
         material(COLD, rl, **base)
+
+
+def asked(tmp_path: Path, *words: int, name: str = "a.jsonl") -> str:
+    """A file of problems of so many words each."""
+    return write(
+        tmp_path / name, *({"question": f"{n} " + "word " * count, "answer": "2"} for n, count in enumerate(words))
+    )
+
+
+def imitating(tmp_path: Path) -> dict[str, Any]:
+    return {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+
+
+def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> None:
+    data = {"source": "files", "train_files": [asked(tmp_path, 1, 400, 2, 900)]}
+    told = (
+        r"the longest prompt of \d+ tokens \(a\.jsonl line 4, and 1 more are too long\) need \d+ positions, .*; leave "
+        r"such problems out with data\.max_prompt_tokens=448, or"
+    )
+    with pytest.raises(ConfigError, match=told):
+        material(imitating(tmp_path), RL, data=data)
+
+
+def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: Path) -> None:
+    data = {
+        "source": "files",
+        "train_files": [asked(tmp_path, 1, 400, 2, 900)],
+        "test_files": [asked(tmp_path, 3, 700, name="b.jsonl")],
+        "max_prompt_tokens": 448,
+    }
+    made = material(imitating(tmp_path), RL, data=data)
+    of_stage, held_out = made.notes
+    assert re.fullmatch(
+        r"stage rl: data\.max_prompt_tokens leaves out 2 of 4 problems, whose prompts have more than 448 tokens: "
+        r"a\.jsonl line 2 \(\d+\), a\.jsonl line 4 \(\d+\)",
+        of_stage,
+    )
+    assert (
+        held_out.startswith("held out: data.max_prompt_tokens leaves out 1 of 2 problems")
+        and "b.jsonl line 2" in held_out
+    )
+    with pytest.raises(ConfigError, match=r"leaves out 4 of 4 problems, .* so nothing is left; raise it"):
+        material(imitating(tmp_path), RL, data={**data, "max_prompt_tokens": 1})
+
+
+def test_a_stage_may_leave_out_more_than_another(tmp_path: Path) -> None:
+    data = {"source": "files", "train_files": [asked(tmp_path, 1, 900)]}
+    strict = {**RL, "name": "strict", "data": {"max_prompt_tokens": 448}}
+    made = material(imitating(tmp_path), RL, strict, data=data, model={"max_positions": 4096})
+    assert [told.split(":")[0] for told in made.notes] == ["stage strict"]
+
+
+def epochs_of(tmp_path: Path, rows: int, **stage: Any) -> Material:
+    shown = {"rows_file": write(tmp_path / "rows.jsonl", *[{"messages": MESSAGES}] * rows), "batch_rows": 8}
+    sft = {**shown, "warmup_steps": 0, **stage.pop("sft", {})}
+    return material({"name": "cold", "kind": "sft", "sft": sft, **stage}, model={"max_positions": 256})
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "steps"), [(32, 3, 12), (33, 3, 13), (8, 1, 1), (5, 2, 2), (32, 0.5, 2), (222, 3, 84)]
+)
+def test_epochs_become_steps_once_the_rows_are_known(tmp_path: Path, rows: int, epochs: float, steps: int) -> None:
+    """The recorded recipe has the steps; no row is seen less often than asked for."""
+    made = epochs_of(tmp_path, rows, epochs=epochs)
+    (stage,) = made.recipe.stage
+    assert (stage.steps, stage.model_dump()["epochs"]) == (steps, 0)
+    assert steps * min(8, rows) >= epochs * rows
+    assert made.notes == [f"stage cold: epochs {epochs:g} of {rows} rows, 8 a step, are {steps} steps"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ({"epochs": 3, "steps": 5}, "steps 5 and epochs 3 are given; give steps or epochs"),
+        ({"epochs": 3, "steps": 0}, "steps 0 and epochs 3 are given; give steps or epochs"),
+        ({}, "steps is missing; give steps or epochs"),
+        (
+            {"epochs": 3, "sft": {"rows_file": None}},
+            "epochs 3 need sft.rows_file, .* give steps instead, or a file",
+        ),
+        (
+            {"epochs": 1, "sft": {"warmup_steps": 9}},
+            "are 4 steps, fewer than its sft.warmup_steps 9; lower those or raise",
+        ),
+    ],
+)
+def test_epochs_that_cannot_be_obeyed_are_refused(tmp_path: Path, stage: dict[str, Any], told: str) -> None:
+    with pytest.raises((ConfigError, ValidationError), match=told):
+        epochs_of(tmp_path, 32, **stage)

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,19 @@ Write = Callable[[bytes], Any]
 Note = Callable[[str], None]
 
 
-def build_pool(config: PoolConfig, check: Check, note: Note) -> Datasheet:
+def build_pool(config: PoolConfig, check: Check, note: Note, absent: Mapping[str, str] | None = None) -> Datasheet:
     """Write `problems.jsonl`, `dropped.jsonl`, `datasheet.json` and `datasheet.md` into `config.out`.
 
-    check: the verifier, for references and answers. note: told of progress. A file appears whole or not at all. Raises
+    check: the verifier, for references and answers. note: told of progress. absent: benchmarks that are not compared
+    with, and why, for the datasheet. A file appears whole or not at all. Raises
     DataError for an input that cannot be read and ConfigError for a rule that does not exist."""
     for rule in config.rules.skip:
         if rule not in RULE_NAMES:
             close = difflib.get_close_matches(rule, RULE_NAMES, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(RULE_NAMES)}"
             raise ConfigError(f"rules.skip: there is no rule {rule!r}; {hint}")
-    sheet = Datasheet(config=config, rules=[rule for rule in RULE_NAMES if rule not in config.rules.skip])
+    rules = [rule for rule in RULE_NAMES if rule not in config.rules.skip]
+    sheet = Datasheet(config=config, rules=rules, not_compared=absent or {})
     for section in (*config.benchmark, *config.source):
         _refuse_unreadable(config, section)
     out = output_folder(Path(config.out), "out=")
@@ -102,7 +104,7 @@ def _finish(sheet: Datasheet, judges: Judges, work: Path, drop: Write, note: Not
     book = _answers(sheet, judges, work, note) if "disagreement" in sheet.rules else None
     with (work / POOL_FILE).open("wb") as pool:
         for problem, reason in _judged_again(judges, work):
-            said = book.answers(problem.id) if book else []
+            said = book.answers(problem.id) if book and config.agreement.covers(problem.source) else []
             if reason is None and said:
                 evidence = disagreement(problem.answer, said, config.agreement.least, judges.check)
                 reason = Drop("disagreement", evidence) if evidence else None
@@ -126,7 +128,10 @@ def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> Answer
         file.touch()
         known = AnswerBook(work / "known.sqlite")
         known.read(file)
-        ask_missing(agreement, known, (problem for problem, reason in _judged_again(judges, work) if not reason), note)
+        again = (
+            (problem, reason) for problem, reason in _judged_again(judges, work) if agreement.covers(problem.source)
+        )
+        ask_missing(agreement, known, (problem for problem, reason in again if not reason), note)
         known.close()
     book = AnswerBook(work / "answers.sqlite")
     book.read(file)
@@ -136,7 +141,14 @@ def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> Answer
 
 def _answers_read(path: str, book: AnswerBook) -> InputFile:
     digest, size = fingerprint(path) or (None, None)
-    file = {"name": "answers", "path": path, "role": "answers", "sha256": digest, "size_bytes": size}
+    file = {
+        "name": "answers",
+        "path": path,
+        "license": "not stated",
+        "role": "answers",
+        "sha256": digest,
+        "size_bytes": size,
+    }
     return InputFile(rows=book.rows, layout="answers", question="id or question", answer="answers", **file)  # type: ignore[arg-type]
 
 
@@ -169,8 +181,8 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
         raise DataError(f"{path} has no row that can be read; give a file with at least one problem.")
     digest, size = fingerprint(path) or (None, None)
     described = {"layout": columns.layout, "question": " + ".join(columns.question), "answer": columns.answer}
-    file = {"name": section.name, "path": section.path, "role": role, "sha256": digest, "size_bytes": size}
-    sheet.inputs.append(InputFile(rows=rows, **file, **described))  # type: ignore[arg-type]
+    file = {"name": section.name, "path": section.path, "license": section.license, "role": role}
+    sheet.inputs.append(InputFile(rows=rows, sha256=digest, size_bytes=size, **file, **described))  # type: ignore[arg-type]
 
 
 def columns_of(row: Any, section: InputSection, where: str, role: str) -> Columns:

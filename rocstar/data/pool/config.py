@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rocstar.values import Section
 
@@ -19,6 +19,8 @@ class InputSection(Section):
     """Columns of the question, joined by a space; a dot steps into a nested one. Empty: found by the layout."""
     answer: str | None = None
     """Column of the reference answer. None: found by the layout; only the questions of a benchmark are read."""
+    license: str = "not stated"
+    """Terms under which its publisher gives it away, for the datasheet."""
     cut: list[str] = []
     """Texts taken out of each question, such as instructions that a prompt begins or ends with."""
 
@@ -70,10 +72,16 @@ class EndpointSection(Section):
 class AgreementSection(Section):
     answers: str | None = None
     """JSONL of {"id" or "question", "answers": [text, ...]}: what somebody answered to each problem. None: no check."""
+    sources: list[str] = []
+    """Sources whose labels are checked (OpenMathReasoning alone in the paper, §4.2); empty: all."""
     least: int = Field(default=2, ge=1)
     """k: a problem with fewer answers equal to its label is dropped (the paper's 2 of 16)."""
     endpoint: EndpointSection | None = None
     """Asked for the problems that `answers` does not hold; what it says is added to that file."""
+
+    def covers(self, source: str) -> bool:
+        """Whether its labels are checked."""
+        return self.answers is not None and source in (self.sources or [source])
 
 
 class PoolConfig(Section):
@@ -92,3 +100,13 @@ class PoolConfig(Section):
     """In order: of two equal questions the first is kept."""
     benchmark: list[InputSection] = []
     """Questions that no kept problem may overlap with."""
+    known_benchmarks: bool = True
+    """Compare also with every benchmark that comes with rocstar and whose rows are below `data`."""
+
+    @model_validator(mode="after")
+    def agreement_is_of_sources(self) -> PoolConfig:
+        names = [source.name for source in self.source]
+        for name in self.agreement.sources:
+            if name not in names:
+                raise ValueError(f"agreement.sources names {name!r}, which is no source; there are {', '.join(names)}")
+        return self

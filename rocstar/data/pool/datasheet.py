@@ -27,6 +27,8 @@ class InputFile:
     name: str
     path: str
     """As the config names it."""
+    license: str
+    """As the config says."""
     role: str
     """`source`, `benchmark`, or `answers` of the agreement check."""
     sha256: str | None
@@ -48,6 +50,8 @@ class Datasheet:
     rules: Sequence[str]
     """Names of all rules that were applied, in order."""
     inputs: list[InputFile] = field(default_factory=list)
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+    """Benchmark that no row was compared with -> why."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(source, READ, KEPT or a rule) -> rows."""
     asked: Counter[str] = field(default_factory=Counter)
@@ -57,13 +61,20 @@ class Datasheet:
     digits: Counter[int] = field(default_factory=Counter)
     """Digits of the answer -> kept rows; 0 for an answer that is no integer."""
     unasked: int = 0
-    """Kept rows for which the agreement check had no answers."""
+    """Kept rows of the sources it covers for which the agreement check had no answers."""
     outputs: dict[str, str] = field(default_factory=dict)
     """File -> sha256."""
 
     @property
     def sources(self) -> list[str]:
         return [file.name for file in self.inputs if file.role == "source"]
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """In words: what rows were compared with, and what not."""
+        compared = ", ".join(f"{file.name} ({file.rows:,})" for file in self.inputs if file.role == "benchmark")
+        others = [f"not compared with {name}: {why}" for name, why in self.not_compared.items()]
+        return [f"compared with the questions of {compared or 'no benchmark'}", *others]
 
     def count_kept(self, problem: Problem, *, answered: bool) -> None:
         """Take note of a row of the pool; answered: the agreement check had answers to it."""
@@ -72,7 +83,7 @@ class Datasheet:
         self.reworded[problem.source] += "reworded" in problem.metadata
         value = integer_of(problem.answer)
         self.digits[0 if value is None else len(str(abs(value)))] += 1
-        self.unasked += self.config.agreement.answers is not None and not answered
+        self.unasked += self.config.agreement.covers(problem.source) and not answered
 
     def total(self, fate: str) -> int:
         """Rows of one fate over all sources."""
@@ -93,6 +104,7 @@ class Datasheet:
             "reworded": {source: self.reworded[source] for source in self.sources},
             "agreement_unasked": self.unasked,
             "answer_digits": {str(digits): self.digits[digits] for digits in sorted(self.digits)},
+            "benchmarks_not_compared": dict(self.not_compared),
             "inputs": [asdict(file) for file in self.inputs],
             "outputs": dict(self.outputs),
             "config": config,
@@ -110,7 +122,10 @@ class Datasheet:
             for what, counts in (("asked for an integer", self.asked), ("instructions reworded", self.reworded))
         ]
         files = [
-            [f.role, f.name, f.path, str(f.rows), f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"]
+            [
+                *(f.role, f.name, f.path, str(f.rows), f.license),
+                *(f"{f.layout}: {f.question} / {f.answer or '-'}", f.sha256 or "-"),
+            ]
             for f in self.inputs
         ]
         digits = [[str(d) if d else "no integer", str(self.digits[d])] for d in sorted(self.digits)]
@@ -127,9 +142,13 @@ class Datasheet:
                 "",
                 *table(["digits", "kept rows"], digits),
                 "",
+                "## Benchmarks",
+                "",
+                *(f"- {told}" for told in self.benchmarks),
+                "",
                 "## Files read",
                 "",
-                *table(["role", "name", "path", "rows", "layout: question / answer", "sha256"], files),
+                *table(["role", "name", "path", "rows", "licence", "layout: question / answer", "sha256"], files),
                 "",
                 "## Files written",
                 "",

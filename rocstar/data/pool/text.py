@@ -22,16 +22,19 @@ _LOOKS = re.compile(
     r"|\\[,;:! ]|\\\\|\\[\[\]()]|[${}~]|\\(?=[%$&#])"
 )
 _TOKEN = re.compile(r"\\?[^\W\d_]+|\d+|[^\w\s]")
+_BETWEEN_OTHERS = re.compile(r"(?<!\d) | (?!\d)")
 _WORD = re.compile(r"[^\W_]+")
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 _MARKED_WORD = re.compile(r"\w+")
 _REMOVED = str.maketrans("", "", punctuation)
+_UNSEEN = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))  # soft hyphen, zero-width spaces and joiners
 _STOPS = frozenset(".,;:?!")
 
 
 def folded(text: str) -> str:
-    """Lower case, with characters that only look different (full-width, ligatures, styled letters) made one."""
-    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower()
+    """Lower case, with characters that only look different (full-width, ligatures, styled letters) made one and those
+    that nobody sees left out."""
+    return (text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_UNSEEN)).lower()
 
 
 def tokens(text: str) -> list[str]:
@@ -43,8 +46,9 @@ def tokens(text: str) -> list[str]:
 
 
 def token_key(found: Sequence[str]) -> bytes:
-    """16 bytes, equal for texts whose `tokens` are equal."""
-    return blake2b(" ".join(found).encode(), digest_size=16).digest()
+    """16 bytes, equal for texts whose `tokens` are equal however they are spaced: $A B C$ and $ABC$. A space between
+    two numbers counts, because 1 2/3 is not 12/3."""
+    return blake2b(_BETWEEN_OTHERS.sub("", " ".join(found)).encode(), digest_size=16).digest()
 
 
 def letters_key(text: str) -> bytes:

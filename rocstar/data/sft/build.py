@@ -23,7 +23,7 @@ from rocstar.data.sft.collect import Bench, Passed, SourceCounts, collect
 from rocstar.data.sft.datasheet import datasheet
 from rocstar.data.sft.endpoint import Endpoint, Service
 from rocstar.data.sft.format import dumped
-from rocstar.data.sft.mix import Share, chosen, ordered, shares
+from rocstar.data.sft.mix import Share, chosen, ordered, shares, smaller
 from rocstar.data.sft.reading import file_digest
 from rocstar.data.sft.recipe import EndpointPart, MixRecipe, SourcePart
 from rocstar.data.sft.refusal import Reason, Refusal, Refused
@@ -54,6 +54,8 @@ def build(
         if not shelf.ids:
             raise DataError(f"no row of any source was built; {_partial(out, REFUSED)} says why")
         taken = _shares(recipe, shelf)
+        for told in smaller(taken, recipe.mix.rows):
+            note(told)
         digest = _write_mix(out, shelf, taken, recipe.mix.seed)
         sheet = datasheet(recipe, tallies, taken, shelf, rows_digest=digest)
     sheet["refused_sha256"] = file_digest(_partial(out, REFUSED))

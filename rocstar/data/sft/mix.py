@@ -48,6 +48,27 @@ def shares(available: Mapping[str, int], weights: Mapping[str, float], rows: int
     return {name: Share(available=count, wanted=wanted[name]) for name, count in available.items()}
 
 
+def smaller(taken: Mapping[str, Share], rows: int | None) -> list[str]:
+    """What keeps the mix from being larger, in words: sources that ran dry, or without a number of rows the scarcest of
+    those that leave some over."""
+    dry = [
+        f"{name} ran dry: {share.short:,} rows fewer than its weight asks for, filled by nobody"
+        for name, share in taken.items()
+        if rows and share.short
+    ]
+    whole = sum(share.taken for share in taken.values())
+    over = sum(share.available for share in taken.values()) - whole
+    if dry:
+        return [
+            *dry,
+            f"the mix has {whole:,} of the {rows:,} rows that mix.rows asks for, in another ratio than the weights'",
+        ]
+    if rows or not over:
+        return []
+    scarce = max(taken, key=lambda name: taken[name].taken / taken[name].available)
+    return [f"{scarce} sets the size of the mix, {whole:,} rows, by its weight; {over:,} of others are left over"]
+
+
 def chosen(ids: Sequence[str], count: int, seed: int) -> list[int]:
     """Positions of the rows taken, drawn without replacement; a row's place in the draw depends on the seed and its
     id alone, so more rows in the file or a larger count change nothing for the others."""

@@ -34,6 +34,14 @@ PYTHON = {
 }
 SCHEMA = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 """BFCL's types as those of JSON schema, where they differ."""
+NON_LIVE = ("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance")
+LIVE = tuple(f"live_{name}" for name in ("simple", *NON_LIVE[1:], "relevance"))
+ELSEWHERE = (
+    *("simple_java", "simple_javascript"),
+    *(f"multi_turn_{name}" for name in ("base", "miss_func", "miss_param", "long_context")),
+)
+"""Categories of BFCL v3; the last are not scored here."""
+_VERSION = re.compile(r"^BFCL_v\d+_")
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 Possible = Mapping[str, Mapping[str, Sequence[Any]]]
 """One call: function -> parameter -> the values that are right; "" among them: it may be left out."""
@@ -110,13 +118,23 @@ class FunctionScorer:
         return [self._outcome(problem, attempt) for problem, attempt in attempts]
 
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """`mean_over_categories`: of their accuracies, each with the same weight, as BFCL sums up."""
+        """Parts of BFCL v3's sum, and the categories that were not run (`not_run`): `non_live_python`, whose categories
+        count alike, and `live`, whose rows do. Its overall figure is the mean of non-live (with Java and JavaScript
+        among the simple ones), live and several turns, and cannot be had from these. Source: BFCL's
+        `generate_leaderboard_csv`."""
         shares: dict[str, list[float]] = {}
         for group in groups:
             right = [a.outcome.verdict is Verdict.RIGHT for a in group.trajectories if a.outcome]
             if right:
-                shares.setdefault(str(group.problem.metadata["family"]), []).append(fmean(right))
-        return {"mean_over_categories": fmean(map(fmean, shares.values()))} if shares else {}
+                shares.setdefault(_VERSION.sub("", str(group.problem.metadata["family"])), []).append(fmean(right))
+        non_live = [fmean(shares[name]) for name in NON_LIVE if name in shares]
+        live = [share for name in LIVE for share in shares.get(name, ())]
+        means = {name: fmean(part) for name, part in (("non_live_python", non_live), ("live", live)) if part}
+        return (
+            {**means, "not_run": [name for name in (*NON_LIVE, *LIVE, *ELSEWHERE) if name not in shares]}
+            if means
+            else {}
+        )
 
     def _outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
         settled(attempt, "graded")

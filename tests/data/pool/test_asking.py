@@ -49,19 +49,21 @@ def test_a_model_is_asked_once_for_what_is_missing_and_wrong_labels_go(
     tmp_path: Path, server: ThreadingHTTPServer
 ) -> None:
     rows = "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in QUESTIONS.items())
+    other = json.dumps({"question": "How many sides has a square?", "answer": "4"})
+    (tmp_path / "other.jsonl").write_text(other)
     (tmp_path / "rows.jsonl").write_text(rows)
     endpoint = {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "attempts": 4}
     config = PoolConfig.model_validate(
         {
             "data": str(tmp_path),
             "out": str(tmp_path / "out"),
-            "source": [{"name": "s", "path": "rows.jsonl"}],
-            "agreement": {"answers": str(tmp_path / "answers.jsonl"), "endpoint": endpoint},
+            "source": [{"name": "s", "path": "rows.jsonl"}, {"name": "unchecked", "path": "other.jsonl"}],
+            "agreement": {"sources": ["s"], "answers": str(tmp_path / "answers.jsonl"), "endpoint": endpoint},
         }
     )
     for _ in range(2):
         sheet = build_pool(config, lambda gold, said: (said == f"\\boxed{{{gold}}}", "scripted"), lambda text: None)
-        assert (sheet.total("kept"), sheet.total("disagreement"), sheet.unasked) == (1, 1, 0)
+        assert (sheet.total("kept"), sheet.total("disagreement"), sheet.unasked) == (2, 1, 0)
     assert Model.asked == dict.fromkeys(QUESTIONS, 4)
     said = [json.loads(line)["answers"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert said[0] == ["\\boxed{4}", "\\boxed{4}", "", "\\boxed{4}"]

@@ -108,6 +108,17 @@ def test_the_datasheet_counts_what_the_files_hold_and_hashes_what_was_read(tmp_p
     told = json.loads((Path(config.out) / "datasheet.json").read_text())
     assert told["kept"] == told["funnel"]["kept"]["s"] == len(rows_of(config, "problems.jsonl"))
     assert {file["name"]: len(file["sha256"]) for file in told["inputs"]} == {"b": 64, "s": 64}
+
+
+def test_the_datasheet_says_each_licence_or_that_none_is_stated(tmp_path: Path) -> None:
+    config = pool(tmp_path, source=[{"name": "s", "path": "rows.jsonl", "license": "MIT"}])
+    build(config)
+    told = json.loads((Path(config.out) / "datasheet.json").read_text())
+    assert {file["name"]: file["license"] for file in told["inputs"]} == {"s": "MIT", "b": "not stated"}
+    sheet = (Path(config.out) / "datasheet.md").read_text()
+    assert (
+        "| source | s | rows.jsonl | 9 | MIT |" in sheet and "| benchmark | b | bench.jsonl | 1 | not stated |" in sheet
+    )
     assert str(tmp_path) not in (Path(config.out) / "datasheet.md").read_text()
 
 
@@ -218,6 +229,22 @@ def test_labels_that_too_few_answers_share_are_dropped(tmp_path: Path) -> None:
     assert sheet.unasked == 1
     (listed,) = [file for file in sheet.inputs if file.role == "answers"]
     assert (listed.rows, listed.sha256) == (2, hashlib.sha256(answers.read_bytes()).hexdigest())
+
+
+def test_only_the_labels_of_the_named_sources_are_checked(tmp_path: Path) -> None:
+    """§4.2 checks OpenMathReasoning alone; at f664d51 a label of Project Euler that nobody found went too."""
+    answers, wrong = tmp_path / "answers.jsonl", ["\\boxed{999}"] * 3
+    asked = {name: f"What does the {name} puzzle ask of us today?" for name in ("euler", "forum")}
+    for name, question in asked.items():
+        write(tmp_path / f"{name}.jsonl", {"question": question, "answer": "7"})
+    write(answers, *({"question": question, "answers": wrong} for question in asked.values()))
+    sources = [{"name": name, "path": f"{name}.jsonl"} for name in asked]
+    for named, kept in ((["forum"], ["euler"]), (["euler", "forum"], []), ([], [])):
+        config = pool(tmp_path, source=sources, agreement={"answers": str(answers), "sources": named})
+        assert build(config).unasked == 0
+        assert [row["source"] for row in rows_of(config, "problems.jsonl")] == kept
+    with pytest.raises(ValueError, match=r"names 'eular', which is no source; there are euler, forum"):
+        pool(tmp_path, source=sources, agreement={"sources": ["eular"]})
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:

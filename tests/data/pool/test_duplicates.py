@@ -1,11 +1,14 @@
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rocstar.data.pool.duplicates import QuestionIndex
-from rocstar.data.pool.text import shingles, tokens
+from rocstar.data.pool.text import shingles, token_key, tokens
 
 WORDS = [f"w{number}" for number in range(500)]
 TEXT = (
@@ -23,6 +26,38 @@ def test_the_same_text_is_found_behind_other_latex(seen: QuestionIndex) -> None:
     assert seen.add("Find $\\dfrac{a}{b}$ if $ a=b $.", "1", "first", form="1") is None
     match = seen.add(r"Find \( \frac{a}{b} \) if \(a = b\)", "1", "second", form="1")
     assert match is not None and match.exact and match.same_answer and match.name == "first"
+
+
+@pytest.mark.parametrize(
+    ("text", "spaced"),
+    [
+        ("In $ABC$ let $AB=3$.", "In $A B C$ let $A B = 3$."),
+        ("Find $2xy$.", "Find $2 x y$."),
+        ("Find the three-digit number.", "Find  the three - digit\n\tnumber ."),
+        ("Find \\(\\sqrt2\\).", "Find\u00a0\\( \\sqrt 2 \\)."),
+        ("Find the half-life.", "Fi\u00adnd the\u200b half-life.\ufeff"),
+    ],
+)
+def test_texts_that_differ_only_in_spacing_are_the_same(seen: QuestionIndex, text: str, spaced: str) -> None:
+    """At f664d51 a triangle A B C was another than ABC."""
+    assert seen.add(text, "5", "first", form="5") is None
+    match = seen.add(spaced, "5", "second", form="5")
+    assert match is not None and match.exact
+
+
+@given(
+    words=st.lists(
+        st.from_regex(r"[a-z]{1,4}|[0-9]{1,3}|\\[a-z]{2,4}|[-+=()]", fullmatch=True), min_size=2, max_size=9
+    ),
+    spaces=st.lists(st.sampled_from(["", " ", "  ", "\n", "\u2009", "~", "\\,"]), min_size=9, max_size=9),
+)
+def test_only_a_space_that_parts_two_numbers_matters(words: list[str], spaces: list[str]) -> None:
+    apart = " ".join(words)
+    mixed = "".join(word + space for word, space in zip(words, spaces, strict=False)).strip()
+    numbers = [re.findall(r"[0-9]+", text) for text in (apart, mixed)]
+    commands = [re.findall(r"\\[a-z]+", text) for text in (apart, mixed)]
+    if commands[0] == commands[1]:  # \\ab c is not \\abc
+        assert (token_key(tokens(apart)) == token_key(tokens(mixed))) == (numbers[0] == numbers[1])
 
 
 def test_the_same_text_with_another_answer_is_told_apart(seen: QuestionIndex) -> None:
