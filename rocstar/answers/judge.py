@@ -22,6 +22,7 @@ Found = tuple[Verdict, str]
 
 # The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
+FINAL = ("value", "unit", "brackets")  # leave no room for another opinion
 GRADERS: dict[str, Callable[..., Found]] = {
     "prime": grade_prime,
     "math_verify": grade_math_verify,
@@ -54,7 +55,7 @@ def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str)
 
 
 def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", search: str = "all") -> Found:
-    """RIGHT by the first that accepts; WRONG at once for two numbers that differ, unless there is a running text in
+    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, unless there is a running text in
     which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the reference, or the
     parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
@@ -62,7 +63,7 @@ def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", sea
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
     for name in graders:
         verdict, method = GRADERS[name](gold, predicted, said=said, search=search)
-        if verdict is Verdict.RIGHT or (method == "value" and not is_running(said)):
+        if verdict is Verdict.RIGHT or (method in FINAL and not is_running(said)):
             return verdict, method
         if verdict is Verdict.WRONG or last[0] is Verdict.UNDECIDED:
             last = verdict, method

@@ -19,9 +19,15 @@ _LINKS = re.compile(
     r"\\text\{\s*(?:and|or|AND|OR)\s*\}|\\(?:and|or|wedge|vee|land|lor)(?![A-Za-z])|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
 )
 _MATRIX = re.compile(
-    r"^\\begin\{(?:[pbvBV]?matrix|smallmatrix|array)\*?\}(?:\{[lcr| ]*\})?(?P<cells>.*)\\end\{[a-zBV]+\*?\}$", re.DOTALL
+    r"^\\begin\{(?P<bars>[vV]?)(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr| ]*\})?(?P<cells>.*)"
+    r"\\end\{[a-zBV]+\*?\}(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?)?$",
+    re.DOTALL,
 )
-_SIGNED = re.compile(r"^(?P<before>.*)\\pm(?![A-Za-z])\s*(?P<after>.+)$", re.DOTALL)
+_SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
+_NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
+# `]a,b[` is how half of the world writes an open interval.
+_END = r"(?:[^\[\]();,]|\([^\[\]();,]*\))+"
+_REVERSED = re.compile(rf"(?P<opening>[\[\](])(?P<ends>{_END}[;,]{_END})(?P<closing>[\[\])])")
 _OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
@@ -56,20 +62,23 @@ class Pieces:
 
 def take_apart(text: str) -> Pieces | None:
     """The pieces of an answer that has several or stands in brackets; None for a single value."""
-    text = _LINKS.sub(",", text).strip()
+    text = _LINKS.sub(",", _REVERSED.sub(_turned, text)).strip()
     if matrix := _MATRIX.match(_without_matrix_brackets(text)):
         rows = [row for row in split_rows(matrix["cells"]) if row.strip()]
-        return Pieces("m", "m", tuple("&".join(cell.strip() for cell in row.split("&")) for row in rows))
+        cells = [[cell.strip() for cell in row.split("&")] for row in rows]
+        if matrix["turned"]:
+            cells = [list(column) for column in zip(*cells, strict=False)]
+        return Pieces(matrix["bars"] or "m", "m", tuple("&".join(row) for row in cells))
     unions = [part for part in split_top(text, ("\\cup",)) if part]
     if len(unions) > 1:
         return Pieces("u", "u", tuple(unions))
     listed = _split_list(text)
     if len(listed) > 1:
         return Pieces("", "", tuple(item for part in listed for item in both_signs(part)))
-    if found := _bracketed(text):
-        return found
     signed = both_signs(text)
-    return Pieces("", "", signed) if len(signed) > 1 else None
+    if len(signed) > 1 and (text.startswith("(") or not _bracketed(text)):
+        return Pieces("", "", signed)
+    return _bracketed(text)
 
 
 def as_interval(text: str) -> str:
@@ -119,15 +128,24 @@ def split_rows(cells: str) -> Iterator[str]:
 
 
 def both_signs(text: str) -> tuple[str, ...]:
-    """`1 \\pm x` -> `1 + x`, `1 - x`; several such signs are left as they are."""
-    found = _SIGNED.match(text)
-    if found is None or "\\pm" in found["before"] or "\\mp" in text:
+    """`1 \\pm x` -> `1 + x`, `1 - x`; `(\\pm 1, \\mp 1)` -> `(1,-1)`, `(-1,1)`; several signs of one kind, which may mean
+    four values, are left as they are."""
+    kinds = _SIGN.findall(text)
+    if not kinds or len(kinds) > len(set(kinds)):
         return (text,)
-    before, after = found["before"].strip(), found["after"].strip()
-    label = before.removesuffix("=").strip()
-    if not before or (before.endswith("=") and _LABEL.match(label)):
-        return after, f"-{after}"
-    return f"{before}+{after}", f"{before}-{after}"
+    label, equals, value = text.partition("=")
+    value = value if equals and _LABEL.match(label.strip()) else text
+    first = kinds[0]
+    upper = _SIGN.sub(lambda found: "+" if found[1] == first else "-", value)
+    lower = _SIGN.sub(lambda found: "-" if found[1] == first else "+", value)
+    return _NO_PLUS.sub("", upper).strip(), _NO_PLUS.sub("", lower).strip()
+
+
+def _turned(found: re.Match[str]) -> str:
+    if found["opening"] != "]" and found["closing"] != "[":
+        return found[0]
+    opening, closing = found["opening"].replace("]", "("), found["closing"].replace("[", ")")
+    return f"{opening}{found['ends']}{closing}"
 
 
 def _split_list(text: str) -> list[str]:

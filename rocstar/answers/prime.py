@@ -9,22 +9,27 @@ list is a set, whatever its order, as math-verify has it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rocstar.answers.closeness import are_numbers, equal_values, read
 from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.pieces import Pieces, as_interval, split_top, take_apart
-from rocstar.answers.wording import bare, loose_style, math_style, undelimited, without_names
+from rocstar.answers.units import DEGREE, RADIAN, conversion, is_angle, split_unit
+from rocstar.answers.wording import bare, loose_style, math_style, undelimited, without_names, without_range
 from rocstar.types import Verdict
 
 MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
 MAX_NESTING = 4
+_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
-    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, which leaves no
-    room for another opinion; UNDECIDED when the texts differ and the values cannot be told. Running text is
+    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit` or
+    `brackets` when these differ, which leave no room for another opinion; UNDECIDED when the texts differ and the values cannot be told. Running text is
     not looked at. May be slow."""
+    if (settled := _settled(*_prepared(gold, predicted))) is not None:
+        return settled
     found = same_answer(gold, predicted)
     if found is None:
         return Verdict.UNDECIDED, "gold_unparsed"
@@ -37,7 +42,9 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
     """Whether two answers are the same; None for "cannot tell"."""
     if (plain := compare_numbers(gold, predicted)) is not None:
         return plain[0] is Verdict.RIGHT
-    gold, predicted = without_names(bare(gold), bare(predicted))
+    gold, predicted = _prepared(gold, predicted)
+    if (settled := _settled(gold, predicted)) is not None:
+        return settled[0] is Verdict.RIGHT
     if same_text(gold, predicted):
         return True
     wanted, given = _pieces(undelimited(gold), undelimited(predicted))
@@ -56,6 +63,55 @@ def same_text(gold: str, predicted: str) -> bool:
     return any(style(gold) == style(predicted) != "" for style in (math_style, loose_style))
 
 
+def _prepared(gold: str, predicted: str) -> tuple[str, str]:
+    return without_names(*without_range(bare(gold), bare(predicted)))
+
+
+def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
+    """What units or brackets alone decide: those that both texts have and that the other graders ignore."""
+    wanted, given = take_apart(undelimited(gold)), take_apart(undelimited(predicted))
+    if wanted is None and given is None:
+        found = _same_quantity(gold, predicted)
+        return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
+    if wanted and given and _clash(wanted, given):
+        return Verdict.WRONG, "brackets"
+    return None
+
+
+def _clash(wanted: Pieces, given: Pieces) -> bool:
+    """A tuple is no set, a matrix no determinant."""
+    kinds = {wanted.opening, given.opening}
+    return kinds == {"(", "{"} or (len(kinds) == 2 and bool(kinds & {"v", "V"}) and "m" in kinds)
+
+
+def _same_quantity(gold: str, predicted: str) -> bool | None:
+    """Two formulas with units that are known; None where one has none. A multiple of pi against degrees is in radians."""
+    if _ANGLES.search(gold) or _ANGLES.search(predicted):
+        return None
+    (wanted, unit), (given, other) = split_unit(gold), split_unit(predicted)
+    if unit and not other:
+        given, other = split_unit(predicted, bare=True)
+    elif other and not unit:
+        wanted, unit = split_unit(gold, bare=True)
+    if is_angle(unit) == DEGREE and not other and "\\pi" in given:
+        other = RADIAN
+    elif is_angle(other) == DEGREE and not unit and "\\pi" in wanted:
+        unit = RADIAN
+    if not unit or not other:
+        return None
+    angles = [is_angle(unit), is_angle(other)]
+    if angles == [DEGREE, RADIAN]:
+        return equal_values(rf"({wanted})\cdot\frac{{\pi}}{{180}}", given)
+    if angles == [RADIAN, DEGREE]:
+        return equal_values(wanted, rf"({given})\cdot\frac{{\pi}}{{180}}")
+    factor = conversion(other, unit)
+    if not factor:
+        return None if factor is None else False
+    if factor == 1:
+        return same_answer(wanted, given)
+    return equal_values(wanted, rf"({given})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
+
+
 def _pieces(gold: str, predicted: str) -> tuple[Pieces | None, Pieces | None]:
     """Both taken apart; an inequality is the interval that it means where the other is one."""
     wanted, given = take_apart(gold), take_apart(predicted)
@@ -70,7 +126,7 @@ def _same_pieces(wanted: Pieces, given: Pieces, nesting: int) -> bool | None:
     wanted, given = wanted.as_vector(given), given.as_vector(wanted)
     if not _compatible(wanted, given) or len(wanted.items) != len(given.items):
         return False
-    if wanted.opening == "m":
+    if wanted.opening in ("m", "v", "V"):
         return _same_rows(wanted.items, given.items, nesting)
     if wanted.is_ordered or given.is_ordered:
         return _all(same_answer(a, b, nesting + 1) for a, b in zip(wanted.items, given.items, strict=True))

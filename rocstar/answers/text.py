@@ -21,6 +21,13 @@ _ANOTHER = re.compile(
     r"|(?:\b(?:or|and|nor|not|but|to|maybe|perhaps|possibly)\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
 )
 _GOLD_CHOICE = re.compile(r"\(?([A-J])\)?")
+_GOLD_OPTION = re.compile(r"\(([A-J])\)\s*\S.*", re.DOTALL)
+_WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*|[Aa]\s+[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*")
+_ARTICLE = re.compile(r"^(?:a|an|the)\s+")
+_YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
+_HEDGE = re.compile(
+    r"\b(?:yes|no|true|false|if|when|unless|only|but|or|except|however|though|maybe|sometimes|depends)\b", re.IGNORECASE
+)
 
 
 def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
@@ -29,11 +36,26 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 
     The reference is `B` or `(B)`; `chosen_letter` says which letter a prediction names. Source: ours."""
     wanted, given = plain_text(gold), plain_text(predicted)
-    if wanted == given != "":
+    if wanted == given != "" or (_said(wanted) == _said(given) != ""):
         return Verdict.RIGHT, "text"
-    if not (letter := _GOLD_CHOICE.fullmatch(wanted)) or (chosen := chosen_letter(predicted)) is None:
+    letter = _GOLD_CHOICE.fullmatch(wanted) or _GOLD_OPTION.fullmatch(wanted)
+    if not letter or (chosen := chosen_letter(predicted)) is None:
         return None
+    if chosen == letter[1] and letter.re is _GOLD_OPTION and len(given.strip("()[] .")) > 1:
+        return None  # `(E) 25` for `(E) 24`
     return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"
+
+
+def _said(text: str) -> str:
+    """Words without case, article and the comment after a yes or no; names joined by "and" in one order; "" for what
+    is not only words."""
+    text = text.strip(_QUOTES + ".,!").replace("right-angled", "right")
+    if (found := _YES_NO.match(text)) and not _HEDGE.search(found["rest"]):
+        return found["word"].lower()
+    if not _WORDS.fullmatch(text):
+        return ""
+    words = _ARTICLE.sub("", " ".join(text.lower().split()))
+    return " and ".join(sorted(re.split(r" and |, and |, ", words)))
 
 
 def chosen_letter(text: str) -> str | None:
