@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rocstar.answers.units import RADIAN, conversion, is_angle, split_unit
+from rocstar.answers.units import RADIAN, conversion, find_units, is_angle, split_unit
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -248,6 +248,8 @@ def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | N
         return None
     if _differ(wanted.unit, given.unit):
         return _compare_converted(wanted, given)
+    if (wanted.percent and find_units(given.unit)) or (given.percent and find_units(wanted.unit)):
+        return Verdict.WRONG, "unit"
     if is_angle(given.unit) == RADIAN and not wanted.unit:
         return Verdict.WRONG, "unit"  # an angle in radians that is no multiple of pi; the reference may be in degrees
     if bool(wanted.base) != bool(given.base):

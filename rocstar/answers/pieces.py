@@ -23,7 +23,7 @@ _MATRIX = re.compile(
     r"\\end\{[a-zBV]+\*?\}(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?)?$",
     re.DOTALL,
 )
-_SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
+_SIGN = re.compile(r"\s*\\(pm|mp)(?![A-Za-z])\s*")
 _NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
 # `]a,b[` is how half of the world writes an open interval.
 _END = r"(?:[^\[\]();,]|\([^\[\]();,]*\))+"

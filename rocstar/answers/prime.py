@@ -21,6 +21,7 @@ from rocstar.types import Verdict
 
 MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
 MAX_NESTING = 4
+_UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
 _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
@@ -45,9 +46,10 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
     gold, predicted = _prepared(gold, predicted)
     if (settled := _settled(gold, predicted)) is not None:
         return settled[0] is Verdict.RIGHT
-    if same_text(gold, predicted):
-        return True
     wanted, given = _pieces(undelimited(gold), undelimited(predicted))
+    both = wanted is not None and given is not None and nesting < MAX_NESTING
+    if same_text(gold, predicted) and not (both and _UNITS.search(gold) and _UNITS.search(predicted)):
+        return True
     if nesting < MAX_NESTING and wanted is not None and given is not None:
         return _same_pieces(wanted, given, nesting)
     if wanted is not None or given is not None:
@@ -59,7 +61,7 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
 
 
 def same_text(gold: str, predicted: str) -> bool:
-    """Equal after either normalisation."""
+    """Equal after either normalisation, which drops units."""
     return any(style(gold) == style(predicted) != "" for style in (math_style, loose_style))
 
 

@@ -23,6 +23,8 @@ _ANOTHER = re.compile(
 _GOLD_CHOICE = re.compile(r"\(?([A-J])\)?")
 _GOLD_OPTION = re.compile(r"\(([A-J])\)\s*\S.*", re.DOTALL)
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*|[Aa]\s+[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*")
+_AND, _OR = " and ", " or "
+_ANDS = re.compile(r",? and |, ")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
 _HEDGE = re.compile(
@@ -38,6 +40,8 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     wanted, given = plain_text(gold), plain_text(predicted)
     if wanted == given != "" or (_said(wanted) == _said(given) != ""):
         return Verdict.RIGHT, "text"
+    if (_OR in _said(wanted)) != (_OR in _said(given)) and "" not in (_said(wanted), _said(given)):
+        return Verdict.WRONG, "text"  # both are words, one of them leaves open which
     letter = _GOLD_CHOICE.fullmatch(wanted) or _GOLD_OPTION.fullmatch(wanted)
     if not letter or (chosen := chosen_letter(predicted)) is None:
         return None
@@ -55,7 +59,7 @@ def _said(text: str) -> str:
     if not _WORDS.fullmatch(text):
         return ""
     words = _ARTICLE.sub("", " ".join(text.lower().split()))
-    return " and ".join(sorted(re.split(r" and |, and |, ", words)))
+    return _OR.join(sorted(_AND.join(sorted(_ANDS.split(part))) for part in words.split(_OR)))
 
 
 def chosen_letter(text: str) -> str | None:

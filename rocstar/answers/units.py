@@ -17,6 +17,7 @@ _INCH = Fraction(254, 10_000)
 _POUND = Fraction(45_359_237, 100_000_000)
 _LITER = Fraction(1, 1000)
 DEGREE, RADIAN = "degree", "rad"
+MAX_FACTORS = 6  # of one unit; the readings of ambiguous names multiply
 
 # names -> (base units with their powers, how many of them it is). A name may stand twice: a pound is two things.
 _TABLE: tuple[tuple[str, str, Fraction | int], ...] = (
@@ -95,7 +96,8 @@ _BEFORE = re.compile(
     r"\s*\}?\s*(?=[-+.\d\\])(?P<rest>.+)$",
     re.DOTALL,
 )
-_DOLLAR_AFTER = re.compile(r"\\?\$$")
+_DOLLAR_AFTER = re.compile(r"(?<![$\\])\\?\$$")
+_SCALE_WORDS = re.compile(r"degrees? (?=celsius|fahrenheit)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,12 @@ def split_unit(text: str, *, bare: bool = False) -> tuple[str, str]:
         return text[: found.start()].strip(), {"C": "celsius", "F": "fahrenheit"}[found[1]]
     if found := _DEGREE_SIGN.search(text):
         return text[: found.start()].strip(), DEGREE
-    if found := _BEFORE.match(text):
+    if text.count("$") < 2 and (found := _BEFORE.match(text)):
         body = _DOLLAR_AFTER.sub("", found[1] + found["rest"].strip())
         inner, words = split_unit(body, bare=bare)
         money = "dollar" if "$" in found["unit"] else found["unit"].strip(".")
         return (inner, words) if words else (body, money)
-    if found := _DOLLAR_AFTER.search(text):
+    if text.count("$") == 1 and (found := _DOLLAR_AFTER.search(text)):
         return text[: found.start()].strip(), "dollar"
     return _split_words(text, bare=bare)
 
@@ -141,8 +143,8 @@ def find_units(words: str) -> tuple[Unit, ...]:
     """The units that `words` may name, none where a part of it is unknown: "square feet", "ft^2", "km/h", "m s^-2",
     "miles per hour". A plural counts as its singular."""
     factors, at, sign, next_power = [], 0, 1, 1
-    words = words.strip().rstrip(".")
-    while at < len(words):
+    words = _SCALE_WORDS.sub("", words.strip().rstrip("."))
+    while at < len(words) and len(factors) <= MAX_FACTORS:
         found = _FACTOR.match(words, at)
         if found is None or found.end() == at:
             return ()
@@ -157,7 +159,7 @@ def find_units(words: str) -> tuple[Unit, ...]:
             next_power = 1
         else:
             return ()
-    if not factors or next_power != 1:
+    if not 0 < len(factors) <= MAX_FACTORS or next_power != 1:
         return ()
     chosen = product(*(known for known, _ in factors))
     return tuple(_multiplied(zip(units, (power for _, power in factors), strict=True)) for units in chosen)

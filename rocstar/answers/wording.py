@@ -27,7 +27,7 @@ _LOOKS = re.compile(
     re.DOTALL,
 )
 _NEARLY = re.compile(
-    r"^(?:[A-Za-z]\s*)?\\(?:approx|sim|simeq|thickapprox)(?![A-Za-z])\s*"
+    r"^\\(?:approx|sim|simeq|thickapprox)(?![A-Za-z])\s*(?=[\d$\\.-])"
     r"|^(?:\\text\{\s*)?(?:about|approximately|approx\.?|roughly)\b\s*\}?\s*(?=[\d$\\.-])"
     r"|^\\text\{(?:about|approximately|approx\.?|roughly)\s+(?=[\d.-]+\}$)"
 )
