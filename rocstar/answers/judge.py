@@ -22,7 +22,7 @@ Found = tuple[Verdict, str]
 
 # The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
-FINAL = ("value", "unit", "brackets")  # leave no room for another opinion
+FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
 GRADERS: dict[str, Callable[..., Found]] = {
     "prime": grade_prime,
     "math_verify": grade_math_verify,

@@ -24,11 +24,11 @@ _FOLDED = {0x2212: "-", 0xD7: "*", 0xB0: "\\degree", 0xA0: " "}  # minus, times,
 _INTEGER = re.compile(r"[+-]?\d+")
 _THIN = re.compile(r"\\[!,;:]")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
-_PERCENT = re.compile(r"\s*(?:\\?%|percent|pct)$")
+_PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
 _UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
 _NOT_UNITS = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|and|or|to|pi|i|e)\b", re.IGNORECASE)
-_SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>dozen|thousand|million|billion|trillion)\s*\}?$")
-_SCALES = {"dozen": 12, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>dozen|hundred|thousand|million|billion|trillion)\s*\}?$")
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 _BASED = re.compile(r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*\}|(?P<b2>\d))")
 
@@ -106,10 +106,10 @@ def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
     if found := _BASED.fullmatch(body):
         return _based(found, name)
     whole = body
-    body, unit = _split_unit(body, letters)
-    scale, body = _split_scale(body)
     shorter = _PERCENT.sub("", body)
-    number = _parse_signed(shorter.strip())
+    rest, unit = _split_unit(body, letters) if shorter == body else (shorter, "")
+    scale, rest = _split_scale(rest)
+    number = _parse_signed(rest.strip())
     if number is None:
         return _in_steps(whole, name)
     value, places, comma = number
@@ -148,9 +148,7 @@ def _split_unit(body: str, letters: bool) -> tuple[str, str]:
     shorter, words = split_unit(body, bare=letters)
     if words or not (found := _UNIT.search(body)) or _NOT_UNITS.search(found[1]):
         return shorter, words
-    words = found[1].strip().lower()
-    if words in ("percent", "pct"):
-        return body[: found.start()] + "%", ""
+    words = found[1].strip()
     return body[: found.start()], f"{words}^{found[2]}" if words and found[2] else words
 
 
@@ -186,7 +184,7 @@ def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
         parsed = _scaled(found)
         return (sign * parsed[0], parsed[1], False) if parsed else None
     if found := _DECIMAL_COMMA.fullmatch(body):
-        return sign * Fraction(f"{re.sub('[^0-9]', '', found['whole'])}.{found['part']}"), len(found["part"]), True
+        return sign * Fraction(f"{re.sub('[^0-9]', '', found['whole'])}.{found['part']}"), len(found["part"]), found["whole"].isdigit()
     for read in (_fraction, _mixed, _repeating):
         if (value := read(body)) is not None:
             return sign * value, None, False
@@ -260,7 +258,7 @@ def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | N
         settled = equal and given.places is not None and not given.comma
         return (Verdict.RIGHT, "number") if settled else None
     if given.comma:  # another number, or two of them, or thousands at the wrong place
-        return (Verdict.RIGHT if equal and wanted.places is not None else Verdict.WRONG), "number"
+        return (Verdict.RIGHT if equal and given.value.denominator > 1 else Verdict.WRONG), "number"
     both_whole = wanted.value.denominator == 1 == given.value.denominator
     return (Verdict.RIGHT if equal else Verdict.WRONG), ("integer" if both_whole else "number")
 

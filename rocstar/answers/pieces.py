@@ -29,8 +29,10 @@ _NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
 _END = r"(?:[^\[\]();,]|\([^\[\]();,]*\))+"
 _REVERSED = re.compile(rf"(?P<opening>[\[\](])(?P<ends>{_END}[;,]{_END})(?P<closing>[\[\])])")
 _OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
+_BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
+_LABELLED = re.compile(r"\s*([A-Za-z])(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
 _LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
 
 
@@ -52,6 +54,12 @@ class Pieces:
     def is_interval(self) -> bool:
         """Whether it may be an interval, or a union of such."""
         return self.opening == "u" or (self.opening in "([" and len(self.items) == 2 and self.opening != "")
+
+    def named(self) -> dict[str, str]:
+        """The values of a bare list by their letters, `x = 1, y = 2`; empty where one has none or two have the same."""
+        found = [_LABELLED.fullmatch(item) for item in self.items] if self.opening == "" else []
+        values = {match[1]: match[2] for match in found if match}
+        return values if len(values) == len(self.items) > 1 else {}
 
     def as_vector(self, other: Pieces) -> Pieces:
         """A matrix of one row or one column as coordinates, where the other gives these; anything else as it is."""
@@ -83,7 +91,7 @@ def take_apart(text: str) -> Pieces | None:
 
 def as_interval(text: str) -> str:
     r"""`x < 3` -> `(-\infty,3)`, `2 \le x < 5` -> `[2,5)`, several with "or" as a union; any other text unchanged."""
-    parts = [_interval(part) for part in _OR.split(text)]
+    parts = [_interval(part) for part in _OR.split(_BUILDER.sub(r"\1", text.strip()))]
     return "\\cup ".join(part for part in parts if part) if all(parts) else text
 
 

@@ -26,8 +26,8 @@ _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
-    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit` or
-    `brackets` when these differ, which leave no room for another opinion; UNDECIDED when the texts differ and the values cannot be told. Running text is
+    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit` `brackets` or
+    `names` when these differ, which leave no room for another opinion; UNDECIDED when the texts differ and the values cannot be told. Running text is
     not looked at. May be slow."""
     if (settled := _settled(*_prepared(gold, predicted))) is not None:
         return settled
@@ -48,7 +48,7 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
         return settled[0] is Verdict.RIGHT
     wanted, given = _pieces(undelimited(gold), undelimited(predicted))
     both = wanted is not None and given is not None and nesting < MAX_NESTING
-    if same_text(gold, predicted) and not (both and _UNITS.search(gold) and _UNITS.search(predicted)):
+    if _same_items(gold, predicted) if both else same_text(gold, predicted):
         return True
     if nesting < MAX_NESTING and wanted is not None and given is not None:
         return _same_pieces(wanted, given, nesting)
@@ -77,13 +77,26 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
     if wanted and given and _clash(wanted, given):
         return Verdict.WRONG, "brackets"
+    if wanted and given and _misplaced(wanted, given):
+        return Verdict.WRONG, "names"
     return None
+
+
+def _misplaced(wanted: Pieces, given: Pieces) -> bool:
+    """`x = 1, y = 2` against `2, 1`: values with names against as many without, in no order of these."""
+    for named, plain in ((wanted, given), (given, wanted)):
+        values = named.named()
+        if values and not plain.named() and len(plain.items) == len(values) and not any("=" in i for i in plain.items):
+            orders = (list(values.values()), [values[name] for name in sorted(values)])
+            return all(_all(map(same_answer, order, plain.items)) is False for order in orders)
+    return False
 
 
 def _clash(wanted: Pieces, given: Pieces) -> bool:
     """A tuple is no set, a matrix no determinant."""
     kinds = {wanted.opening, given.opening}
-    return kinds == {"(", "{"} or (len(kinds) == 2 and bool(kinds & {"v", "V"}) and "m" in kinds)
+    several = min(len(wanted.items), len(given.items)) > 1
+    return (several and kinds == {"(", "{"}) or (len(kinds) == 2 and bool(kinds & {"v", "V"}) and "m" in kinds)
 
 
 def _same_quantity(gold: str, predicted: str) -> bool | None:
@@ -112,6 +125,11 @@ def _same_quantity(gold: str, predicted: str) -> bool | None:
     if factor == 1:
         return same_answer(wanted, given)
     return equal_values(wanted, rf"({given})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
+
+
+def _same_items(gold: str, predicted: str) -> bool:
+    """`same_text` of lists, whose units are looked at one by one."""
+    return same_text(gold, predicted) and not (_UNITS.search(gold) and _UNITS.search(predicted))
 
 
 def _pieces(gold: str, predicted: str) -> tuple[Pieces | None, Pieces | None]:
@@ -156,7 +174,7 @@ def _same_set(wanted: Sequence[str], given: Sequence[str], nesting: int) -> bool
     unknown = False
     rest = []
     for item in wanted:  # equal texts first: most partners are, and they cost nothing
-        partner = next((other for other in left if same_text(item, other)), None)
+        partner = next((other for other in left if _same_items(item, other)), None)
         if partner is None:
             rest.append(item)
         else:

@@ -17,6 +17,7 @@ _INCH = Fraction(254, 10_000)
 _POUND = Fraction(45_359_237, 100_000_000)
 _LITER = Fraction(1, 1000)
 DEGREE, RADIAN = "degree", "rad"
+MAX_SYMBOL = 2  # letters
 MAX_FACTORS = 6  # of one unit; the readings of ambiguous names multiply
 
 # names -> (base units with their powers, how many of them it is). A name may stand twice: a pound is two things.
@@ -167,8 +168,10 @@ def find_units(words: str) -> tuple[Unit, ...]:
 
 def conversion(first: str, second: str) -> Fraction | None:
     """How many of `second` one of `first` is; 0 where they measure different things, None where one is unknown, and for
-    degrees and radians, whose ratio is no fraction."""
+    degrees and radians, whose ratio is no fraction. What is unknown and as short as a symbol measures something else."""
     ours, others = find_units(first), find_units(second)
+    if bool(ours) != bool(others) and len(second if ours else first) <= MAX_SYMBOL:
+        return Fraction(0)
     if not ours or not others or {is_angle(first), is_angle(second)} == {DEGREE, RADIAN}:
         return None
     factors = [one.factor / other.factor for one in ours for other in others if one.dimension == other.dimension]

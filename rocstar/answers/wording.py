@@ -58,7 +58,7 @@ _SPACES = re.compile(r"\s+")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|mathrm)\{\s*degrees?\s*\}")
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
-_LETTER = re.compile(r"^\s*([A-Za-z])\s*=[^=]")
+_LETTER = re.compile(r"^\s*([A-Za-z])\s*(?:=|\\approx)\s*[^=]")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _RANGE = re.compile(
