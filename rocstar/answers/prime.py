@@ -36,6 +36,8 @@ def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
         return Verdict.UNDECIDED, "gold_unparsed"
     if not found and are_numbers(*without_names(gold, predicted)):
         return Verdict.WRONG, "value"
+    if not found and _have_units(gold) and _have_units(predicted):
+        return Verdict.WRONG, "unit"
     return (Verdict.RIGHT if found else Verdict.WRONG), "prime"
 
 
@@ -80,6 +82,12 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     if wanted and given and _misplaced(wanted, given):
         return Verdict.WRONG, "names"
     return None
+
+
+def _have_units(text: str) -> bool:
+    """Whether each item of a list has a unit that is known."""
+    pieces = take_apart(undelimited(bare(text)))
+    return pieces is not None and all(split_unit(item)[1] for item in pieces.items)
 
 
 def _misplaced(wanted: Pieces, given: Pieces) -> bool:

@@ -38,10 +38,11 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 
     The reference is `B` or `(B)`; `chosen_letter` says which letter a prediction names. Source: ours."""
     wanted, given = plain_text(gold), plain_text(predicted)
-    if wanted == given != "" or (_said(wanted) == _said(given) != ""):
+    if wanted == given != "":
         return Verdict.RIGHT, "text"
-    if (_OR in _said(wanted)) != (_OR in _said(given)) and "" not in (_said(wanted), _said(given)):
-        return Verdict.WRONG, "text"  # both are words, one of them leaves open which
+    said = _said(wanted), _said(given)
+    if all(said) and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1])):
+        return (Verdict.RIGHT if said[0] == said[1] else Verdict.WRONG), "text"  # wrong: one leaves open which
     letter = _GOLD_CHOICE.fullmatch(wanted) or _GOLD_OPTION.fullmatch(wanted)
     if not letter or (chosen := chosen_letter(predicted)) is None:
         return None

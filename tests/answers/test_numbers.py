@@ -117,7 +117,7 @@ def test_anything_else_is_not_a_plain_number(text: str) -> None:
         ("90 km/h", r"25\text{ m/s}", (RIGHT, "unit")),
         ("90 km/h", r"25\ \mathrm{m s^{-1}}", (RIGHT, "unit")),
         (r"50\%", r"50\text{ cm}", (WRONG, "unit")),
-        ("20^\\circ C", "20 degrees Celsius", (RIGHT, "integer")),
+        ("20^\\circ C", "20 degrees Celsius", (RIGHT, "unit")),
         ("20^\\circ C", "20 K", (WRONG, "unit")),
         (r"2\text{ h }15\text{ min}", "135 min", (RIGHT, "unit")),
         ("12.25^\\circ", "12^\\circ 15'", (RIGHT, "number")),
