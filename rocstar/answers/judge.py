@@ -55,9 +55,9 @@ def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str)
 
 
 def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", search: str = "all") -> Found:
-    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, unless there is a running text in
-    which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the reference, or the
-    parser would lose a part of either text."""
+    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, unless there is a
+    running text in which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the
+    reference, or the parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
     if not said and (LOSSY.search(gold) or LOSSY.search(predicted)):
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rocstar.answers.units import RADIAN, conversion, find_units, is_angle, split_unit
+from rocstar.answers.units import RADIAN, are_strangers, conversion, find_units, is_angle, split_unit
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -96,7 +96,7 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 
 
 def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
-    """The number a short text surely stands for, else None. letters: `5 m` has a unit; otherwise m may be a variable."""
+    """The number a short text surely stands for, else None. letters: the m of `5 m` is a unit, no variable."""
     if len(text) > MAX_CHARS or not _fold(text).isascii():
         return None
     body = _clean(text)
@@ -184,7 +184,11 @@ def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
         parsed = _scaled(found)
         return (sign * parsed[0], parsed[1], False) if parsed else None
     if found := _DECIMAL_COMMA.fullmatch(body):
-        return sign * Fraction(f"{re.sub('[^0-9]', '', found['whole'])}.{found['part']}"), len(found["part"]), found["whole"].isdigit()
+        return (
+            sign * Fraction(f"{re.sub('[^0-9]', '', found['whole'])}.{found['part']}"),
+            len(found["part"]),
+            found["whole"].isdigit(),
+        )
     for read in (_fraction, _mixed, _repeating):
         if (value := read(body)) is not None:
             return sign * value, None, False
@@ -264,11 +268,12 @@ def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | N
 
 
 def _compare_converted(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
-    """5 m against 500 cm or 5 kg. None where a unit is unknown, and for degrees against radians."""
+    """5 m against 500 cm or 5 kg, 5 cats against 5 dogs. None where words may mean the same, and for degrees against
+    radians."""
     factor = conversion(given.unit, wanted.unit)
-    if factor is None:
+    if factor is None and (is_angle(given.unit) or not are_strangers(given.unit, wanted.unit)):
         return None
-    if factor == 0:
+    if not factor:
         return Verdict.WRONG, "unit"
     same = factor == 1
     first = replace(wanted, unit="", places=wanted.places if same else None)

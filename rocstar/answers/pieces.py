@@ -136,8 +136,8 @@ def split_rows(cells: str) -> Iterator[str]:
 
 
 def both_signs(text: str) -> tuple[str, ...]:
-    """`1 \\pm x` -> `1 + x`, `1 - x`; `(\\pm 1, \\mp 1)` -> `(1,-1)`, `(-1,1)`; several signs of one kind, which may mean
-    four values, are left as they are."""
+    """`1 \\pm x` -> `1 + x`, `1 - x`; `(\\pm 1, \\mp 1)` -> `(1,-1)`, `(-1,1)`; several signs of one kind, which may
+    mean four values, are left as they are."""
     kinds = _SIGN.findall(text)
     if not kinds or len(kinds) > len(set(kinds)):
         return (text,)

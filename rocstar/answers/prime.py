@@ -26,9 +26,9 @@ _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
-    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit` `brackets` or
-    `names` when these differ, which leave no room for another opinion; UNDECIDED when the texts differ and the values cannot be told. Running text is
-    not looked at. May be slow."""
+    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit`,
+    `brackets` or `names` when these differ: no room for another opinion. UNDECIDED when the texts differ and the values
+    cannot be told. Running text is not looked at. May be slow."""
     if (settled := _settled(*_prepared(gold, predicted))) is not None:
         return settled
     found = same_answer(gold, predicted)
@@ -77,7 +77,8 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     if wanted is None and given is None:
         found = _same_quantity(gold, predicted)
         return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
-    if wanted and given and _clash(wanted, given):
+    signs = "\\pm" in gold or "\\pm" in predicted
+    if wanted and given and (_clash(wanted, given) or (signs and {wanted.opening, given.opening} == {"(", ""})):
         return Verdict.WRONG, "brackets"
     if wanted and given and _misplaced(wanted, given):
         return Verdict.WRONG, "names"
@@ -108,7 +109,7 @@ def _clash(wanted: Pieces, given: Pieces) -> bool:
 
 
 def _same_quantity(gold: str, predicted: str) -> bool | None:
-    """Two formulas with units that are known; None where one has none. A multiple of pi against degrees is in radians."""
+    """Two formulas with units that are known, else None. A multiple of pi against degrees is in radians."""
     if _ANGLES.search(gold) or _ANGLES.search(predicted):
         return None
     (wanted, unit), (given, other) = split_unit(gold), split_unit(predicted)

@@ -36,6 +36,7 @@ _TABLE: tuple[tuple[str, str, Fraction | int], ...] = (
     ("week", "s", 604_800),
     ("month", "month", 1),
     ("year yr", "month", 12),
+    ("Nm", "g m2 s-2", 1000),
     ("mph", "m s-1", 63_360 * _INCH / 3600),
     ("kmh kph", "m s-1", Fraction(1000, 3600)),
     ("gallon gal", "m3", 231 * _INCH**3),
@@ -98,6 +99,8 @@ _BEFORE = re.compile(
     re.DOTALL,
 )
 _DOLLAR_AFTER = re.compile(r"(?<![$\\])\\?\$$")
+_WORD = re.compile(r"[A-Za-z]+")
+_ANY = {"unit", "u", "item", "piece", "time", "point"}
 _SCALE_WORDS = re.compile(r"degrees? (?=celsius|fahrenheit)", re.IGNORECASE)
 
 
@@ -143,7 +146,8 @@ def _split_words(text: str, *, bare: bool) -> tuple[str, str]:
 def find_units(words: str) -> tuple[Unit, ...]:
     """The units that `words` may name, none where a part of it is unknown: "square feet", "ft^2", "km/h", "m s^-2",
     "miles per hour". A plural counts as its singular."""
-    factors, at, sign, next_power = [], 0, 1, 1
+    factors: list[tuple[tuple[Unit, ...], int]] = []
+    at, sign, next_power = 0, 1, 1
     words = _SCALE_WORDS.sub("", words.strip().rstrip("."))
     while at < len(words) and len(factors) <= MAX_FACTORS:
         found = _FACTOR.match(words, at)
@@ -167,8 +171,8 @@ def find_units(words: str) -> tuple[Unit, ...]:
 
 
 def conversion(first: str, second: str) -> Fraction | None:
-    """How many of `second` one of `first` is; 0 where they measure different things, None where one is unknown, and for
-    degrees and radians, whose ratio is no fraction. What is unknown and as short as a symbol measures something else."""
+    """How many of `second` one of `first` is; 0 where they measure different things, None where one is unknown and no
+    symbol, and for degrees and radians, whose ratio is no fraction."""
     ours, others = find_units(first), find_units(second)
     if bool(ours) != bool(others) and len(second if ours else first) <= MAX_SYMBOL:
         return Fraction(0)
@@ -176,6 +180,12 @@ def conversion(first: str, second: str) -> Fraction | None:
         return None
     factors = [one.factor / other.factor for one in ours for other in others if one.dimension == other.dimension]
     return factors[0] if factors else Fraction(0)
+
+
+def are_strangers(first: str, second: str) -> bool:
+    """Whether words, not both known as units, name different things: cats and dogs. "units" may be anything."""
+    ours, others = ({word.lower().removesuffix("s") for word in _WORD.findall(words)} for words in (first, second))
+    return not (ours & others or (ours | others) & _ANY)
 
 
 def is_angle(words: str) -> str:

@@ -62,13 +62,16 @@ _LETTER = re.compile(r"^\s*([A-Za-z])\s*(?:=|\\approx)\s*[^=]")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _RANGE = re.compile(
-    r"\s*(?:,(?:\\[ ,;])*|\\text\{\s*(?:,\s*)?(?:for|where|with)\s*\}|\\quad|;|\()\s*[A-Za-z]\s*\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?[ZNQR]\}?"
-    r"\s*\)?$"
+    r"\s*(?:,(?:\\[ ,;])*|\\text\{\s*(?:,\s*)?(?:for|where|with)\s*\}|\\quad|;|\()\s*[A-Za-z]\s*"
+    r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?[ZNQR]\}?\s*\)?$"
 )
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
 _BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))")
 _SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
-_TRAILING_TEXT = re.compile(r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)\{[^{}]*\}(?:\^\{?\d\}?)?$")
+_TRAILING_TEXT = re.compile(
+    r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
+    r"\{(?![^{}]*\b(?:or|and|not|more|less|fewer|to|hundred|thousand|million|billion|trillion|dozen)\b)[^{}]*\}(?:\^\{?\d\}?)?$"
+)
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
 _UNIT_WORD = re.compile(
     r"(?<=[\d)}\s])(?:square |cubic |sq )?(?:degree|mm|cm|km|centimeter|millimeter|kilometer|meter|mile|second|minute|"

@@ -63,7 +63,8 @@ def test_light_latex_is_read_exactly(text: str, value: Fraction | int | None) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "1/0", "1+1", "2^{10}", "9^{9^{9}}", "10^{99999}", "(1,2)", "1,22,3", "1,00,0000", "12.34.567", "1.234,567.8", r"\sqrt{2}", "208_5", "1_1", "5!",
+    ["", "x", "1/0", "1+1", "2^{10}", "9^{9^{9}}", "10^{99999}", "(1,2)", "1,22,3", "1,00,0000", "12.34.567", "1.234,567.8",
+     r"\sqrt{2}", "208_5", "1_1", "5!",
      "12:00", "2\\pi", r"5\text{ or }6", "0.64N", "2e", "1e9999", "0x10", "nan",
      "9" * 10_000, "9^" * 100_000, "٣", "\x00", "1\x002"],
 )  # fmt: skip
@@ -125,7 +126,9 @@ def test_anything_else_is_not_a_plain_number(text: str) -> None:
         ("45^\\circ", r"45\text{ radians}", None),
         ("0.2", r"0.2\%", (WRONG, "number")),
         ("0.2", r"20\%", (RIGHT, "number")),
-        (r"5\text{ cats}", r"5\text{ dogs}", None),
+        (r"5\text{ cats}", r"5\text{ dogs}", (WRONG, "unit")),
+        (r"5\text{ cats}", r"5\text{ black cats}", None),
+        (r"5\text{ cm}", r"5\text{ units}", None),
         ("5 cm", "5", (RIGHT, "integer")),
         ("5m", "5", None),
         ("15", "12 3", (WRONG, "not_a_number")),
