@@ -23,6 +23,8 @@ Found = tuple[Verdict, str]
 # The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
 FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
+# Words with which a number is no longer the answer; the grammar drops them.
+BOUND = re.compile(r"\\text\{[^{}]*\b(?:or (?:more|less|fewer)|(?:at|more|less|fewer) (?:least|most|than)|not)\b")
 GRADERS: dict[str, Callable[..., Found]] = {
     "prime": grade_prime,
     "math_verify": grade_math_verify,
@@ -59,7 +61,8 @@ def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", sea
     running text in which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the
     reference, or the parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
-    if not said and (LOSSY.search(gold) or LOSSY.search(predicted)):
+    lossy = LOSSY.search(gold) or LOSSY.search(predicted) or (BOUND.search(predicted) and not BOUND.search(gold))
+    if not said and lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
     for name in graders:
         verdict, method = GRADERS[name](gold, predicted, said=said, search=search)

@@ -27,7 +27,10 @@ _SIGN = re.compile(r"\s*\\(pm|mp)(?![A-Za-z])\s*")
 _NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
 # `]a,b[` is how half of the world writes an open interval.
 _END = r"(?:[^\[\]();,]|\([^\[\]();,]*\))+"
-_REVERSED = re.compile(rf"(?P<opening>[\[\](])(?P<ends>{_END}[;,]{_END})(?P<closing>[\[\])])")
+_REVERSED = re.compile(
+    r"(?:^|(?<=\\cup)|(?<=\\cap)|(?<=\\in)|(?<=[\s,;(={]))"
+    rf"(?P<opening>[\[\](])(?P<ends>{_END}[;,]{_END})(?P<closing>[\[\])])(?=\s*(?:$|[,;)}}\\]))"
+)
 _OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
 _BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
