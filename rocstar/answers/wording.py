@@ -31,6 +31,7 @@ _NEARLY = re.compile(
     r"|^(?:\\text\{\s*)?(?:about|approximately|approx\.?|roughly)\b\s*\}?\s*(?=[\d$\\.-])"
     r"|^\\text\{(?:about|approximately|approx\.?|roughly)\s+(?=[\d.-]+\}$)"
 )
+_NEARLY_IS = re.compile(r"^([A-Za-z]\s*)\\(?:approx|simeq)(?![A-Za-z])(?=\s*[\d$\\.-])")
 _SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
@@ -103,7 +104,8 @@ def _unadorned(text: str) -> str:
         if found is None or not _is_group(found["inner"] or ""):
             break
         text = _TAIL.sub("", (found["inner"] or found["plain"] or "").strip())
-    return _NEARLY.sub("", text[1:].lstrip() if text.startswith("=") and not text.startswith("==") else text)
+    text = text[1:].lstrip() if text.startswith("=") and not text.startswith("==") else text
+    return _NEARLY_IS.sub(r"\1=", _NEARLY.sub("", text))
 
 
 def _is_group(inner: str) -> bool:

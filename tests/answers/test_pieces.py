@@ -21,7 +21,7 @@ from rocstar.answers.pieces import Pieces, take_apart
         (r"\begin{pmatrix}1&0\\0&2\end{pmatrix}", Pieces("m", "m", ("1&0", "0&2"))),
         (r"[\begin{array}{cc}1 & 0\\0 & 2\end{array}]", Pieces("m", "m", ("1&0", "0&2"))),
         (r"2\mp x", Pieces("", "", ("2+x", "2-x"))),
-        (r"(\pm 1, \mp 2)", Pieces("", "", ("(1, -2)", "(-1, 2)"))),
+        (r"(\pm 1, \mp 2)", Pieces("", "", ("(1,-2)", "(-1,2)"))),
         (r"(\pm 1, \pm 2)", Pieces("(", ")", ("1", "-1", "2", "-2"))),
         ("]-2;5]", Pieces("(", "]", ("-2", "5"))),
         (r"]0,1[ \cup ]2,3[", Pieces("u", "u", ("(0,1)", "(2,3)"))),
