@@ -34,7 +34,9 @@ EITHER = "answer"
 ROLES = {"text": "what a model wrote", "gold": "the reference"}
 SHOWN_CHARS = 44
 MAX_ERROR_CHARS = 400  # of what a function raised
-_OPERATION = re.compile(r"^\\(?:not|neq?|leq?|geq?|[lg]t|pm|mp)(?![A-Za-z])|^[<>]|[\w)}]\s*[-+*/^=<>]\s*[\w({\\]|\\(?:sqrt|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
+_OPERATION = re.compile(
+    r"^\\(?:not|neq?|leq?|geq?|[lg]t|pm|mp)(?![A-Za-z])|^[<>]|[\w)}]\s*[-+*/^=<>]\s*[\w({\\]|\\(?:sqrt|sin|cos|tan|log|ln|exp)(?![A-Za-z])"
+)
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
 

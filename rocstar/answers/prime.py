@@ -15,8 +15,16 @@ from collections.abc import Sequence
 from rocstar.answers.closeness import are_numbers, equal_values, read
 from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.pieces import Pieces, as_interval, split_top, take_apart
-from rocstar.answers.units import DEGREE, RADIAN, conversion, is_angle, split_unit
-from rocstar.answers.wording import bare, loose_style, math_style, undelimited, without_names, without_range
+from rocstar.answers.units import DEGREE, RADIAN, are_strangers, conversion, is_angle, split_unit
+from rocstar.answers.wording import (
+    bare,
+    loose_style,
+    math_style,
+    undelimited,
+    without_names,
+    without_range,
+    words_after,
+)
 from rocstar.types import Verdict
 
 MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
@@ -76,6 +84,8 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     wanted, given = take_apart(undelimited(gold)), take_apart(undelimited(predicted))
     if wanted is None and given is None:
         found = _same_quantity(gold, predicted)
+        if found is None and are_strangers(words_after(gold), words_after(predicted)):
+            found = False
         return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
     signs = "\\pm" in gold or "\\pm" in predicted
     if wanted and given and (_clash(wanted, given) or (signs and {wanted.opening, given.opening} == {"(", ""})):

@@ -8,6 +8,7 @@ from rocstar.answers.wording import plain_text
 from rocstar.types import Verdict
 
 _QUOTES = "*_`\"' \n\t"
+_PRIMED = re.compile(r"[^'`]*'+")  # C' is another point than C
 _LEAD = re.compile(
     r"(?:(?:the|my|so|correct|right|final|best|answers?|option|choice|letter|is)\b[\s:=]*)*", re.IGNORECASE
 )
@@ -67,6 +68,8 @@ def chosen_letter(text: str) -> str | None:
     """The one letter of a choice that a text surely names, A to J: `(B)`, `b`, `[B]`, `B. 12`, `\\text{Option B}`, `the
     answer is B`. None where it names several (`(A) or (B)`, `A-D`), where a word begins with it (`A photon`) and where
     it stands in a formula (`(b)+1`). Source: ours."""
+    if _PRIMED.fullmatch(text):
+        return None
     said = _LEAD.sub("", plain_text(text).strip(_QUOTES), count=1).strip(_QUOTES)
     found = _CHOICE.fullmatch(said)
     if found is None or _ANOTHER.search(found["rest"]):

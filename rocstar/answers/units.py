@@ -183,9 +183,10 @@ def conversion(first: str, second: str) -> Fraction | None:
 
 
 def are_strangers(first: str, second: str) -> bool:
-    """Whether words, not both known as units, name different things: cats and dogs. "units" may be anything."""
+    """Whether words, not both known as units, name different things, cats and dogs or a loss and a
+    profit: each has one that the other lacks. "units" may be anything."""
     ours, others = ({word.lower().removesuffix("s") for word in _WORD.findall(words)} for words in (first, second))
-    return not (ours & others or (ours | others) & _ANY)
+    return bool(ours - others and others - ours) and not (ours | others) & _ANY
 
 
 def is_angle(words: str) -> str:

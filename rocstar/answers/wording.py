@@ -73,6 +73,7 @@ _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
     r"\{(?![^{}]*\b(?:or|and|not|more|less|fewer|to|hundred|thousand|million|billion|trillion|dozen)\b)[^{}]*\}(?:\^\{?\d\}?)?$"
 )
+_WORDS_AFTER = re.compile(r"(?<=[\d)}%])\s*\\(?:text|mbox|textrm|mathrm)\{([A-Za-z ]+)\}$")
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
 _UNIT_WORD = re.compile(
     r"(?<=[\d)}\s])(?:square |cubic |sq )?(?:degree|mm|cm|km|centimeter|millimeter|kilometer|meter|mile|second|minute|"
@@ -80,7 +81,8 @@ _UNIT_WORD = re.compile(
     r"(?:e?s)?\b\s*(?:\^\{?\d\}?)?\.?"
 )
 _WHOLE_FLOAT = re.compile(r"(?<![\w.])(\d+)\.0+(?![\d])")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
+_EXPONENT = re.compile(r"\^\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
+_THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 
@@ -156,6 +158,7 @@ def loose_style(text: str) -> str:
     text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
     text = re.sub(r"(?<![\w)])\((\w+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
+    text = _EXPONENT.sub(r"^(\1)", text)
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
     return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
 
@@ -166,6 +169,12 @@ def without_range(gold: str, predicted: str) -> tuple[str, str]:
     if (ranges[0] is None) == (ranges[1] is None):
         return gold, predicted
     return _RANGE.sub("", gold), _RANGE.sub("", predicted)
+
+
+def words_after(text: str) -> str:
+    """The words in \\text{} behind a value: `increase` of `20\\%\\text{ increase}`."""
+    found = _WORDS_AFTER.search(text)
+    return found[1] if found else ""
 
 
 def bare(text: str) -> str:

@@ -25,6 +25,7 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
         ("E", r"\mathrm{E}*2", None),
         ("E", "a", (WRONG, "choice")),
         ("12", "B", None),
+        ("C", "C'", None),
         ("(E) 24", "E", (RIGHT, "choice")),
         ("(E) 24", "(D) 24", (WRONG, "choice")),
         ("(E) 24", "(E) 25", None),
