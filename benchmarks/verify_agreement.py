@@ -11,6 +11,9 @@ whether names of variables matter, and how far numbers may be off stands in PREC
     as_reward    the default graders when a prediction without a box must be the answer and nothing else, as in training
     as_it_stands ours without PRECISION
 
+Beside these, and never mixed with them, both halves of answers_judged.jsonl, our own pairs, which one of us judged by
+hand: `dev` was looked at when rules were made, `held` was not, so only disagreements of `dev` are printed.
+
 Rules that fit the rows they were made with show on the others: --seeds N splits all rows into random halves N times and
 prints both halves of each. --cases FILE adds files of any origin with the columns gold, pred and expected. Prints the
 tables, each disagreement, and last one JSON line.
@@ -38,6 +41,8 @@ from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.answers.tolerance import parse_tolerance
 from rocstar.types import Verdict
 
+JUDGED = Path(__file__).with_name("answers_judged.jsonl")
+HALVES = ("dev", "held")
 COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward", "as_it_stands")
 MARKS = ("$", "\\(", "\\[", "\\boxed")
 ANY_NAMES = (*DEFAULT[:-1], "math_verify_any_names")
@@ -144,6 +149,10 @@ def halves(rows: Sequence[Row], seeds: int) -> dict[str, dict[str, Any]]:
     return parts
 
 
+def judged_halves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {half: [row for row in rows if row.case.columns["half"] == half] for half in HALVES}
+
+
 def show(parts: dict[str, dict[str, Any]]) -> None:
     columns = tuple(next(iter(parts.values())))
     print(f"{'file':22}" + "".join(f"{name:>13}" for name in columns))
@@ -176,8 +185,10 @@ def main() -> int:
     parts = {file.name: figures([row for row in rows if row.file == file.name]) for file in files}
     parts["all"] = figures(rows)
     parts |= halves(rows, asked.seeds)
+    judged = judged_halves(asyncio.run(run_all([JUDGED])))
+    parts |= {f"judged, {half}": figures(of_half) for half, of_half in judged.items()}
     show(parts)
-    show_disagreements(rows)
+    show_disagreements([*rows, *judged["dev"]])
     print()
     print(json.dumps({"benchmark": "verify_agreement", **parts}))
     return 0

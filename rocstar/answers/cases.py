@@ -20,6 +20,7 @@ from typing import Any
 
 from rocstar.answers.extract import boxed_answer, lenient_answer, strict_answer
 from rocstar.answers.grade import Grader, Pair
+from rocstar.answers.numbers import parse_number
 from rocstar.answers.pieces import take_apart
 from rocstar.answers.tolerance import parse_tolerance
 from rocstar.answers.wording import clean, is_running, undelimited
@@ -33,7 +34,9 @@ EITHER = "answer"
 ROLES = {"text": "what a model wrote", "gold": "the reference"}
 SHOWN_CHARS = 44
 MAX_ERROR_CHARS = 400  # of what a function raised
-_OPERATION = re.compile(r"[\w)}]\s*[-+*/^=<>]\s*[\w({\\]|\\(?:sqrt|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
+_OPERATION = re.compile(
+    r"^\\(?:not|neq?|leq?|geq?|[lg]t|pm|mp)(?![A-Za-z])|^[<>]|[\w)}]\s*[-+*/^=<>]\s*[\w({\\]|\\(?:sqrt|sin|cos|tan|log|ln|exp)(?![A-Za-z])"
+)
 YES, NO = (True, 1, "right", "true", "correct", "yes", "1"), (False, 0, "wrong", "false", "incorrect", "no", "0")
 
 
@@ -188,8 +191,11 @@ def short(value: Any, most: int = SHOWN_CHARS) -> str:
 
 
 def _may_search(text: str) -> bool:
-    """Whether the answer may be a part of the text: not of a list or a sum, whose last number would pass for all."""
+    """Whether the answer may be a part of the text: not of a list, a sum or a bound, whose last number would pass for
+    all, nor of a number with its unit."""
     plain = clean(undelimited(text))
+    if parse_number(plain) is not None:
+        return False
     return is_running(text) or (take_apart(plain) is None and _OPERATION.search(plain) is None)
 
 

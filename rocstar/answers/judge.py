@@ -22,6 +22,10 @@ Found = tuple[Verdict, str]
 
 # The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
+FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
+_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+# Words with which a number is no longer the answer; the grammar drops them.
+BOUND = re.compile(r"\\text\{[^{}]*\b(?:or (?:more|less|fewer)|(?:at|more|less|fewer) (?:least|most|than)|not)\b")
 GRADERS: dict[str, Callable[..., Found]] = {
     "prime": grade_prime,
     "math_verify": grade_math_verify,
@@ -54,19 +58,28 @@ def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str)
 
 
 def fused(graders: Sequence[str], gold: str, predicted: str, said: str = "", search: str = "all") -> Found:
-    """RIGHT by the first that accepts; WRONG at once for two numbers that differ, unless there is a running text in
-    which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the reference, or the
-    parser would lose a part of either text."""
+    """RIGHT by the first that accepts; WRONG at once for numbers, units or brackets that differ, unless there is a
+    running text in which another may stand, else when one rejects and none accepts; UNDECIDED when none can read the
+    reference, or the parser would lose a part of either text."""
     last: Found = (Verdict.UNDECIDED, "unsure")
-    if not said and (LOSSY.search(gold) or LOSSY.search(predicted)):
+    lossy = LOSSY.search(gold) or LOSSY.search(predicted) or (BOUND.search(predicted) and not BOUND.search(gold))
+    if not said and lossy:
         return (Verdict.RIGHT, "prime") if same_text(gold, predicted) else last
+    if not said and "math_verify_any_names" not in graders and _differ_in_case(gold, predicted):
+        graders = [name for name in graders if name != "math_verify"] or graders
     for name in graders:
         verdict, method = GRADERS[name](gold, predicted, said=said, search=search)
-        if verdict is Verdict.RIGHT or (method == "value" and not is_running(said)):
+        if verdict is Verdict.RIGHT or (method in FINAL and not is_running(said)):
             return verdict, method
         if verdict is Verdict.WRONG or last[0] is Verdict.UNDECIDED:
             last = verdict, method
     return last
+
+
+def _differ_in_case(gold: str, predicted: str) -> bool:
+    """Whether x stands for X: math-verify makes all letters small."""
+    ours, others = (set(_LETTERS.findall(text)) for text in (gold, predicted))
+    return ours != others and {name.lower() for name in ours} == {name.lower() for name in others}
 
 
 def warm() -> None:

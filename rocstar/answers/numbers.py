@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rocstar.answers.units import find_unit
+from rocstar.answers.units import RADIAN, are_strangers, conversion, find_units, is_angle, split_unit
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -23,19 +23,17 @@ APPROXIMATE = Fraction(1, 10**4)  # relative; of a decimal to a value that no de
 _FOLDED = {0x2212: "-", 0xD7: "*", 0xB0: "\\degree", 0xA0: " "}  # minus, times, degree, no-break space
 _INTEGER = re.compile(r"[+-]?\d+")
 _THIN = re.compile(r"\\[!,;:]")
-_CURRENCY = re.compile(r"^\\?\$|\\?\$$")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
-_PERCENT = re.compile(r"\s*(?:\\?%|percent|pct)$")
-_DEGREE = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)$")
+_PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
 _UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
-_PLAIN_UNIT = re.compile(r"(?<=[\d}])\s*([A-Za-z]{2}[A-Za-z. ]*)(?:\^\{?([23])\}?)?$")  # one letter may be a variable
 _NOT_UNITS = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|and|or|to|pi|i|e)\b", re.IGNORECASE)
-_SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>thousand|million|billion|trillion)\s*\}?$")
-_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>dozen|hundred|thousand|million|billion|trillion)\s*\}?$")
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 _BASED = re.compile(r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*\}|(?P<b2>\d))")
 
-_WHOLE = r"[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+"
+# Thousands by commas, spaces, apostrophes; by two and more points (one is a decimal point); lakhs and crores.
+_WHOLE = r"[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+|(?:\.\d{3}){2,})|[1-9]\d?(?:,\d\d)+,\d{3}|\d+"
 _UNSIGNED = rf"(?:(?:{_WHOLE})(?:\.\d*)?|\.\d+)"
 _DECIMAL = re.compile(rf"(?P<number>{_UNSIGNED})(?:[eE](?P<e>[+-]?\d{{1,4}}))?")
 _REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<start>\d*)\\(?:overline|bar)\s*\{?(?P<cycle>\d+)\}?")
@@ -48,9 +46,16 @@ _FRACTION = re.compile(
     rf"(?:\\frac\s*(?:\{{\s*(?P<n>{_PART})\s*\}}|(?P<n1>\d))\s*(?:\{{\s*(?P<d>{_PART})\s*\}}|(?P<d1>\d))"
     rf"|(?P<n2>{_UNSIGNED})\s*/\s*(?P<d2>{_UNSIGNED}))"
 )
-_MIXED = re.compile(r"(?P<whole>\d+)\s*(?P<fraction>\\frac.+)|(?P<whole2>\d+) +(?P<fraction2>\d+\s*/\s*\d+)")
-_DECIMAL_COMMA = re.compile(r"(?P<whole>\d+),(?P<part>\d+)")
-_NEVER_A_NUMBER = re.compile(r"[A-Za-z\s]+|\d[\d\s]*\s[\d\s]*")
+_AND = r"\s*(?:\\text\{\s*and\s*\}|and)\s*"
+_MIXED = re.compile(
+    rf"(?P<whole>\d+)(?:{_AND}|\s*)(?P<fraction>\\frac.+)|(?P<whole2>\d+)(?:{_AND}| +)(?P<fraction2>\d+\s*/\s*\d+)"
+)
+_DECIMAL_COMMA = re.compile(r"(?P<whole>[1-9]\d{0,2}(?:(?:\.\d{3})+|(?: \d{3})+|(?:'\d{3})+)|\d+),(?P<part>\d+)")
+_NEVER_A_NUMBER = re.compile(r"[A-Za-z\s]+|[+-]?\d[\d\s,.']*[\s,.'][\d\s,.']*")
+_UNWRAPPED = re.compile(r"\\(?:text|mathrm|textrm)\{([^{}\\]*)\}")
+_CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])")
+_STEP = re.compile(r"(?:and\b|,)?\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_MINUTES = ((re.compile(r"(?:''|\")"), " arcsec "), (re.compile(r"'"), " arcmin "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class PlainNumber:
     name: str = ""
     """`x` of `x = 5`."""
     unit: str = ""
-    """Words in the unit, lower case, and the power written after it: `cm^2`."""
+    """Words of the unit, with the powers written after them: `cm^2`, `km/h`."""
     comma: bool = False
     """Read with a decimal comma, which may as well be a list of two."""
     base: int = 0
@@ -78,9 +83,11 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     Percent: `10%` agrees with both 10 and 0.1. A decimal of six places or more is taken as rounded; one of fewer only
     against a fraction that no decimal can write, within APPROXIMATE. Source: ours, after math-verify's rules."""
     wanted = parse_number(gold)
+    if wanted is None and gold[-1:].isalpha() and (given := parse_number(predicted)) and given.unit:
+        wanted = parse_number(gold, letters=True)
     if wanted is None:
         return None
-    given = parse_number(predicted)
+    given = parse_number(predicted, letters=wanted.unit != "")
     if given is not None:
         return _compare(wanted, given)
     if not wanted.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(predicted.strip()):
@@ -88,8 +95,8 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     return None
 
 
-def parse_number(text: str) -> PlainNumber | None:
-    """The number a short text surely stands for, else None."""
+def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
+    """The number a short text surely stands for, else None. letters: the m of `5 m` is a unit, no variable."""
     if len(text) > MAX_CHARS or not _fold(text).isascii():
         return None
     body = _clean(text)
@@ -98,12 +105,13 @@ def parse_number(text: str) -> PlainNumber | None:
     name, body = _split_name(body)
     if found := _BASED.fullmatch(body):
         return _based(found, name)
-    unit, body = _split_unit(body)
-    scale, body = _split_scale(body)
+    whole = body
     shorter = _PERCENT.sub("", body)
-    number = _parse_signed(shorter.strip())
+    rest, unit = _split_unit(body, letters) if shorter == body else (shorter, "")
+    scale, rest = _split_scale(rest)
+    number = _parse_signed(rest.strip())
     if number is None:
-        return None
+        return _in_steps(whole, name)
     value, places, comma = number
     return PlainNumber(value * scale, places, percent=shorter != body, name=name, unit=unit, comma=comma)
 
@@ -126,7 +134,7 @@ def _clean(text: str) -> str:
         if body.startswith(opening) and body.endswith(closing) and len(body) > len(opening) + len(closing):
             body = body[len(opening) : -len(closing)].strip()
             break
-    body = _CURRENCY.sub("", body.removesuffix("."))
+    body = body.removesuffix(".")
     body = _THIN.sub("", body).replace("{,}", ",").replace("\\ ", " ").replace("~", " ")
     return body.replace("dfrac", "frac").replace("tfrac", "frac").replace("cfrac", "frac").strip()
 
@@ -136,21 +144,30 @@ def _split_name(body: str) -> tuple[str, str]:
     return (found.group(1), body[found.end() :]) if found else ("", body)
 
 
-def _split_unit(body: str) -> tuple[str, str]:
-    degree = _DEGREE.search(body)
-    if degree:
-        return "degree", body[: degree.start()]
-    found = _UNIT.search(body)
-    if found is None:
-        found = _PLAIN_UNIT.search(body)
-        if found is None or find_unit(found[1]) is None:
-            return "", body
-    elif _NOT_UNITS.search(found[1]):
-        return "", body
-    unit = found[1].strip().lower()
-    if unit in ("percent", "pct"):
-        return "", body[: found.start()] + "%"
-    return f"{unit}^{found[2]}" if unit and found[2] else unit, body[: found.start()]
+def _split_unit(body: str, letters: bool) -> tuple[str, str]:
+    shorter, words = split_unit(body, bare=letters)
+    if words or not (found := _UNIT.search(body)) or _NOT_UNITS.search(found[1]):
+        return shorter, words
+    words = found[1].strip()
+    return body[: found.start()], f"{words}^{found[2]}" if words and found[2] else words
+
+
+def _in_steps(body: str, name: str) -> PlainNumber | None:
+    """`1 h 30 min`, `22^\\circ 30'`: a number in units that get smaller, as one of the first."""
+    flat = _UNWRAPPED.sub(r" \1 ", _CIRCLE.sub(" degree ", body))
+    if "degree" in flat:
+        for sign, word in _MINUTES:
+            flat = sign.sub(word, flat)
+    steps = _STEP.findall(flat)
+    if len(steps) < 2 or _STEP.sub("", flat).strip():
+        return None
+    value, before = Fraction(0), Fraction(0)
+    for number, unit in steps:
+        size = conversion(unit, steps[0][1])
+        if not size or (before and size >= before):
+            return None
+        value, before = value + Fraction(number) * size, size
+    return PlainNumber(value, name=name, unit=steps[0][1])
 
 
 def _split_scale(body: str) -> tuple[int, str]:
@@ -167,7 +184,11 @@ def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
         parsed = _scaled(found)
         return (sign * parsed[0], parsed[1], False) if parsed else None
     if found := _DECIMAL_COMMA.fullmatch(body):
-        return sign * Fraction(f"{found['whole']}.{found['part']}"), len(found["part"]), True
+        return (
+            sign * Fraction(f"{re.sub('[^0-9]', '', found['whole'])}.{found['part']}"),
+            len(found["part"]),
+            found["whole"].isdigit(),
+        )
     for read in (_fraction, _mixed, _repeating):
         if (value := read(body)) is not None:
             return sign * value, None, False
@@ -179,7 +200,7 @@ def _scaled(found: re.Match[str]) -> tuple[Fraction, int | None] | None:
     exponent = int(groups["e"] or groups.get("e2") or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
-    written = groups["number"] or "1"
+    written = _ungrouped(groups["number"] or "1")
     value = _decimal(written) * Fraction(10) ** exponent
     places = len(written.partition(".")[2])
     return value, (places - exponent if "." in written or exponent < 0 else None)
@@ -215,8 +236,13 @@ def _repeating(body: str) -> Fraction | None:
 
 
 def _decimal(written: str) -> Fraction:
-    digits = written.replace(",", "").replace(" ", "").removesuffix(".")
-    return Fraction(digits)
+    return Fraction(_ungrouped(written).removesuffix("."))
+
+
+def _ungrouped(written: str) -> str:
+    """Without what separates thousands."""
+    digits = written.replace(",", "").replace(" ", "").replace("'", "")
+    return digits.replace(".", "") if digits.count(".") > 1 else digits
 
 
 def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
@@ -224,32 +250,34 @@ def _compare(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | N
         return None
     if _differ(wanted.unit, given.unit):
         return _compare_converted(wanted, given)
+    if (wanted.percent and find_units(given.unit)) or (given.percent and find_units(wanted.unit)):
+        return Verdict.WRONG, "unit"
+    if is_angle(given.unit) == RADIAN and not wanted.unit:
+        return Verdict.WRONG, "unit"  # an angle in radians that is no multiple of pi; the reference may be in degrees
     if bool(wanted.base) != bool(given.base):
         return None  # digits or value may be meant; the symbolic graders ignore bases
-    equal = any(_close(wanted, a, given, b) for a in _readings(wanted, given) for b in _readings(given, wanted))
-    if wanted.comma or given.comma:
+    equal = any(_close(wanted, a, given, b) for a, b in _readings(wanted, given))
+    if wanted.comma:
         # A comma may make a list of two: only agreement with a written decimal settles that it does not.
-        other = given if wanted.comma else wanted
-        settled = equal and other.places is not None and not other.comma
+        settled = equal and given.places is not None and not given.comma
         return (Verdict.RIGHT, "number") if settled else None
+    if given.comma:  # another number, or two of them, or thousands at the wrong place
+        return (Verdict.RIGHT if equal and given.value.denominator > 1 else Verdict.WRONG), "number"
     both_whole = wanted.value.denominator == 1 == given.value.denominator
     return (Verdict.RIGHT if equal else Verdict.WRONG), ("integer" if both_whole else "number")
 
 
 def _compare_converted(wanted: PlainNumber, given: PlainNumber) -> tuple[Verdict, str] | None:
-    """5 m against 500 cm. None where one cannot be turned into the other: `symbolic.py` ignores units."""
-    factors = []
-    for number in (wanted, given):
-        words, _, power = number.unit.partition("^")
-        unit = find_unit(words, int(power or 1))
-        if unit is None:
-            return None
-        factors.append(unit)
-    if factors[0].dimension != factors[1].dimension:
+    """5 m against 500 cm or 5 kg, 5 cats against 5 dogs. None where words may mean the same, and for degrees against
+    radians."""
+    factor = conversion(given.unit, wanted.unit)
+    if factor is None and (is_angle(given.unit) or not are_strangers(given.unit, wanted.unit)):
         return None
-    same = replace(wanted, value=wanted.value * factors[0].factor, unit="", places=None)
-    other = replace(given, value=given.value * factors[1].factor, unit="", places=None)
-    found = _compare(same, other)
+    if not factor:
+        return Verdict.WRONG, "unit"
+    same = factor == 1
+    first = replace(wanted, unit="", places=wanted.places if same else None)
+    found = _compare(first, replace(given, value=given.value * factor, unit="", places=given.places if same else None))
     return (found[0], "unit") if found else None
 
 
@@ -257,10 +285,15 @@ def _differ(first: str, second: str) -> bool:
     return bool(first and second and first != second)
 
 
-def _readings(number: PlainNumber, other: PlainNumber) -> tuple[Fraction, ...]:
-    if number.percent and not other.percent:
-        return number.value, number.value / 100
-    return (number.value,)
+def _readings(wanted: PlainNumber, given: PlainNumber) -> list[tuple[Fraction, Fraction]]:
+    """Values to compare: `10%` is 0.1, and 10 where the sign was dropped or the question asked for percent, which it
+    did not where the reference is 0.5."""
+    a, b = wanted.value, given.value
+    if wanted.percent and not given.percent:
+        return [(a, b), (a / 100, b)]
+    if given.percent and not wanted.percent:
+        return [(a, b / 100), *([(a, b)] if abs(a) > 1 else [])]
+    return [(a, b)]
 
 
 def _close(wanted: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) -> bool:

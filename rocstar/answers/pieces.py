@@ -19,12 +19,23 @@ _LINKS = re.compile(
     r"\\text\{\s*(?:and|or|AND|OR)\s*\}|\\(?:and|or|wedge|vee|land|lor)(?![A-Za-z])|(?<![A-Za-z\\])(?:and|or|AND|OR)(?![A-Za-z])"
 )
 _MATRIX = re.compile(
-    r"^\\begin\{(?:[pbvBV]?matrix|smallmatrix|array)\*?\}(?:\{[lcr| ]*\})?(?P<cells>.*)\\end\{[a-zBV]+\*?\}$", re.DOTALL
+    r"^\\begin\{(?P<bars>[vV]?)(?:[pbB]?matrix|smallmatrix|array)\*?\}(?:\{[lcr| ]*\})?(?P<cells>.*)"
+    r"\\end\{[a-zBV]+\*?\}(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?)?$",
+    re.DOTALL,
 )
-_SIGNED = re.compile(r"^(?P<before>.*)\\pm(?![A-Za-z])\s*(?P<after>.+)$", re.DOTALL)
+_SIGN = re.compile(r"\s*\\(pm|mp)(?![A-Za-z])\s*")
+_NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
+# `]a,b[` is how half of the world writes an open interval.
+_END = r"(?:[^\[\]();,]|\([^\[\]();,]*\))+"
+_REVERSED = re.compile(
+    r"(?:^|(?<=\\cup)|(?<=\\cap)|(?<=\\in)|(?<=[\s,;(={]))"
+    rf"(?P<opening>[\[\](])(?P<ends>{_END}[;,]{_END})(?P<closing>[\[\])])(?=\s*(?:$|[,;)}}\\]))"
+)
 _OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
+_BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
+_LABELLED = re.compile(r"\s*([A-Za-z])(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
 _LABEL = re.compile(r"^[A-Za-z]\w?(?:_\{?\w+\}?)?$")
 
 
@@ -47,6 +58,12 @@ class Pieces:
         """Whether it may be an interval, or a union of such."""
         return self.opening == "u" or (self.opening in "([" and len(self.items) == 2 and self.opening != "")
 
+    def named(self) -> dict[str, str]:
+        """The values of a bare list by their letters, `x = 1, y = 2`; empty where one has none or two have the same."""
+        found = [_LABELLED.fullmatch(item) for item in self.items] if self.opening == "" else []
+        values = {match[1]: match[2] for match in found if match}
+        return values if len(values) == len(self.items) > 1 else {}
+
     def as_vector(self, other: Pieces) -> Pieces:
         """A matrix of one row or one column as coordinates, where the other gives these; anything else as it is."""
         cells = [cell.strip() for row in self.items for cell in split_top(row, ("&",))]
@@ -56,25 +73,28 @@ class Pieces:
 
 def take_apart(text: str) -> Pieces | None:
     """The pieces of an answer that has several or stands in brackets; None for a single value."""
-    text = _LINKS.sub(",", text).strip()
+    text = _LINKS.sub(",", _REVERSED.sub(_turned, text)).strip()
     if matrix := _MATRIX.match(_without_matrix_brackets(text)):
         rows = [row for row in split_rows(matrix["cells"]) if row.strip()]
-        return Pieces("m", "m", tuple("&".join(cell.strip() for cell in row.split("&")) for row in rows))
+        cells = [[cell.strip() for cell in row.split("&")] for row in rows]
+        if matrix["turned"]:
+            cells = [list(column) for column in zip(*cells, strict=False)]
+        return Pieces(matrix["bars"] or "m", "m", tuple("&".join(row) for row in cells))
     unions = [part for part in split_top(text, ("\\cup",)) if part]
     if len(unions) > 1:
         return Pieces("u", "u", tuple(unions))
     listed = _split_list(text)
     if len(listed) > 1:
         return Pieces("", "", tuple(item for part in listed for item in both_signs(part)))
-    if found := _bracketed(text):
-        return found
     signed = both_signs(text)
-    return Pieces("", "", signed) if len(signed) > 1 else None
+    if len(signed) > 1 and (text.startswith("(") or not _bracketed(text)):
+        return Pieces("", "", signed)
+    return _bracketed(text)
 
 
 def as_interval(text: str) -> str:
     r"""`x < 3` -> `(-\infty,3)`, `2 \le x < 5` -> `[2,5)`, several with "or" as a union; any other text unchanged."""
-    parts = [_interval(part) for part in _OR.split(text)]
+    parts = [_interval(part) for part in _OR.split(_BUILDER.sub(r"\1", text.strip()))]
     return "\\cup ".join(part for part in parts if part) if all(parts) else text
 
 
@@ -119,15 +139,24 @@ def split_rows(cells: str) -> Iterator[str]:
 
 
 def both_signs(text: str) -> tuple[str, ...]:
-    """`1 \\pm x` -> `1 + x`, `1 - x`; several such signs are left as they are."""
-    found = _SIGNED.match(text)
-    if found is None or "\\pm" in found["before"] or "\\mp" in text:
+    """`1 \\pm x` -> `1 + x`, `1 - x`; `(\\pm 1, \\mp 1)` -> `(1,-1)`, `(-1,1)`; several signs of one kind, which may
+    mean four values, are left as they are."""
+    kinds = _SIGN.findall(text)
+    if not kinds or len(kinds) > len(set(kinds)):
         return (text,)
-    before, after = found["before"].strip(), found["after"].strip()
-    label = before.removesuffix("=").strip()
-    if not before or (before.endswith("=") and _LABEL.match(label)):
-        return after, f"-{after}"
-    return f"{before}+{after}", f"{before}-{after}"
+    label, equals, value = text.partition("=")
+    value = value if equals and _LABEL.match(label.strip()) else text
+    first = kinds[0]
+    upper = _SIGN.sub(lambda found: "+" if found[1] == first else "-", value)
+    lower = _SIGN.sub(lambda found: "-" if found[1] == first else "+", value)
+    return _NO_PLUS.sub("", upper).strip(), _NO_PLUS.sub("", lower).strip()
+
+
+def _turned(found: re.Match[str]) -> str:
+    if found["opening"] != "]" and found["closing"] != "[":
+        return found[0]
+    opening, closing = found["opening"].replace("]", "("), found["closing"].replace("[", ")")
+    return f"{opening}{found['ends']}{closing}"
 
 
 def _split_list(text: str) -> list[str]:

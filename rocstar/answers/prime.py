@@ -9,27 +9,43 @@ list is a set, whatever its order, as math-verify has it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rocstar.answers.closeness import are_numbers, equal_values, read
 from rocstar.answers.numbers import compare_numbers
 from rocstar.answers.pieces import Pieces, as_interval, split_top, take_apart
-from rocstar.answers.wording import bare, loose_style, math_style, undelimited, without_names
+from rocstar.answers.units import DEGREE, RADIAN, are_strangers, conversion, is_angle, split_unit
+from rocstar.answers.wording import (
+    bare,
+    loose_style,
+    math_style,
+    undelimited,
+    without_names,
+    without_range,
+    words_after,
+)
 from rocstar.types import Verdict
 
 MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
 MAX_NESTING = 4
+_UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
+_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
-    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, which leaves no
-    room for another opinion; UNDECIDED when the texts differ and the values cannot be told. Running text is
-    not looked at. May be slow."""
+    """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit`,
+    `brackets` or `names` when these differ: no room for another opinion. UNDECIDED when the texts differ and the values
+    cannot be told. Running text is not looked at. May be slow."""
+    if (settled := _settled(*_prepared(gold, predicted))) is not None:
+        return settled
     found = same_answer(gold, predicted)
     if found is None:
         return Verdict.UNDECIDED, "gold_unparsed"
     if not found and are_numbers(*without_names(gold, predicted)):
         return Verdict.WRONG, "value"
+    if not found and _have_units(gold) and _have_units(predicted):
+        return Verdict.WRONG, "unit"
     return (Verdict.RIGHT if found else Verdict.WRONG), "prime"
 
 
@@ -37,10 +53,13 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
     """Whether two answers are the same; None for "cannot tell"."""
     if (plain := compare_numbers(gold, predicted)) is not None:
         return plain[0] is Verdict.RIGHT
-    gold, predicted = without_names(bare(gold), bare(predicted))
-    if same_text(gold, predicted):
-        return True
+    gold, predicted = _prepared(gold, predicted)
+    if (settled := _settled(gold, predicted)) is not None:
+        return settled[0] is Verdict.RIGHT
     wanted, given = _pieces(undelimited(gold), undelimited(predicted))
+    both = wanted is not None and given is not None and nesting < MAX_NESTING
+    if _same_items(gold, predicted) if both else same_text(gold, predicted):
+        return True
     if nesting < MAX_NESTING and wanted is not None and given is not None:
         return _same_pieces(wanted, given, nesting)
     if wanted is not None or given is not None:
@@ -52,8 +71,84 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
 
 
 def same_text(gold: str, predicted: str) -> bool:
-    """Equal after either normalisation."""
+    """Equal after either normalisation, which drops units."""
     return any(style(gold) == style(predicted) != "" for style in (math_style, loose_style))
+
+
+def _prepared(gold: str, predicted: str) -> tuple[str, str]:
+    return without_names(*without_range(bare(gold), bare(predicted)))
+
+
+def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
+    """What units or brackets alone decide: those that both texts have and that the other graders ignore."""
+    wanted, given = take_apart(undelimited(gold)), take_apart(undelimited(predicted))
+    if wanted is None and given is None:
+        found = _same_quantity(gold, predicted)
+        if found is None and are_strangers(words_after(gold), words_after(predicted)):
+            found = False
+        return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
+    signs = "\\pm" in gold or "\\pm" in predicted
+    if wanted and given and (_clash(wanted, given) or (signs and {wanted.opening, given.opening} == {"(", ""})):
+        return Verdict.WRONG, "brackets"
+    if wanted and given and _misplaced(wanted, given):
+        return Verdict.WRONG, "names"
+    return None
+
+
+def _have_units(text: str) -> bool:
+    """Whether each item of a list has a unit that is known."""
+    pieces = take_apart(undelimited(bare(text)))
+    return pieces is not None and all(split_unit(item)[1] for item in pieces.items)
+
+
+def _misplaced(wanted: Pieces, given: Pieces) -> bool:
+    """`x = 1, y = 2` against `2, 1`: values with names against as many without, in no order of these."""
+    for named, plain in ((wanted, given), (given, wanted)):
+        values = named.named()
+        if values and not plain.named() and len(plain.items) == len(values) and not any("=" in i for i in plain.items):
+            orders = (list(values.values()), [values[name] for name in sorted(values)])
+            return all(_all(map(same_answer, order, plain.items)) is False for order in orders)
+    return False
+
+
+def _clash(wanted: Pieces, given: Pieces) -> bool:
+    """A tuple is no set, a matrix no determinant."""
+    kinds = {wanted.opening, given.opening}
+    several = min(len(wanted.items), len(given.items)) > 1
+    return (several and kinds == {"(", "{"}) or (len(kinds) == 2 and bool(kinds & {"v", "V"}) and "m" in kinds)
+
+
+def _same_quantity(gold: str, predicted: str) -> bool | None:
+    """Two formulas with units that are known, else None. A multiple of pi against degrees is in radians."""
+    if _ANGLES.search(gold) or _ANGLES.search(predicted):
+        return None
+    (wanted, unit), (given, other) = split_unit(gold), split_unit(predicted)
+    if unit and not other:
+        given, other = split_unit(predicted, bare=True)
+    elif other and not unit:
+        wanted, unit = split_unit(gold, bare=True)
+    if is_angle(unit) == DEGREE and not other and "\\pi" in given:
+        other = RADIAN
+    elif is_angle(other) == DEGREE and not unit and "\\pi" in wanted:
+        unit = RADIAN
+    if not unit or not other:
+        return None
+    angles = [is_angle(unit), is_angle(other)]
+    if angles == [DEGREE, RADIAN]:
+        return equal_values(rf"({wanted})\cdot\frac{{\pi}}{{180}}", given)
+    if angles == [RADIAN, DEGREE]:
+        return equal_values(wanted, rf"({given})\cdot\frac{{\pi}}{{180}}")
+    factor = conversion(other, unit)
+    if not factor:
+        return None if factor is None else False
+    if factor == 1:
+        return same_answer(wanted, given)
+    return equal_values(wanted, rf"({given})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
+
+
+def _same_items(gold: str, predicted: str) -> bool:
+    """`same_text` of lists, whose units are looked at one by one."""
+    return same_text(gold, predicted) and not (_UNITS.search(gold) and _UNITS.search(predicted))
 
 
 def _pieces(gold: str, predicted: str) -> tuple[Pieces | None, Pieces | None]:
@@ -70,7 +165,7 @@ def _same_pieces(wanted: Pieces, given: Pieces, nesting: int) -> bool | None:
     wanted, given = wanted.as_vector(given), given.as_vector(wanted)
     if not _compatible(wanted, given) or len(wanted.items) != len(given.items):
         return False
-    if wanted.opening == "m":
+    if wanted.opening in ("m", "v", "V"):
         return _same_rows(wanted.items, given.items, nesting)
     if wanted.is_ordered or given.is_ordered:
         return _all(same_answer(a, b, nesting + 1) for a, b in zip(wanted.items, given.items, strict=True))
@@ -98,7 +193,7 @@ def _same_set(wanted: Sequence[str], given: Sequence[str], nesting: int) -> bool
     unknown = False
     rest = []
     for item in wanted:  # equal texts first: most partners are, and they cost nothing
-        partner = next((other for other in left if same_text(item, other)), None)
+        partner = next((other for other in left if _same_items(item, other)), None)
         if partner is None:
             rest.append(item)
         else:

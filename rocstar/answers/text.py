@@ -8,6 +8,7 @@ from rocstar.answers.wording import plain_text
 from rocstar.types import Verdict
 
 _QUOTES = "*_`\"' \n\t"
+_PRIMED = re.compile(r"[^'`]*'+")  # C' is another point than C
 _LEAD = re.compile(
     r"(?:(?:the|my|so|correct|right|final|best|answers?|option|choice|letter|is)\b[\s:=]*)*", re.IGNORECASE
 )
@@ -21,6 +22,15 @@ _ANOTHER = re.compile(
     r"|(?:\b(?:or|and|nor|not|but|to|maybe|perhaps|possibly)\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
 )
 _GOLD_CHOICE = re.compile(r"\(?([A-J])\)?")
+_GOLD_OPTION = re.compile(r"\(([A-J])\)\s*\S.*", re.DOTALL)
+_WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*|[Aa]\s+[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*")
+_AND, _OR = " and ", " or "
+_ANDS = re.compile(r",? and |, ")
+_ARTICLE = re.compile(r"^(?:a|an|the)\s+")
+_YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
+_HEDGE = re.compile(
+    r"\b(?:yes|no|true|false|if|when|unless|only|but|or|except|however|though|maybe|sometimes|depends)\b", re.IGNORECASE
+)
 
 
 def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
@@ -31,15 +41,35 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     wanted, given = plain_text(gold), plain_text(predicted)
     if wanted == given != "":
         return Verdict.RIGHT, "text"
-    if not (letter := _GOLD_CHOICE.fullmatch(wanted)) or (chosen := chosen_letter(predicted)) is None:
+    said = _said(wanted), _said(given)
+    if all(said) and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1])):
+        return (Verdict.RIGHT if said[0] == said[1] else Verdict.WRONG), "text"  # wrong: one leaves open which
+    letter = _GOLD_CHOICE.fullmatch(wanted) or _GOLD_OPTION.fullmatch(wanted)
+    if not letter or (chosen := chosen_letter(predicted)) is None:
         return None
+    if chosen == letter[1] and letter.re is _GOLD_OPTION and len(given.strip("()[] .")) > 1:
+        return None  # `(E) 25` for `(E) 24`
     return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"
+
+
+def _said(text: str) -> str:
+    """Words without case, article and the comment after a yes or no; names joined by "and" in one order; "" for what
+    is not only words."""
+    text = text.strip(_QUOTES + ".,!").replace("right-angled", "right")
+    if (found := _YES_NO.match(text)) and not _HEDGE.search(found["rest"]):
+        return found["word"].lower()
+    if not _WORDS.fullmatch(text):
+        return ""
+    words = _ARTICLE.sub("", " ".join(text.lower().split()))
+    return _OR.join(sorted(_AND.join(sorted(_ANDS.split(part))) for part in words.split(_OR)))
 
 
 def chosen_letter(text: str) -> str | None:
     """The one letter of a choice that a text surely names, A to J: `(B)`, `b`, `[B]`, `B. 12`, `\\text{Option B}`, `the
     answer is B`. None where it names several (`(A) or (B)`, `A-D`), where a word begins with it (`A photon`) and where
     it stands in a formula (`(b)+1`). Source: ours."""
+    if _PRIMED.fullmatch(text):
+        return None
     said = _LEAD.sub("", plain_text(text).strip(_QUOTES), count=1).strip(_QUOTES)
     found = _CHOICE.fullmatch(said)
     if found is None or _ANOTHER.search(found["rest"]):

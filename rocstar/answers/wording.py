@@ -15,7 +15,8 @@ _FOLDED = {
     0x2212: "-", 0x2013: "-", 0x2014: "-", 0xD7: "\\times ", 0xB7: "\\cdot ", 0xF7: "/", 0x2044: "/",
     0xB0: "^{\\circ}", 0x3C0: "\\pi ", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ",
     0x222A: "\\cup ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x221A: "\\sqrt ",
-    0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "", 0xA3: "", 0xA5: "",
+    0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "\\text{EUR}",
+    0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
@@ -25,6 +26,13 @@ _LOOKS = re.compile(
     r"|\\(?:text|textnormal|textrm|mathrm|mathsf|mbox)\s*\{(?P<plain>[^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}",
     re.DOTALL,
 )
+_NEARLY = re.compile(
+    r"^\\(?:approx|sim|simeq|thickapprox)(?![A-Za-z])\s*(?=[\d$\\.-])"
+    r"|^(?:\\text\{\s*)?(?:about|approximately|approx\.?|roughly)\b\s*\}?\s*(?=[\d$\\.-])"
+    r"|^\\text\{(?:about|approximately|approx\.?|roughly)\s+(?=[\d.-]+\}$)"
+)
+_NEARLY_IS = re.compile(r"^([A-Za-z]\s*)\\(?:approx|simeq)(?![A-Za-z])(?=\s*[\d$\\.-])")
+_SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
@@ -51,13 +59,21 @@ _SPACES = re.compile(r"\s+")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|mathrm)\{\s*degrees?\s*\}")
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
-_LETTER = re.compile(r"^\s*([A-Za-z])\s*=[^=]")
+_LETTER = re.compile(r"^\s*([A-Za-z])\s*(?:=|\\approx)\s*[^=]")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
+_RANGE = re.compile(
+    r"\s*(?:,(?:\\[ ,;])*|\\text\{\s*(?:,\s*)?(?:for|where|with)\s*\}|\\quad|;|\()\s*[A-Za-z]\s*"
+    r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?[ZNQR]\}?\s*\)?$"
+)
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
 _BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))")
 _SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
-_TRAILING_TEXT = re.compile(r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)\{[^{}]*\}(?:\^\{?\d\}?)?$")
+_TRAILING_TEXT = re.compile(
+    r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
+    r"\{(?![^{}]*\b(?:or|and|not|more|less|fewer|to|hundred|thousand|million|billion|trillion|dozen)\b)[^{}]*\}(?:\^\{?\d\}?)?$"
+)
+_WORDS_AFTER = re.compile(r"(?<=[\d)}%])\s*\\(?:text|mbox|textrm|mathrm)\{([A-Za-z ]+)\}$")
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
 _UNIT_WORD = re.compile(
     r"(?<=[\d)}\s])(?:square |cubic |sq )?(?:degree|mm|cm|km|centimeter|millimeter|kilometer|meter|mile|second|minute|"
@@ -65,7 +81,8 @@ _UNIT_WORD = re.compile(
     r"(?:e?s)?\b\s*(?:\^\{?\d\}?)?\.?"
 )
 _WHOLE_FLOAT = re.compile(r"(?<![\w.])(\d+)\.0+(?![\d])")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,(?:\\!)?)(?=\d{3}(?!\d))")
+_EXPONENT = re.compile(r"\^\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
+_THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 
@@ -75,7 +92,7 @@ def clean(text: str) -> str:
     underline of the whole, an equals sign before it. Safe before any parser: it changes no meaning."""
     if not text.isascii() or not text.isprintable():
         text = "".join(_visible(letter) for letter in text)
-    text = _unadorned(_TAIL.sub("", text.strip()))
+    text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip())))
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
@@ -89,7 +106,8 @@ def _unadorned(text: str) -> str:
         if found is None or not _is_group(found["inner"] or ""):
             break
         text = _TAIL.sub("", (found["inner"] or found["plain"] or "").strip())
-    return text[1:].lstrip() if text.startswith("=") and not text.startswith("==") else text
+    text = text[1:].lstrip() if text.startswith("=") and not text.startswith("==") else text
+    return _NEARLY_IS.sub(r"\1=", _NEARLY.sub("", text))
 
 
 def _is_group(inner: str) -> bool:
@@ -136,12 +154,27 @@ def loose_style(text: str) -> str:
     text = _WRAPPER.sub(r" \1 ", bare(text))
     text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = _LINK.sub(",", _UNIT_WORD.sub("", text))
-    text = _THOUSANDS.sub("", _WHOLE_FLOAT.sub(r"\1", text))
+    text = _THOUSANDS.sub(_ungrouped, _WHOLE_FLOAT.sub(r"\1", text))
     text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
     text = re.sub(r"(?<![\w)])\((\w+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
+    text = _EXPONENT.sub(r"^(\1)", text)
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
     return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
+
+
+def without_range(gold: str, predicted: str) -> tuple[str, str]:
+    """`n = 2k, k \\in \\mathbb{Z}` -> `n = 2k` where the other side does not say over what its letters run."""
+    ranges = [_RANGE.search(text) for text in (gold, predicted)]
+    if (ranges[0] is None) == (ranges[1] is None):
+        return gold, predicted
+    return _RANGE.sub("", gold), _RANGE.sub("", predicted)
+
+
+def words_after(text: str) -> str:
+    """The words in \\text{} behind a value: `increase` of `20\\%\\text{ increase}`."""
+    found = _WORDS_AFTER.search(text)
+    return found[1] if found else ""
 
 
 def bare(text: str) -> str:
@@ -213,6 +246,10 @@ def _plain_subscript(found: re.Match[str]) -> str:
 def _braced_fraction(found: re.Match[str]) -> str:
     top, one, bottom, other = found.groups()
     return rf"\frac{{{one if top is None else top}}}{{{other if bottom is None else bottom}}}"
+
+
+def _ungrouped(found: re.Match[str]) -> str:
+    return re.sub(r"\D", "", found[0])
 
 
 def _slash_fraction(found: re.Match[str]) -> str:

@@ -25,6 +25,16 @@ RIGHT, WRONG = Verdict.RIGHT, Verdict.WRONG
         ("E", r"\mathrm{E}*2", None),
         ("E", "a", (WRONG, "choice")),
         ("12", "B", None),
+        ("C", "C'", None),
+        ("(E) 24", "E", (RIGHT, "choice")),
+        ("(E) 24", "(D) 24", (WRONG, "choice")),
+        ("(E) 24", "(E) 25", None),
+        ("trapezoid", r"\text{A trapezoid.}", (RIGHT, "text")),
+        ("trapezoid", r"\text{an isosceles trapezoid}", None),
+        ("salt and pepper", "pepper and salt", (RIGHT, "text")),
+        ("salt and pepper", "salt or pepper", (WRONG, "text")),
+        ("no", "No, it diverges", (RIGHT, "text")),
+        ("no", "No, unless n is even", None),
     ],
 )
 def test_words_and_choices_are_settled_only_when_sure(
