@@ -81,6 +81,7 @@ _UNIT_WORD = re.compile(
     r"(?:e?s)?\b\s*(?:\^\{?\d\}?)?\.?"
 )
 _WHOLE_FLOAT = re.compile(r"(?<![\w.])(\d+)\.0+(?![\d])")
+_ARGUMENT = re.compile(r"(\\[A-Za-z]+)\s*\{([^{}]*)\}")
 _EXPONENT = re.compile(r"\^\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
 _THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
@@ -157,8 +158,8 @@ def loose_style(text: str) -> str:
     text = _THOUSANDS.sub(_ungrouped, _WHOLE_FLOAT.sub(r"\1", text))
     text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
-    text = re.sub(r"(?<![\w)])\((\w+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
-    text = _EXPONENT.sub(r"^(\1)", text)
+    text = re.sub(r"(?<![\w)])\((\w|\d+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
+    text = _ARGUMENT.sub(r"\1(\2)", _EXPONENT.sub(r"^(\1)", text))
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
     return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
 
