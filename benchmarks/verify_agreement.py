@@ -12,8 +12,8 @@ whether names of variables matter, and how far numbers may be off stands in PREC
     as_it_stands ours without PRECISION
 
 Beside these, and never mixed with them, both halves of answers_judged.jsonl, our own pairs, which one of us judged by
-hand: `dev` was looked at when rules were made, `held` was not, so only disagreements of `dev` are printed. They are answers, no
-transcripts, and are not searched.
+hand: `dev` was looked at when rules were made, `held` was not, so only disagreements of `dev` are printed. They
+are answers, no transcripts, and are not searched.
 
 Rules that fit the rows they were made with show on the others: --seeds N splits all rows into random halves N times and
 prints both halves of each. --cases FILE adds files of any origin with the columns gold, pred and expected. Prints the
