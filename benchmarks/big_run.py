@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rocstar.config.recipe import load_recipe
 from rocstar.learning.advantages import advantages
 from rocstar.learning.resample import RocPaper
-from rocstar.recipe import load_recipe
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.journal import Journal
-from rocstar.runs.rollouts import attempts_schema, write_table
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import Journal
+from rocstar.record.rollouts import attempts_schema, write_table
 from rocstar.types import (
     Completion,
     Finish,

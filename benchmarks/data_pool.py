@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.extract import lenient_answer
+from rocstar.cli.verbs.data import verifier
+from rocstar.config.layers import load
 from rocstar.data.files import load_problems
 from rocstar.data.pool.build import benchmark_questions, build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
 from rocstar.evaluation.contamination import beside_known
-from rocstar.toml.read import load
 from rocstar.types import Problem, seed_for
-from rocstar.verbs.data import verifier
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "data" / "math_pool.toml"

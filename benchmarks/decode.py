@@ -197,7 +197,7 @@ def bfloat16_gains(table: list[Row]) -> Iterator[Row]:
 
 
 async def measured(engine: str, size_name: str, dtype_name: str, requests: int) -> Figure:
-    from rocstar.threads import quiet_torch
+    from rocstar.support.threads import quiet_torch
 
     quiet_torch(threads=1)
     import torch

@@ -27,10 +27,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rocstar.cli import run as command
-from rocstar.runs.atomic import write_json
-from rocstar.runs.folder import read_json
-from rocstar.runs.rollouts import read_table
+from rocstar.cli.main import run as command
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import read_json
+from rocstar.record.rollouts import read_table
 
 RECIPE = Path(__file__).resolve().parent.parent / "examples" / "drift" / "drift.toml"
 METHODS = {

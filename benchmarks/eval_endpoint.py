@@ -111,7 +111,7 @@ def kept_attempts(runs: Path) -> int:
 
 def make_model(tokenizer: Path, folder: Path) -> None:
     """A random Qwen2 of two layers with this tokenizer and its chat template."""
-    from rocstar.config import ModelSection
+    from rocstar.config.sections import ModelSection
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.templates import template_for
     from rocstar.learning.models import random_model

@@ -50,7 +50,7 @@ class Step(NamedTuple):
 def main() -> None:
     options = parsed()
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    from rocstar.threads import quiet_torch
+    from rocstar.support.threads import quiet_torch
 
     quiet_torch(threads=1)
     steps = asyncio.run(measured(options))

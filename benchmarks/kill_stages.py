@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.journal import read_journal
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import read_journal
 from tests.tiny_run import RECIPE, workplace, write_rows
 
 SUMS = range(2, 26)
@@ -87,7 +87,7 @@ class Place:
     def start(self, log: Path) -> subprocess.Popen[bytes]:
         begun = (self.run.path / "run.json").exists()
         words = ["--resume", "tiny"] if begun else ["tiny.toml", *SMALL]
-        command = [sys.executable, "-c", "from rocstar.cli import main; main()", "train", *words]
+        command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", "train", *words]
         with log.open("ab") as out:
             return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True)
 

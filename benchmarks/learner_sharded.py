@@ -111,7 +111,7 @@ def rows_of(update: int) -> Any:
 def model() -> Any:
     import torch
 
-    from rocstar.config import ModelSection
+    from rocstar.config.sections import ModelSection
     from rocstar.learning.models import random_model
 
     made = random_model(ModelSection(**SHAPE), 0)
@@ -126,12 +126,12 @@ def model() -> Any:
 def ranked(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from rocstar.config import LearningSection, ModelSection
+    from rocstar.config.places import ClusterSection
+    from rocstar.config.sections import LearningSection, ModelSection
     from rocstar.errors import RunHalted
     from rocstar.learning.learner import GrpoLearner
     from rocstar.learning.policy import Policy
     from rocstar.learning.ranks import start
-    from rocstar.places import ClusterSection
     from rocstar.types import Batch
 
     torch.set_num_threads(1)

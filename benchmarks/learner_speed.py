@@ -195,7 +195,7 @@ def rl_learner(dtype: str) -> Any:
     if hasattr(learner, "LearnerSettings"):  # at d725079
         made = policy.Policy(policy.random_model(policy.Shape(**RL), 0), None, "")
         return learner.GrpoLearner(made, learner.LearnerSettings(), None)
-    from rocstar.config import LearningSection, ModelSection
+    from rocstar.config.sections import LearningSection, ModelSection
     from rocstar.learning.models import random_model
 
     made = policy.Policy(random_model(ModelSection(**RL), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def sft_learner(dtype: str) -> Any:
     if hasattr(sft, "SftSettings"):  # at d725079
         made = policy.Policy(policy.random_model(policy.Shape(**SFT), 0), None, "")
         return sft.SftLearner(made, sft.SftSettings(steps=900, tokens_per_microbatch=768))
-    from rocstar.config import ModelSection, SftSection
+    from rocstar.config.sections import ModelSection, SftSection
     from rocstar.learning.models import random_model
 
     made = policy.Policy(random_model(ModelSection(**SFT), 0), None, "", ModelSection(dtype=dtype))  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
-from rocstar.config import Recipe
+from rocstar.config.sections import Recipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.markup import MODEL_PREAMBLE
@@ -40,7 +40,7 @@ from rocstar.dialogue.template import tool_schema
 from rocstar.dialogue.templates import template_for
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
-from rocstar.parts import tools_of
+from rocstar.parts.build import tools_of
 from rocstar.protocols import ToolSpec
 from rocstar.sandbox.client import SandboxClient
 from rocstar.serving.visible import VisibleText

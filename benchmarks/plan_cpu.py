@@ -86,7 +86,15 @@ def compared(case: str, clock: str) -> dict[str, dict[str, float]]:
         said = launched([__file__, "--plan", case, "--recipes", place, "--clock", clock], place)
         plan = json.loads(said["out"].splitlines()[-1])
         recipe, settings = CASES[case]
-        train = ["-c", "from rocstar.cli import main; main()", "train", recipe, *settings, *COMMON, "run.folder=runs"]
+        train = [
+            "-c",
+            "from rocstar.cli.main import main; main()",
+            "train",
+            recipe,
+            *settings,
+            *COMMON,
+            "run.folder=runs",
+        ]
         run = launched([*train, "run.name=it"], place)
         measured = taken(Path(place) / "runs" / "it", run, clock)
     rows = {name: {"planned": plan[name], "measured": measured[name]} for name in measured}
@@ -116,13 +124,13 @@ def launched(arguments: list[str], place: str) -> dict[str, Any]:
 
 
 def planned(case: str, recipes: Path, clock: str) -> dict[str, float]:
-    from rocstar.threads import quiet_torch
+    from rocstar.support.threads import quiet_torch
 
     quiet_torch(1)
-    from rocstar.plan.cpu import RUN
-    from rocstar.plan.trial import predicted
-    from rocstar.recipe import load_recipe
-    from rocstar.screen import Screen
+    from rocstar.config.recipe import load_recipe
+    from rocstar.forecast.cpu import RUN
+    from rocstar.forecast.trial import predicted
+    from rocstar.support.screen import Screen
 
     name, settings = CASES[case]
     plan = predicted(load_recipe(recipes / name, [*settings, *COMMON]), Screen(), wall=clock == "wall")

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from rocstar.rollout.baselines import RoundRobin
-from rocstar.rollout.fit import Trial
+from rocstar.forecast.baselines import RoundRobin
+from rocstar.forecast.fit import Trial
+from rocstar.forecast.workload import PlannedAttempt
 from rocstar.rollout.scheduler import Ask, Scheduler
-from rocstar.rollout.workload import PlannedAttempt
 
 VOCAB = 512
 POSITIONS = 640  # of the longest attempt
@@ -82,8 +82,8 @@ class InProcesses:
         return cls(engines)
 
     async def roll(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, count: int) -> Measured:
+        from rocstar.forecast.played import Dictated, dictated_lengths, play
         from rocstar.rollout.fleet import Fleet
-        from rocstar.rollout.played import Dictated, dictated_lengths, play
 
         used = {name: engine for name, engine in list(self._engines.items())[:count]}
         dictated = {name: Dictated(engine) for name, engine in used.items()}
@@ -292,7 +292,7 @@ class _CpuRun:
     """One step of ByCpuSeconds: whoever's clock is behind goes on first."""
 
     def __init__(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, members: dict[str, _Member]) -> None:
-        from rocstar.rollout.played import _random_ids
+        from rocstar.forecast.played import _random_ids
 
         self._attempts, self._scheduler, self._members = attempts, scheduler, members
         self._draw = _random_ids

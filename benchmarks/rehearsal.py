@@ -104,7 +104,7 @@ def parsed() -> argparse.Namespace:
 def rehearsed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     mark, began = secrets.token_hex(8), time.monotonic()
     recipe = ["recipes/rehearsal.toml", f"run.folder={folder}", f"stage.rl.steps={options.steps}", *options.settings]
-    command = [sys.executable, "-c", "from rocstar.cli import main; main()", "train", *recipe]
+    command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", "train", *recipe]
     environment = {
         **os.environ,
         MARK: mark,
@@ -202,7 +202,7 @@ class Watcher:
     def look_until_it_ends(self, is_enough: Callable[[Sequence[Mapping[str, Any]]], bool]) -> None:
         """is_enough: of the RL steps' metrics, whether the stage may end."""
         from rocstar.errors import ConfigError
-        from rocstar.runs.folder import RunFolder
+        from rocstar.record.folder import RunFolder
 
         asked = False
         while self._alive():

@@ -28,7 +28,7 @@ from rocstar.analysis.pictures import draw
 from rocstar.analysis.report import analyse
 from rocstar.analysis.screen import side_by_side
 from rocstar.analysis.sources import find_source
-from rocstar.runs.folder import read_json
+from rocstar.record.folder import read_json
 
 METHODS = {
     "GRPO": ["resample.method=all", "rollout.attempts_per_problem=16"],

@@ -43,7 +43,7 @@ from rocstar.engines.torch_sampling import uniforms
 from rocstar.protocols import Engine
 from rocstar.rollout.fleet import Fleet
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.threads import quiet_torch
+from rocstar.support.threads import quiet_torch
 from rocstar.types import Completion, Sampling, Weights, seed_for
 
 VOCABULARY, POSITIONS = 512, 192

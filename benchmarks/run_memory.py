@@ -65,7 +65,14 @@ def compared(kind: str, shape: dict[str, int] | None, options: argparse.Namespac
         (Path(place) / "coin.py").write_text(REWARD)
         stages = STAGES[kind] if shape or kind == "sft" else STAGES[kind][1:]  # random weights need a tokenizer first
         (Path(place) / "recipe.toml").write_text("\n".join([base(shape, options), *stages]))
-        command = [sys.executable, "-c", "from rocstar.cli import main; main()", "train", "recipe.toml", *options.set]
+        command = [
+            sys.executable,
+            "-c",
+            "from rocstar.cli.main import main; main()",
+            "train",
+            "recipe.toml",
+            *options.set,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         said = subprocess.run(
             [*command, "--dry-run", "--json"], cwd=place, env=environment, capture_output=True, text=True

@@ -49,7 +49,7 @@ GOAL = 0.15
 def main() -> None:
     options = parsed()
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    from rocstar.threads import quiet_torch
+    from rocstar.support.threads import quiet_torch
 
     quiet_torch(threads=1)
     figures = asyncio.run(measured(options))
@@ -79,8 +79,8 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from real_engines import ByCpuSeconds, InProcesses
 
-    from rocstar.rollout.fit import designed
-    from rocstar.rollout.policies import POLICIES
+    from rocstar.forecast.fit import designed
+    from rocstar.forecast.policies import POLICIES
 
     torch.set_num_threads(1)
     make = InProcesses.start if options.clock == "wall" else ByCpuSeconds.start
@@ -113,7 +113,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 def fitted(trials: Sequence[Any], options: argparse.Namespace) -> Any:
     """The simulated engine with costs fitted to the trials, which are printed with what the fit leaves."""
-    from rocstar.rollout.fit import COSTS, fit
+    from rocstar.forecast.fit import COSTS, fit
 
     found = fit(torch_sizes(options), trials)
     said = (f"{name} {getattr(found.model, name) * 1e6:,.2f} us" for name in COSTS)
@@ -124,7 +124,7 @@ def fitted(trials: Sequence[Any], options: argparse.Namespace) -> Any:
 
 
 async def rolled(engines: Any, policy: str, work: Sequence[Any]) -> Any:
-    from rocstar.rollout.policies import scheduler
+    from rocstar.forecast.policies import scheduler
 
     return await engines.roll(work, scheduler(policy, [work]), ENGINES)
 
@@ -132,14 +132,14 @@ async def rolled(engines: Any, policy: str, work: Sequence[Any]) -> Any:
 def torch_sizes(options: argparse.Namespace) -> Any:
     from rocstar.engines.memory import kv_pages
     from rocstar.engines.pages import PAGE
-    from rocstar.rollout.engine_model import torch_engine
+    from rocstar.forecast.engine_model import torch_engine
 
     capacity = kv_pages(options.kv_tokens, options.rows, CAP // SHRINK) * PAGE
     return replace(torch_engine(capacity_tokens=capacity, most_running=options.rows), told_lengths=True)
 
 
 def workload(options: argparse.Namespace) -> list[Any]:
-    from rocstar.rollout.workload import shrunk, synthetic_workload
+    from rocstar.forecast.workload import shrunk, synthetic_workload
 
     drawn = synthetic_workload(
         options.lengths,
@@ -154,8 +154,8 @@ def workload(options: argparse.Namespace) -> list[Any]:
 
 def compared(policy: str, real: Any, work: Sequence[Any], model: Any) -> dict[str, Any]:
     """Measured and simulated figures of one policy in one round."""
-    from rocstar.rollout.policies import scheduler
-    from rocstar.rollout.simulate import simulate
+    from rocstar.forecast.policies import scheduler
+    from rocstar.forecast.simulate import simulate
 
     loaded = replace(model, seconds_per_request=model.seconds_per_request + real.driver)
     report = simulate(work, {f"engine{place}": loaded for place in range(ENGINES)}, scheduler(policy, [work]))

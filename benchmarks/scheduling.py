@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import rocstar.rollout
-from rocstar.rollout.engine_model import EngineModel, torch_engine
-from rocstar.rollout.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
+from rocstar.forecast.engine_model import EngineModel, torch_engine
+from rocstar.forecast.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
+from rocstar.forecast.simulate import Report, simulate_steps
+from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload
 from rocstar.rollout.scheduler import Assignment, Scheduler
-from rocstar.rollout.simulate import Report, simulate_steps
-from rocstar.rollout.workload import PlannedAttempt, shrunk, synthetic_workload
 from rocstar.types import EngineLoad
 
 BANDWIDTH = 6.4e12  # bytes a second: two MI300X at 60%

@@ -250,7 +250,7 @@ class WaitAndAdd:
 
 async def rocstar_steps(folder: Path) -> None:
     """A step for each line on stdin."""
-    from rocstar.threads import quiet_torch
+    from rocstar.support.threads import quiet_torch
 
     quiet_torch(threads=1)
     import torch
@@ -322,7 +322,7 @@ def model_and_learner(folder: Path, codec: Any, template: Any) -> tuple[Any, Any
         own = policy.Policy(policy.load_model(folder), codec, "compact")
         old = learner.GrpoLearner(own, learner.LearnerSettings(), folder / "weights")
         return copy.deepcopy(own.model), lambda rows: (old.update(Batch(rows=old.score(rows))), old.publish())[1]
-    from rocstar.config import LearningSection
+    from rocstar.config.sections import LearningSection
     from rocstar.learning.models import load_model
 
     model = load_model(folder)

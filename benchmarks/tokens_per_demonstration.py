@@ -12,14 +12,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rocstar.config.recipe import load_recipe
 from rocstar.data.sft.render import from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.templates import template_named
-from rocstar.parts import make_feedback, tools_of
-from rocstar.recipe import load_recipe
+from rocstar.parts.build import make_feedback, tools_of
+from rocstar.run.material import task_of
+from rocstar.run.tasks import require_demonstrations
 from rocstar.sandbox.client import SandboxClient
-from rocstar.training.material import task_of
-from rocstar.training.tasks import require_demonstrations
 
 QUICKSTART = str(Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml")
 FOUR = ["gcd", "powmod", "digsum", "fib"]

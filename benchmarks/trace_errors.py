@@ -1,7 +1,7 @@
 """Failed tool calls in published transcripts: classes with counts, what came after, agreement with judgements.
 
 The transcripts are those of MathCoder and ToRA under traces/ of ../shared/data, or of
-$ROCSTAR_DATA; only replies as text were kept, so a failure is known by its form (rocstar/analysis/errors.py).
+$ROCSTAR_DATA; only replies as text were kept, so a failure is known by its form (rocstar/record/call_errors.py).
 `trace_errors_judged.jsonl` has the calls whose replies were read by hand: file, line, attempt and call, and the class,
 "none" for a call that did not fail. Rules were written on the other half of the files; draw 1 was read before the rule
 knew a notebook's "Timeout waiting for reply" (35 of 50 agreed), draw 2 after it, draw 3 (35 replies with a word

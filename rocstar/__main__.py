@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """The command; Ctrl-C is answered from here on."""
     try:
-        from rocstar.cli import main as carry_out
+        from rocstar.cli.main import main as carry_out
     except KeyboardInterrupt:
         print("rocstar: stopped before anything began", file=sys.stderr)
         sys.exit(130)

@@ -20,27 +20,27 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rocstar.config import RlStage, SftStage
+from rocstar.cluster.here import Machines
+from rocstar.config.sections import RlStage, SftStage
 from rocstar.learning.batches import rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
 from rocstar.learning.threads import use_threads
-from rocstar.machines import Machines
+from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
-from rocstar.runs.folder import RunFolder
-from rocstar.screen import Screen
-from rocstar.training.ahead import StepsAhead, steps_ahead
-from rocstar.training.coldstart import load_sft_rows
-from rocstar.training.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
-from rocstar.training.material import Material, few_problems
-from rocstar.training.pools import problems_of_step, stage_pool
-from rocstar.training.report import mean_of_updates, staleness_metrics, step_metrics
-from rocstar.training.rows import rows_of_step
-from rocstar.training.run import Run, opened_run
-from rocstar.training.stopper import Stopper
-from rocstar.training.suspicion import suspicion
-from rocstar.training.underway import Attempts, update_told
+from rocstar.run.ahead import StepsAhead, steps_ahead
+from rocstar.run.coldstart import load_sft_rows
+from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
+from rocstar.run.material import Material, few_problems
+from rocstar.run.pools import problems_of_step, stage_pool
+from rocstar.run.report import mean_of_updates, staleness_metrics, step_metrics
+from rocstar.run.rows import rows_of_step
+from rocstar.run.run import Run, opened_run
+from rocstar.run.stopper import Stopper
+from rocstar.run.suspicion import suspicion
+from rocstar.run.underway import Attempts, update_told
+from rocstar.support.screen import Screen
 from rocstar.types import BatchRow, Group, Problem, Resampled, Update, Weights, seed_for
 
 

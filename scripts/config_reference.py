@@ -1,4 +1,4 @@
-"""Writes docs/config.md, the reference of every key of a recipe, from the typed tree (rocstar/config.py, places.py).
+"""Writes docs/config.md, the reference of every key of a recipe, from the typed tree (config/sections.py, places.py).
 
 `python scripts/config_reference.py` after a change there (`--print` prints it instead); a test compares. A row takes
 its sentence from the string under the field, its type and range from the annotation, its unit from the last word of its
@@ -22,9 +22,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rocstar.config import STAGES, Recipe
-from rocstar.toml.tree import lists_tables, members
-from rocstar.values import Section
+from rocstar.config.sections import STAGES, Recipe
+from rocstar.config.tree import lists_tables, members
+from rocstar.config.values import Section
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 UNITS = ("seconds", "bytes", "tokens", "chars", "steps", "rows", "attempts", "problems", "turns", "calls", "updates")
@@ -34,8 +34,8 @@ BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt
 OPENING = """\
 # Every key of a recipe
 
-Written by `python scripts/config_reference.py` from [rocstar/config.py](../rocstar/config.py) and
-[rocstar/places.py](../rocstar/places.py); edit those files instead.
+Written by `python scripts/config_reference.py` from [rocstar/config/sections.py](../rocstar/config/sections.py) and
+[rocstar/config/places.py](../rocstar/config/places.py); edit those files instead.
 How recipes are read, extended and overridden: [recipes.md](recipes.md).
 
 Defaults are for a pretrained model. (§) is the section of the paper (arXiv 2508.20722) that gives a default. "Stage"
@@ -178,7 +178,7 @@ def _beside(model: type[BaseModel], key: str) -> tuple[str, str]:
 def _sentence(model: type[BaseModel], key: str) -> str:
     said = _beside(model, key)[0]
     if not said:
-        raise ValueError(f"{model.__name__}.{key} has no sentence in rocstar/config.py; write one under it")
+        raise ValueError(f"{model.__name__}.{key} has no sentence in rocstar/config/sections.py; write one under it")
     return said.replace("|", "\\|")
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from rocstar.screen import STEP_LINE
+from rocstar.support.screen import STEP_LINE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "metrics.md"

@@ -1,4 +1,4 @@
-"""What all tests run under, set before anything loads torch: as `rocstar.threads.quiet_torch` sets it for a run."""
+"""What all tests run under, set before anything loads torch: as `support.threads.quiet_torch` sets it for a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.threads import quiet_torch
+from rocstar.support.threads import quiet_torch
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from rocstar import cli, exits
+from rocstar.cli import main as cli
 from rocstar.errors import ContractBroken, EngineUnavailable, RunHalted
-from rocstar.runs.atomic import write_json
-from rocstar.runs.folder import RunFolder
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import RunFolder
+from rocstar.support import exits
 
 RECIPE = """\
 [run]
@@ -62,7 +63,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Any) -> N
 
 def train_with(monkeypatch: pytest.MonkeyPatch, carry_out: CarryOut) -> None:
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
-    install(monkeypatch, "rocstar.launch", run=carry_out)
+    install(monkeypatch, "rocstar.cli.launch", run=carry_out)
 
 
 def finish(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None:
@@ -73,7 +74,7 @@ def finish(recipe: Any, folder: RunFolder, screen: Any, *, resume: bool) -> None
 
 
 def child(*arguments: str, python: str = "") -> subprocess.CompletedProcess[str]:
-    code = python or "from rocstar.cli import main; main()"
+    code = python or "from rocstar.cli.main import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
@@ -82,7 +83,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     heavy = {"torch", "numpy", "rich", "transformers", "pyarrow", "sympy", "asyncio"}
     # Recent versions of typer read the arguments of a verb with pydantic.
     heavy |= set() if arguments[0] == "train" else {"pydantic"}
-    code = "import sys; from rocstar import cli; cli.run(sys.argv[1:])\n"
+    code = "import sys; from rocstar.cli import main; main.run(sys.argv[1:])\n"
     code += f"print({heavy} & set(sys.modules), file=sys.stderr)"
     done = child(*arguments, python=code)
     assert done.stderr == "set()\n"
@@ -211,7 +212,7 @@ def test_a_finished_run_that_is_resumed_shows_its_result_without_loading_anythin
 ) -> None:
     train_with(monkeypatch, finish)
     assert cli.run(["train", "tiny.toml"]) == exits.OK
-    code = "import sys; from rocstar import cli; code = cli.run(sys.argv[1:])\n"
+    code = "import sys; from rocstar.cli import main; code = main.run(sys.argv[1:])\n"
     code += "print({'torch', 'transformers', 'pyarrow', 'sympy'} & set(sys.modules)); sys.exit(code)"
     done = child("train", "--resume", "tiny", python=code)
     assert done.returncode == exits.OK and "run tiny is finished" in done.stderr
@@ -331,7 +332,7 @@ def test_runs_says_where_a_run_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_data_that_cannot_be_asked_is_told_before_torch_is_loaded(given: list[str], sentence: str) -> None:
     Path("odd.jsonl").write_text('{"height": 1, "width": 2}\n')
-    code = "import sys; from rocstar import cli; code = cli.run(sys.argv[1:])\n"
+    code = "import sys; from rocstar.cli import main; code = main.run(sys.argv[1:])\n"
     code += "print({'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
     done = child("eval", "some", "--endpoint", "http://127.0.0.1:9/v1", *given, python=code)
     assert (done.returncode, done.stdout) == (exits.USAGE, "set()\n")
@@ -418,7 +419,7 @@ def test_an_evaluation_is_a_table_or_one_object(
 
 @pytest.mark.parametrize("verb", ["eval nosuch --data t.jsonl", "chat nosuch", "serve nosuch"])
 def test_a_model_that_is_not_there_is_refused_before_torch_is_loaded(verb: str) -> None:
-    code = "import sys; from rocstar import cli; cli.run(sys.argv[1:]); print('torch' in sys.modules)"
+    code = "import sys; from rocstar.cli import main; main.run(sys.argv[1:]); print('torch' in sys.modules)"
     done = child(*verb.split(), python=code)
     assert done.stderr.startswith("rocstar: there is no run nosuch") and done.stdout.strip() == "False"
 
@@ -459,7 +460,7 @@ def test_a_broken_run_keeps_no_other_from_being_listed_or_deleted(
 def test_a_full_disk_under_stdout_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     train_with(monkeypatch, finish)
     assert cli.run(["train", "tiny.toml"]) == exits.OK  # so that there is something to list
-    command = [sys.executable, "-c", "from rocstar.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == exits.FAILED

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.cli import run
+from rocstar.cli.main import run
 from rocstar.data.files import load_problems
 from rocstar.dialogue.template import COMPACT
 from rocstar.errors import DataError

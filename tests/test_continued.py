@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from rocstar.continued import continued, is_reopened, record
+from rocstar.config.recipe import recipe_of, resolved_from_json
 from rocstar.errors import ConfigError
-from rocstar.recipe import recipe_of, resolved_from_json
-from rocstar.runs.atomic import write_json
-from rocstar.runs.branch import fill_branch
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.show import show_run
-from rocstar.screen import changed_setting
+from rocstar.record.atomic import write_json
+from rocstar.record.branch import fill_branch
+from rocstar.record.folder import RunFolder
+from rocstar.record.show import show_run
+from rocstar.run.continued import continued, is_reopened, record
+from rocstar.support.screen import changed_setting
 
 RL: dict[str, Any] = {"kind": "rl", "steps": 4}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rocstar import doctor
-from rocstar.cli import run
-from rocstar.doctor import State, findings
-from rocstar.exits import install_command
-from rocstar.verbs import sandbox, serve, view
+from rocstar.cli import doctor
+from rocstar.cli.doctor import State, findings
+from rocstar.cli.main import run
+from rocstar.cli.verbs import sandbox, serve, view
+from rocstar.support.exits import install_command
 
 
 def test_a_machine_that_runs_these_tests_can_train(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rocstar
-from rocstar.exits import EXTRA_OF, FAILED, NOT_READY, failure, install_command
+from rocstar.support.exits import EXTRA_OF, FAILED, NOT_READY, failure, install_command
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 

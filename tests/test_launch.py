@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rocstar.machines import started_sandbox
-from rocstar.places import SandboxSection
+from rocstar.cluster.here import started_sandbox
+from rocstar.config.places import SandboxSection
 from rocstar.sandbox.call import Call, DaemonInfo, Isolation, SandboxDown
 from tests.sandbox.scripted import INFO, ScriptedDaemon
 

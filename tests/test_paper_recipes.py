@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import BY_EPOCHS, BenchmarkSection, Recipe
+from rocstar.config.layers import load
+from rocstar.config.recipe import load_recipe
+from rocstar.config.sections import BY_EPOCHS, BenchmarkSection, Recipe
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.kinds import KINDS
-from rocstar.recipe import load_recipe
-from rocstar.toml.read import load
-from rocstar.training.benchmarks import read_benchmarks
-from rocstar.training.rows import with_steps
+from rocstar.run.benchmarks import read_benchmarks
+from rocstar.run.rows import with_steps
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = [*sorted(RECIPES.glob("paper/*.toml")), RECIPES / "release.toml", RECIPES / "7b-8gpu.toml"]

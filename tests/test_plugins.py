@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.errors import ConfigError
-from rocstar.plugins import check_call, is_reference, load
+from rocstar.support.plugins import check_call, is_reference, load
 
 
 def write(path: Path, text: str) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import STAGES, Recipe, RlStage, RolloutSection, RunSection
+from rocstar.config.recipe import changed, load_recipe, recipe_text, resolved_from_json
+from rocstar.config.sections import STAGES, Recipe, RlStage, RolloutSection, RunSection
+from rocstar.config.values import Section
 from rocstar.errors import ConfigError
-from rocstar.recipe import changed, load_recipe, recipe_text, resolved_from_json
-from rocstar.runs.folder import RunFolder
-from rocstar.values import Section
+from rocstar.record.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PARENT = """\

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.cli import run
-from rocstar.recipe import load_recipe
-from rocstar.recipes import copy, listed, recipes_folder
+from rocstar.cli.main import run
+from rocstar.config.recipe import load_recipe
+from rocstar.config.shipped import copy, listed, recipes_folder
 
 
 def test_every_recipe_says_what_it_is_for() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.screen import STEP_LINE, Screen, share, small, step_line, transcript
+from rocstar.support.screen import STEP_LINE, Screen, share, small, step_line, transcript
 
 METRICS = {
     "reward/mean": 0.413,
@@ -257,7 +257,7 @@ def test_long_transcripts_are_cut_in_the_middle() -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about() -> None:
-    code = "from rocstar.cli import main; main()"
+    code = "from rocstar.cli.main import main; main()"
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:

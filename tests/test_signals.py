@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocstar.signals import answered
+from rocstar.support.signals import answered
 
 
 class Odd:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.runs.journal import read_journal
+from rocstar.record.journal import read_journal
 from tests.tiny_run import SFT_STEPS, Command, Ended, attempts, finished_run, metrics, results, workplace
 
 pytest.importorskip("torch")

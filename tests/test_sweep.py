@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar import cli, exits
+from rocstar.analysis.sweep import came_to, carry_out, planned, slurm_script, swept_runs, values_of
+from rocstar.cli import main as cli
+from rocstar.config.recipe import load_recipe
 from rocstar.errors import ConfigError
-from rocstar.recipe import load_recipe
-from rocstar.runs.atomic import write_json
-from rocstar.runs.folder import RunFolder
-from rocstar.sweep import came_to, carry_out, planned, slurm_script, swept_runs, values_of
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import RunFolder
+from rocstar.support import exits
 from tests.tiny_run import RECIPE, Command, workplace
 
 LISTS = 'data.families=["gcd","fib"],["powmod"]'

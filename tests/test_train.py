@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rocstar.runs.journal import read_journal
+from rocstar.record.journal import read_journal
 from tests.tiny_run import (
     RL_STEPS,
     SFT_STEPS,

@@ -17,9 +17,9 @@ from rocstar.engines.scripted import Fault, FaultKind, FaultyEngine, ScriptedEng
 from rocstar.errors import RunHalted, VerifierUnavailable
 from rocstar.protocols import Verifier
 from rocstar.rollout.collect import Roller
+from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import EngineLoad, Group, Outcome, Problem, Trajectory, Verdict
-from rocstar.watch import RUN, Patience, Stall, Watch, watching
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, Waiting, conversation, limits, program
 
 RUN_CODE = program("print(2+3)")
@@ -256,7 +256,7 @@ async def test_a_report_that_cannot_be_kept_comes_through(capsys: pytest.Capture
 
 NEVER_BACK = """
 import asyncio, time
-from rocstar import watch
+from rocstar.support import watch
 
 async def main():
     found = watch.Watch()
@@ -272,7 +272,7 @@ asyncio.run(main())
 
 NEVER_LETS_GO = """
 import asyncio, re
-from rocstar import watch
+from rocstar.support import watch
 
 async def main():
     found = watch.Watch()

@@ -23,7 +23,13 @@ from typing import IO, Any
 
 SFT_STEPS, RL_STEPS = 110, 7  # of the stages of RECIPE
 LOADED = (
-    *("rocstar.cli", "rocstar.launch", "rocstar.train", "rocstar.training.material", "rocstar.tracking.children"),
+    *(
+        "rocstar.cli.main",
+        "rocstar.cli.launch",
+        "rocstar.train",
+        "rocstar.run.material",
+        "rocstar.record.tracking.children",
+    ),
     *("rocstar.engines.vllm_server", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet", "pandas"),
 )
 """What a `rocstar train` loads in the end."""
@@ -196,7 +202,7 @@ class Command:
 
 
 def started_cold(folder: Path, *arguments: str) -> Ended:
-    command = [sys.executable, "-c", "from rocstar.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from rocstar.cli.main import main; main()", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, start_new_session=True)
     return Ended(code=done.returncode, out=done.stdout, told=done.stderr)
 
@@ -213,7 +219,7 @@ def _as_a_shell_would(folder: Path, arguments: tuple[str, ...], environment: dic
     """Carry out a command in this process, which was forked for it."""
     import numpy
 
-    from rocstar.cli import main
+    from rocstar.cli.main import main
 
     os.setsid()
     os.chdir(folder)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Set
 from gauges import ASK, UNITS, unit_of, value_of
 from pydantic import BaseModel, Field
 
-from rocstar.config import StageDataSection, TaskSection
+from rocstar.config.sections import StageDataSection, TaskSection
 from rocstar.dialogue.calls import render_call
 from rocstar.protocols import Task
-from rocstar.training.tasks import checked_options
+from rocstar.run.tasks import checked_options
 from rocstar.types import Demonstration, DemoTurn, Problem, Status, ToolResult, problem_id, seed_for
 
 ORDER = {1: "Read gauge {}.", 2: "Follow gauge {} to the 2nd.", 3: "Follow gauge {} to the 3rd."}

@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rocstar.config.recipe import resolved_from_json
 from rocstar.evaluation.intervals import Estimate, mean_over_problems
 from rocstar.evaluation.metrics import paired_difference
-from rocstar.recipe import resolved_from_json
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.show import show_run
+from rocstar.record.folder import RunFolder
+from rocstar.record.show import show_run
 from rocstar.types import Problem
 from word_problems.expressions import python_output
 from word_problems.task import WordProblemTask

@@ -27,14 +27,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocstar.config import DataSection, TaskSection
+from rocstar.config.sections import DataSection, TaskSection
 from rocstar.data.files import load_problems
 from rocstar.data.rows import read_rows
 from rocstar.data.worked import work_out
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import Task
-from rocstar.training.tasks import checked_options
+from rocstar.run.tasks import checked_options
 from rocstar.types import Demonstration, DemoTurn, Problem, problem_id, seed_for
 
 TOLERANCE = 1e-3  # relative; the CSV files round answers to three or four digits

@@ -23,7 +23,7 @@ from rocstar.dialogue.calls import render_call
 from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.endpoint import CodePoints, chat_text
 from rocstar.evaluation.evaluate import Evaluation, kept_evaluation
-from rocstar.runs.folder import RUNS
+from rocstar.record.folder import RUNS
 from rocstar.types import (
     Completion,
     Finish,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.errors import error_of_result
 from rocstar.errors import DataError
+from rocstar.record.call_errors import error_of_result
 from rocstar.types import Verdict
 
 BATCH_ROWS = 256  # of a parquet file at once: 256 attempts of 30,000 tokens are some 100 MB
@@ -89,7 +89,7 @@ def read_attempts(file: Path, *, tokens: bool) -> Iterator[Attempt]:
 
 
 def attempt_of(row: Mapping[str, Any]) -> Attempt:
-    """One row of `rocstar.runs.rollouts.COLUMNS`."""
+    """One row of `rocstar.record.rollouts.COLUMNS`."""
     turns = json.loads(row["turns"])
     return Attempt(
         step=row["step"],

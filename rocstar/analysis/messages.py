@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt, CallFacts, text_of_call
-from rocstar.analysis.errors import error_of_output
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
+from rocstar.record.call_errors import error_of_output
 
 MESSAGES = ("messages", "conversation", "debug_result")  # names of the list; the last one that has replies is read
 TEXTS = ("code", "text", "response", "completion")  # names of one text, or of a list of texts, one an attempt

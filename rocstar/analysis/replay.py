@@ -9,19 +9,20 @@ from typing import Any
 
 from rocstar.analysis.sources import Source, evaluation_source, find_source
 from rocstar.analysis.swap import begun_attempts, swap_test, variants_of
-from rocstar.config import Recipe
+from rocstar.cluster.here import Machines
+from rocstar.cluster.start import opened_machines
+from rocstar.config.recipe import resolved_from_json
+from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.asked import AskedWeights, Judging
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.evaluation.subject import Subject
-from rocstar.machines import Machines, opened_machines
-from rocstar.modelfolder import model_facts
-from rocstar.recipe import resolved_from_json
+from rocstar.parts.modelfolder import model_facts
+from rocstar.record.evaluations import SAMPLES
 from rocstar.rollout.collect import Roller
-from rocstar.runs.evaluations import SAMPLES
-from rocstar.training.material import task_of
-from rocstar.training.tasks import heldout_problems
+from rocstar.run.material import task_of
+from rocstar.run.tasks import heldout_problems
 from rocstar.types import Sampling
 
 LIMITS = ("max_turns", "max_response_tokens", "max_parallel_calls")

@@ -14,8 +14,8 @@ from rocstar.analysis.sources import Entropies, Source
 from rocstar.analysis.tally import LEVELS, AttemptCounts, after_error_table, right_after
 from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, count_tokens
 from rocstar.evaluation.contamination import note_of, questions_of
-from rocstar.runs.folder import step_of
-from rocstar.runs.journal import read_journal
+from rocstar.record.folder import step_of
+from rocstar.record.journal import read_journal
 
 SHOWN_WORDS = 20  # most frequent marked tokens of each kind in a report
 METRICS = {

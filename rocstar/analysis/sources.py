@@ -12,8 +12,8 @@ from rocstar.analysis.attempts import Attempt, read_attempts
 from rocstar.analysis.messages import read_transcripts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
-from rocstar.modelfolder import model_name
-from rocstar.runs.evaluations import (
+from rocstar.parts.modelfolder import model_name
+from rocstar.record.evaluations import (
     RESULT,
     SAMPLES,
     find_evaluation,
@@ -21,8 +21,8 @@ from rocstar.runs.evaluations import (
     label_of,
     owner_of,
 )
-from rocstar.runs.folder import RunFolder, read_json, step_of
-from rocstar.runs.journal import read_journal
+from rocstar.record.folder import RunFolder, read_json, step_of
+from rocstar.record.journal import read_journal
 
 SCORED = 64  # attempts of one learner pass
 TRANSCRIPTS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")

@@ -19,10 +19,10 @@ from typing import Any
 from rocstar.analysis.told import Falsehood, Replies, Told, holds
 from rocstar.errors import DataError
 from rocstar.evaluation.intervals import figure, mean_over_problems
+from rocstar.record.rollouts import COLUMNS, read_table, trajectory_of
 from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
-from rocstar.runs.rollouts import COLUMNS, read_table, trajectory_of
 from rocstar.types import Problem, Sampling, Trajectory, Turn, Verdict, seed_for
 
 UNREAD = ("loss_mask", "sampled_logprobs", "entropies", "old_logprobs", "text")

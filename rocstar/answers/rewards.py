@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from rocstar.answers.cases import Case
 from rocstar.errors import ConfigError
-from rocstar.plugins import load
+from rocstar.support.plugins import load
 
 TRL, VERL = "trl", "verl"
 MAX_RAISED = 200  # characters of what a function says as it raises

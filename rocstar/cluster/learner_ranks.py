@@ -15,10 +15,10 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster.places import LOOPBACK, START_SECONDS, Wish, at, give_back, own_address, sentence
-from rocstar.config import ModelSection
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError, Unavailable
-from rocstar.places import ClusterSection
-from rocstar.threads import quiet_torch
+from rocstar.support.threads import quiet_torch
 
 if TYPE_CHECKING:
     from rocstar.learning.ranks import Ranks

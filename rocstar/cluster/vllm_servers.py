@@ -16,9 +16,9 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster.places import LOOPBACK, Wish, at, own_address, sentence
+from rocstar.config.places import VllmEngines
 from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
 from rocstar.errors import EngineUnavailable, RocstarError
-from rocstar.places import VllmEngines
 
 ASK_SECONDS = 5.0  # for what is known at once where the machine is well
 END_SECONDS = 40.0  # more than a server takes to end in order

@@ -7,7 +7,7 @@ Every token's result is independent of the other tokens in the batch, bit for bi
 test_invariance.py). The compiled form (`_attention.c`) computes each token by itself. The torch form, for GPUs and
 where nothing could be compiled, keeps to what matrix products promise there: one summation order from MIN_QUERIES rows
 up and to PIECE terms a sum, and masked positions add exact zeros. On AVX-512 machines that needs MKL's strict mode, set
-before torch loads (`rocstar.threads.quiet_torch`); so do the products outside attention. This holds for models whose
+before torch loads (`rocstar.support.threads`); so do the products outside attention. This holds for models whose
 head and MLP widths are multiples of 32; element-wise kernels treat what is left over apart.
 """
 

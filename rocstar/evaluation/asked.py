@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocstar.answers.grade import Grader
-from rocstar.config import Recipe
+from rocstar.cluster.here import Machines
+from rocstar.config.sections import Recipe
 from rocstar.dialogue.markup import PREAMBLE, SYSTEM
 from rocstar.dialogue.template import PAPER, ChatMl
 from rocstar.engines.scripted import ScriptedEngine
@@ -28,13 +29,12 @@ from rocstar.evaluation.scoring import Judge, Parts, Scorer
 from rocstar.evaluation.subject import Subject, conversation_of, fitted, loaded, opened
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
-from rocstar.machines import Machines
-from rocstar.modelfolder import model_name
-from rocstar.parts import make_conversation, make_roller
+from rocstar.parts.build import make_conversation, make_roller
+from rocstar.parts.modelfolder import model_name
+from rocstar.record.evaluations import model_folder
+from rocstar.record.folder import numbered
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
-from rocstar.runs.evaluations import model_folder
-from rocstar.runs.folder import numbered
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import EngineLoad, Problem
 

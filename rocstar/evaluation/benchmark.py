@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rocstar.config.layers import load
+from rocstar.config.values import Section
 from rocstar.data.rows import read_rows
 from rocstar.errors import ConfigError, DataError
-from rocstar.toml.read import load
-from rocstar.values import Section
 
 FOLDER = Path(__file__).parent / "benchmarks"
 Row = Mapping[str, Any]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rocstar.cluster.here import Machines
+from rocstar.cluster.start import opened_machines
 from rocstar.errors import ConfigError
 from rocstar.evaluation.asked import Asked, Judging
 from rocstar.evaluation.chat_client import ChatClient, EndpointJudge
@@ -21,13 +23,12 @@ from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.setup import CIRCUMSTANCES, name_of, setup_of
 from rocstar.evaluation.source import ProblemSource
-from rocstar.machines import Machines, opened_machines
+from rocstar.record.atomic import plain
+from rocstar.record.evaluations import label_of
 from rocstar.rollout.collect import Roller
-from rocstar.runs.atomic import plain
-from rocstar.runs.evaluations import label_of
-from rocstar.screen import Screen
+from rocstar.support.screen import Screen
+from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
 from rocstar.types import Problem
-from rocstar.watch import RUN, Patience, Stall, Watch, watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

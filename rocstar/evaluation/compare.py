@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rocstar.config.tree import flat
 from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.intervals import Estimate, figure
 from rocstar.evaluation.metrics import avg_at_k
@@ -21,9 +22,8 @@ from rocstar.evaluation.paired import (
     spread_of,
     spread_of_one,
 )
-from rocstar.runs.differences import flat
-from rocstar.runs.evaluations import RESULT, SAMPLES
-from rocstar.runs.folder import read_json
+from rocstar.record.evaluations import RESULT, SAMPLES
+from rocstar.record.folder import read_json
 from rocstar.types import Verdict
 
 SUBJECT = ("model", "step", "engine", "versions", "git", "seed", "greedy", "sandbox.slots", "sandbox.min_isolation")

@@ -12,7 +12,7 @@ from rocstar.data.pool.config import InputSection, PoolConfig
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion, Overlap
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import find_benchmarks, known
-from rocstar.runs.folder import RunFolder, read_json
+from rocstar.record.folder import RunFolder, read_json
 
 SHOWN = 5  # overlaps that a note quotes
 

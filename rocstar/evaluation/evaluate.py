@@ -24,8 +24,8 @@ from rocstar.evaluation.metrics import (
 )
 from rocstar.evaluation.recall import Recall
 from rocstar.protocols import TextCodec
-from rocstar.runs.atomic import write_json
-from rocstar.runs.rollouts import AttemptRecord, write_attempts
+from rocstar.record.atomic import write_json
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, seed_for
 
 Said = Callable[[str, int, int, float], None]

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rocstar.config import Recipe
+from rocstar.config.sections import Recipe
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows
 from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.scorers import arena, choice, functions, ifbench, ifeval, mathematics
 from rocstar.evaluation.scoring import Parts, Scorer
-from rocstar.parts import environment_of
+from rocstar.parts.build import environment_of
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.types import Problem
 

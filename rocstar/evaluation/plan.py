@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from rocstar.config import Recipe
+from rocstar.config.sections import Recipe
 from rocstar.dialogue.markup import SYSTEM
 from rocstar.errors import ConfigError
 from rocstar.evaluation.asked import Asked, AskedEndpoint, AskedWeights
@@ -18,7 +18,7 @@ from rocstar.evaluation.endpoint import ToolStyle
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.source import BenchmarkRows, ProblemFile, ProblemSource
 from rocstar.evaluation.subject import find_subject, settings_in_force
-from rocstar.screen import Screen
+from rocstar.support.screen import Screen
 
 PARALLEL = 32  # requests at once to an endpoint
 OPENAI: ToolStyle = "openai"

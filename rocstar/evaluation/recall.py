@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rocstar.errors import ConfigError
-from rocstar.runs.journal import Journal, read_journal
+from rocstar.record.journal import Journal, read_journal
 from rocstar.types import Stop, Trajectory
 
 FILE = "asked.jsonl"

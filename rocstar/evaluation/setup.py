@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rocstar.config import Recipe, StageRolloutSection
+from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.segments import text_of
 from rocstar.evaluation.evaluate import Protocol
-from rocstar.parts import rollouts_of
-from rocstar.plugins import is_reference
+from rocstar.parts.build import rollouts_of
+from rocstar.record.atomic import plain
+from rocstar.record.identity import git_state, versions
 from rocstar.rollout.environment import Conversation
-from rocstar.runs.atomic import plain
-from rocstar.runs.identity import git_state, versions
+from rocstar.support.plugins import is_reference
 from rocstar.types import Problem
 
 CIRCUMSTANCES = ("versions", "git")

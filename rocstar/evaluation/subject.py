@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grader
-from rocstar.config import Recipe
+from rocstar.config.places import VllmEngines
+from rocstar.config.recipe import changed, resolved_from_json
+from rocstar.config.sections import Recipe
 from rocstar.dialogue.codec import Codec
 from rocstar.engines.process import EngineSettings
 from rocstar.engines.torch_engine import TorchEngine
@@ -18,9 +20,7 @@ from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
-from rocstar.lengths import positions_needed, prompt_tokens
-from rocstar.modelfolder import model_facts, model_named
-from rocstar.parts import (
+from rocstar.parts.build import (
     OwnedEngine,
     make_conversation,
     make_roller,
@@ -28,11 +28,11 @@ from rocstar.parts import (
     opened_fleet,
     template_of,
 )
-from rocstar.places import VllmEngines
-from rocstar.recipe import changed, resolved_from_json
+from rocstar.parts.lengths import positions_needed, prompt_tokens
+from rocstar.parts.modelfolder import model_facts, model_named
+from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
-from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
 

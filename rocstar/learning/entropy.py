@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rocstar.config import ModelSection
+from rocstar.config.sections import ModelSection
 from rocstar.learning.forward import hidden_states, prepare, shares_tokens
 from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.models import compute_dtype, device_of, load_model

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rocstar.config import LearningSection
+from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.batches import question_weights
 from rocstar.learning.head import ChunkLoss

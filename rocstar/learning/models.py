@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rocstar.config import ModelSection
+from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rocstar.config import LearningSection, SftSection
+from rocstar.config.sections import LearningSection, SftSection
 
 Schedule = Callable[[int], float]
 """Updates done so far -> factor on the learning rate of the next one."""

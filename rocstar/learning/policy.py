@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from rocstar.config import ModelSection
+from rocstar.config.sections import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import RunHalted

@@ -28,9 +28,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rocstar.config import ModelSection
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
 from rocstar.errors import RocstarError, RunHalted
-from rocstar.places import ClusterSection
 
 IDLE = timedelta(
     days=30

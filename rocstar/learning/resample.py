@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rocstar.config import ResampleSection
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.quality import PAPER, Quality
 from rocstar.protocols import Resampler
 from rocstar.types import RIGHT_ABOVE, Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rocstar.config import SftSection
+from rocstar.config.sections import SftSection
 from rocstar.errors import ContractBroken
 from rocstar.learning.head import ChunkLoss
 from rocstar.learning.optimizers import sft_optimizers, warm_up_and_decay

@@ -16,7 +16,7 @@ from rocstar.protocols import Engine, Environment, Reply
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Turn, seed_for
 
 Note = Callable[[str, str | None], None]
-"""(who, what it waits for), called at each change, with None at the end; `rocstar.watch.Watch.note` is one."""
+"""(who, what it waits for), called at each change, with None at the end; `rocstar.support.watch.Watch.note` is one."""
 
 
 def note_nothing(who: str, what: str | None) -> None:

@@ -25,9 +25,9 @@ from starlette.routing import Route
 
 from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
+from rocstar.record.atomic import plain
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.runs.atomic import plain
 from rocstar.serving.agent import Event, Ran, Words, answered, environment_for, history_ids
 from rocstar.serving.requests import ChatRequest, read_request
 from rocstar.types import Stop, Trajectory

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocstar.config import Recipe
+from rocstar.cluster.here import started_sandbox
+from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.subject import Subject, conversation_of, find_subject, loaded, opened, settings_in_force
 from rocstar.learning.threads import use_threads
-from rocstar.machines import started_sandbox
-from rocstar.modelfolder import model_facts
-from rocstar.parts import specs_of
+from rocstar.parts.build import specs_of
+from rocstar.parts.modelfolder import model_facts
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
 

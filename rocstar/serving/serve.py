@@ -10,10 +10,10 @@ from pathlib import Path
 import uvicorn
 
 from rocstar.errors import ConfigError
-from rocstar.listen import ended_by_signals, is_loopback, listener, url_of
-from rocstar.modelfolder import model_name
+from rocstar.parts.modelfolder import model_name
 from rocstar.serving.app import Agent, app_of
 from rocstar.serving.ready import ready
+from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
 
 END_SECONDS = 1  # for answers under way, once the server is asked to end
 TOKEN = "ROCSTAR_SERVE_TOKEN"

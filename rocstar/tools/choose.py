@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocstar.errors import ConfigError
-from rocstar.plugins import check_call, is_reference, load
 from rocstar.protocols import AttemptTool, Tool, ToolSpec
 from rocstar.sandbox.call import Limits
+from rocstar.support.plugins import check_call, is_reference, load
 from rocstar.tools.function import FunctionTool
 from rocstar.tools.notebook import NotebookTool, Opener
 from rocstar.tools.python import PythonTool, Runner

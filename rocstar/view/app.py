@@ -27,15 +27,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rocstar.attempts.messages import Feedback, feedback_of
+from rocstar.analysis.sweep import ITS_OWN, came_to, swept_runs
+from rocstar.config.origins import ABSENT, of_run
+from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
-from rocstar.origins import ABSENT, of_run
-from rocstar.recipe import resolved_from_json
-from rocstar.runs.atomic import plain
-from rocstar.runs.differences import settings_that_differ, varying
-from rocstar.runs.folder import read_json
-from rocstar.runs.journal import Tail, read_journal
-from rocstar.sweep import ITS_OWN, came_to, swept_runs
+from rocstar.record.atomic import plain
+from rocstar.record.attempts.messages import Feedback, feedback_of
+from rocstar.record.differences import settings_that_differ, varying
+from rocstar.record.folder import read_json
+from rocstar.record.journal import Tail, read_journal
 from rocstar.types import Problem
 from rocstar.view import query
 from rocstar.view.attempt import attempt_of, decoder_of, rows_of

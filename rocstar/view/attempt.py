@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.errors import error_of_result
-from rocstar.attempts.messages import Feedback, result_of
+from rocstar.record.attempts.messages import Feedback, result_of
+from rocstar.record.call_errors import error_of_result
 from rocstar.view.index import READ, Index
 
 DIGITS = 4  # of logprobs and entropies on the page
@@ -34,7 +34,7 @@ def rows_of(index: Index, file: int, first: int, last: int, columns: str = "*") 
 
 
 def attempt_of(row: Mapping[str, Any], decode: Decode | None, feedback: Feedback | None) -> dict[str, Any]:
-    """A row of `rocstar.runs.rollouts.COLUMNS` for the page; each result has as `read` what the model read of it, null
+    """A row of `record.rollouts.COLUMNS` for the page; each result has as `read` what the model read of it, null
     where that is not known."""
     plain = {
         name: value

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocstar.runs.journal import Tail
+from rocstar.record.journal import Tail
 
 SPARK_POINTS = 60
 SHOWN_FIRST = ("reward/mean", "loss")

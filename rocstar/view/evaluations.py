@@ -10,8 +10,8 @@ from typing import Any
 
 from rocstar.errors import ConfigError
 from rocstar.evaluation.compare import Kept, compared, read_kept, refuse_different
-from rocstar.runs.evaluations import RESULT
-from rocstar.runs.folder import read_json
+from rocstar.record.evaluations import RESULT
+from rocstar.record.folder import read_json
 from rocstar.view.index import Index
 
 

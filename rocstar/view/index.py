@@ -20,7 +20,7 @@ from typing import Any
 
 import duckdb
 
-from rocstar.analysis.errors import error_of_result
+from rocstar.record.call_errors import error_of_result
 from rocstar.view.sources import AttemptFile, RunSource
 
 VERSION = 1  # of the tables; an older file is left alone and in time deleted

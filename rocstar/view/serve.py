@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from rocstar.listen import ended_by_signals, is_loopback, listener, url_of
+from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
 from rocstar.view.app import application
 from rocstar.view.sources import Library
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocstar.config.tree import flat
 from rocstar.errors import ConfigError, DataError
-from rocstar.runs.differences import flat
-from rocstar.runs.evaluations import RESULT, find_evaluation, is_evaluation, owner_of
-from rocstar.runs.folder import RunFolder, list_runs, read_json, step_of
-from rocstar.runs.journal import read_journal
-from rocstar.runs.show import COMPARED
-from rocstar.runs.state import failure_of, state_of
+from rocstar.record.evaluations import RESULT, find_evaluation, is_evaluation, owner_of
+from rocstar.record.folder import RunFolder, list_runs, read_json, step_of
+from rocstar.record.journal import read_journal
+from rocstar.record.show import COMPARED
+from rocstar.record.state import failure_of, state_of
 
 PARTS = ("samples", "greedy")
 """Files of attempts in the folder of an evaluation."""

@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rocstar.config import ResampleSection
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.batches import kept_advantages
 from rocstar.learning.quality import Quality
 from rocstar.learning.resample import quality_of, resampler_of, seed_of_choice
 from rocstar.protocols import Resampler
-from rocstar.runs.folder import RunFolder, read_json
-from rocstar.runs.rollouts import trajectory_of
+from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.rollouts import trajectory_of
 from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_for
 from rocstar.view.query import BadFilter
 

@@ -19,11 +19,11 @@ from inspect_ai.scorer import CORRECT, INCORRECT, Score, Target, accuracy, match
 from inspect_ai.solver import TaskState, generate, use_tools
 from inspect_ai.tool import Tool, ToolCallError, ToolError, tool
 
-from rocstar import cli
 from rocstar.adapters.inspect_logs import import_log
+from rocstar.cli import main as cli
 from rocstar.errors import DataError
 from rocstar.evaluation.compare import compared, read_kept
-from rocstar.runs.rollouts import read_table
+from rocstar.record.rollouts import read_table
 from tests.view.recorded import page, settled
 
 SUMS = [Sample(id="2+3", input="2 + 3?", target="5"), Sample(id="hostile", input="<b>4 + 4?</b>", target="8")]

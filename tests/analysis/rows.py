@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocstar.runs.rollouts import AttemptRecord, write_attempts
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.types import (
     Completion,
     Finish,

@@ -12,9 +12,9 @@ import pytest
 
 from rocstar.analysis.screen import _tokens
 from rocstar.analysis.sources import find_source
-from rocstar.cli import run
-from rocstar.runs.atomic import write_json
-from rocstar.runs.folder import RunFolder
+from rocstar.cli.main import run
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import RunFolder
 from rocstar.types import Choice, Penalty, Reason
 from tests.analysis.rows import attempt, turn, written
 from tests.tiny_run import finished_run
@@ -199,7 +199,7 @@ def test_what_cannot_be_analysed_is_said(
 
 def test_the_last_step_of_an_evaluation_is_meant_unless_one_is_given(tmp_path: Path) -> None:
     from rocstar.errors import ConfigError
-    from rocstar.runs.evaluations import find_evaluation
+    from rocstar.record.evaluations import find_evaluation
 
     made = made_run(tmp_path)
     for name, step in (("math-1", 1), ("math-1", 2), ("aime-2", 1)):

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.analysis.methods import curve, method_of
-from rocstar.cli import run
+from rocstar.cli.main import run
 from rocstar.errors import ConfigError
-from rocstar.runs.atomic import write_json
-from rocstar.runs.folder import RunFolder
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import RunFolder
 from tests.analysis.rows import attempt, turn, written
 
 

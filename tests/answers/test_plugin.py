@@ -6,10 +6,10 @@ import pytest
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_named
-from rocstar.config import EvaluateSection
+from rocstar.cli.verbs import answers
+from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.types import RIGHT_ABOVE, Outcome, Stop, Verdict
-from rocstar.verbs import answers
 from tests.contracts.test_verifier import Letters, attempt, problem, turn, verified
 
 RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED

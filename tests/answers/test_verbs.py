@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rocstar import cli
-from rocstar.exits import FAILED, OK, USAGE
+from rocstar.cli import main as cli
+from rocstar.support.exits import FAILED, OK, USAGE
 
 
 @pytest.fixture

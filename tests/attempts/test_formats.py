@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.attempts.formats import ENDINGS, FORMS, Origin, export
-from rocstar.attempts.messages import as_written, feedback_of, sent, structured
-from rocstar.attempts.page import text
 from rocstar.errors import DataError
+from rocstar.record.attempts.formats import ENDINGS, FORMS, Origin, export
+from rocstar.record.attempts.messages import as_written, feedback_of, sent, structured
+from rocstar.record.attempts.page import text
 
 SETTINGS = {"rollout": {"feedback_max_chars": 100, "feedback_truncate": "left", "feedback_errors": "short"}}
 ORIGIN = Origin("small", "small@3", "2026-01-01T00:00:00+00:00", feedback_of(SETTINGS))

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rocstar.attempts.select import TOKENS, Wanted, failures, first, select
+from rocstar.cli.verbs.runs import app
 from rocstar.errors import ConfigError, DataError
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.rollouts import AttemptRecord, write_attempts
+from rocstar.record.attempts.select import TOKENS, Wanted, failures, first, select
+from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import AttemptRecord, write_attempts
 from rocstar.types import Reason, Verdict
-from rocstar.verbs.runs import app
-from tests.runs.examples import PROBLEM, choice, decode, run, trajectory
+from tests.record.examples import PROBLEM, choice, decode, run, trajectory
 
 
 def recorded(folder: RunFolder, step: int) -> Path:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rocstar import cli, exits
-from rocstar.runs.folder import RunFolder
+from rocstar.cli import main as cli
+from rocstar.record.folder import RunFolder
+from rocstar.support import exits
 from tests.clumsy.others import OTHERS
 from tests.clumsy.training import TRAINING
 from tests.clumsy.workplace import BAD, PRETRAINED, TINY, Spoil, Start, model_config, rows, text

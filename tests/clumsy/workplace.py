@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runs.examples import run
+from tests.record.examples import run
 from tests.tiny_run import RECIPE, workplace, write_rows
 
 Spoil = Callable[[Path], Any]

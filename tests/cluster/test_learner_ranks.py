@@ -15,10 +15,10 @@ import ray
 
 from rocstar.cluster import learner_ranks
 from rocstar.cluster.places import at, own_address, set_aside
-from rocstar.config import ModelSection
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.learning.ranks import ALONE
-from rocstar.places import ClusterSection
 from tests.tiny_run import Command, metrics, workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

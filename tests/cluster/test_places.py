@@ -17,9 +17,9 @@ pytest.importorskip("torch")
 import ray
 
 from rocstar.cluster import places
-from rocstar.cluster.machines import LEARNERS, SANDBOXES, SERVERS, opened, wishes
+from rocstar.cluster.by_ray import LEARNERS, SANDBOXES, SERVERS, opened, wishes
 from rocstar.cluster.places import Wish, are_here, own_address, refuse_unshared, set_aside
-from rocstar.config import Recipe
+from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -105,8 +105,8 @@ def test_weights_go_through_memory_only_where_all_servers_are_on_this_machine(
 OWN = """
 import sys, psutil
 from pathlib import Path
-from rocstar.config import Recipe
-from rocstar.machines import opened_machines
+from rocstar.config.sections import Recipe
+from rocstar.cluster.start import opened_machines
 cluster = {"launcher": "ray", "sandbox_nodes": 1}
 recipe = Recipe.model_validate({"cluster": cluster, "sandbox": {"slots": 40, "preload": []}})
 with opened_machines(recipe, Path(sys.argv[1])) as machines:

@@ -16,9 +16,9 @@ from ray.util.placement_group import PlacementGroup
 
 from rocstar.cluster import vllm_servers
 from rocstar.cluster.places import set_aside
+from rocstar.config.places import VllmEngines
 from rocstar.engines.vllm_server import Server
 from rocstar.errors import EngineUnavailable
-from rocstar.places import VllmEngines
 from tests.engines.test_vllm_server import gone, settings, stub, worker_of
 
 __all__ = ["stub"]

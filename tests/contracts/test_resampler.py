@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.config import ResampleSection
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.quality import Quality
 from rocstar.learning.resample import KeepAll, RocPaper, RocRelease, Uniform, resampler_of
 from rocstar.protocols import Resampler

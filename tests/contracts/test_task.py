@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import DataSection, StageDataSection, TaskSection
+from rocstar.config.sections import DataSection, StageDataSection, TaskSection
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
-from rocstar.training.tasks import BUILT_IN, make_task, require_demonstrations, training_problems
+from rocstar.run.tasks import BUILT_IN, make_task, require_demonstrations, training_problems
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORDS = """Question,Numbers,Equation,Answer

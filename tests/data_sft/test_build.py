@@ -11,13 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from rocstar.cli.verbs.data_sft import sft
+from rocstar.config.layers import load
 from rocstar.data.sft.datasheet import quantiles
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.template import PAPER
 from rocstar.errors import ConfigError, DataError
-from rocstar.toml.read import load
-from rocstar.verbs.data_sft import sft
 from tests.data_sft.support import WEATHER, built, calls, lines, result, says, user, written
 
 SOUND = {"messages": [user("Paris?"), calls(), result(), says()], "tools": [WEATHER]}

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.recipe import recipe_of
-from rocstar.training.coldstart import load_sft_rows, opening
-from rocstar.training.material import read_material
+from rocstar.config.recipe import recipe_of
+from rocstar.run.coldstart import load_sft_rows, opening
+from rocstar.run.material import read_material
 from tests.data_sft.support import WEATHER, built, calls, result, says, user, written
 
 

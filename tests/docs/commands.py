@@ -11,11 +11,11 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter
 
-from rocstar.cli import USAGE_ERROR, app
-from rocstar.config import Recipe
-from rocstar.recipe import load_recipe
-from rocstar.toml.read import parse_override
-from rocstar.toml.tree import annotation_at
+from rocstar.cli.main import USAGE_ERROR, app
+from rocstar.config.layers import parse_override
+from rocstar.config.recipe import load_recipe
+from rocstar.config.sections import Recipe
+from rocstar.config.tree import annotation_at
 from tests.docs.pages import ROOT
 
 OPERATORS = {"&&", "||", "|", ";", ">", "<", "&"}

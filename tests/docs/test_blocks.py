@@ -19,12 +19,13 @@ from typing import IO
 
 import pytest
 
-from rocstar import cli, exits
-from rocstar.config import Recipe
+from rocstar.cli import main as cli
+from rocstar.config.layers import load
+from rocstar.config.recipe import load_recipe
+from rocstar.config.sections import Recipe
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.sft.recipe import MixRecipe
-from rocstar.recipe import load_recipe
-from rocstar.toml.read import load
+from rocstar.support import exits
 from tests.docs import commands
 from tests.docs.desk import environment, in_shell, laid
 from tests.docs.pages import LANGUAGES, PAGES, ROOT, Block, blocks, inline_code

@@ -7,7 +7,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from rocstar.cli import USAGE_ERROR
+from rocstar.cli.main import USAGE_ERROR
 from rocstar.errors import ConfigError
 from tests.docs import commands
 from tests.docs.pages import PAGES, ROOT, blocks, without_comment

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from rocstar.config import Recipe
-from rocstar.toml.tree import all_keys
+from rocstar.config.sections import Recipe
+from rocstar.config.tree import all_keys
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "config.md"

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
-    from rocstar.config import ModelSection
+    from rocstar.config.sections import ModelSection
     from rocstar.dialogue.bpe import train_bpe
     from rocstar.dialogue.segments import text_of
     from rocstar.dialogue.templates import template_named

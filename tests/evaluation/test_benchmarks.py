@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from rocstar import cli, exits
-from rocstar.config import Recipe
+from rocstar.cli import main as cli
+from rocstar.config.recipe import changed
+from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.benchmark import checksum, find_benchmarks, known
 from rocstar.evaluation.kinds import KINDS
 from rocstar.evaluation.recall import FILE
 from rocstar.evaluation.scorers.choice import WRONG
-from rocstar.recipe import changed
+from rocstar.support import exits
 from tests.evaluation.served import Said, served, text
 
 DATA = Path(os.environ.get("ROCSTAR_DATA", Path(__file__).parents[2].parent / "shared" / "data"))

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from rocstar import cli, exits
+from rocstar.cli import main as cli
 from rocstar.errors import ConfigError, SandboxUnavailable
-from rocstar.runs.folder import RunFolder
-from tests.runs.examples import run
+from rocstar.record.folder import RunFolder
+from rocstar.support import exits
+from tests.record.examples import run
 
 pytest.importorskip("torch")
 from rocstar.evaluation import asked, subject
@@ -231,8 +232,8 @@ def test_padding_of_an_embedding_is_never_drawn(
 
 
 def test_a_run_is_evaluated_under_the_limits_of_its_last_rl_stage() -> None:
+    from rocstar.config.recipe import recipe_of
     from rocstar.evaluation.setup import as_evaluated
-    from rocstar.recipe import recipe_of
 
     stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": {"max_response_tokens": 48, "max_turns": 3}}
     staged = as_evaluated(recipe_of({"rollout": {"max_response_tokens": 20}}, [stage]))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rocstar.cli import run
-from rocstar.runs.atomic import write_json
+from rocstar.cli.main import run
+from rocstar.record.atomic import write_json
 from rocstar.types import Verdict
 from tests.analysis.rows import attempt, turn, written
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from rocstar.answers.verifier import ScriptedVerifier
-from rocstar.config import Recipe, RolloutSection
+from rocstar.config.sections import Recipe, RolloutSection
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import RunHalted, SandboxUnavailable
 from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
 from rocstar.evaluation.setup import name_of, setup_of
 from rocstar.rollout.collect import Roller
-from rocstar.screen import Screen
+from rocstar.support.screen import Screen
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Problem, ToolCall, ToolResult, Verdict, problem_id
 from tests.rollout.examples import ANSWER, CODEC, STOP, conversation, limits, program

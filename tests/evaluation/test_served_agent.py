@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from rocstar import cli, exits
+from rocstar.cli import main as cli
 from rocstar.evaluation.plan import Given, evaluations
-from rocstar.runs.rollouts import read_table
-from rocstar.screen import Screen
+from rocstar.record.rollouts import read_table
+from rocstar.support import exits
+from rocstar.support.screen import Screen
 from tests.evaluation.served import Said, served, text
 
 pytest.importorskip("torch")
@@ -43,7 +44,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def serve(model: Path) -> Iterator[str]:
     """The address of `rocstar serve`."""
-    code = "from rocstar.cli import main; main()"
+    code = "from rocstar.cli.main import main; main()"
     settings = ["rollout.template=compact", "sandbox.preload=[]", "--port", "0"]
     command = [sys.executable, "-c", code, "serve", str(model), *settings]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.config import Recipe
+from rocstar.config.sections import Recipe
 from rocstar.evaluation.subject import Subject, loaded, opened
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id

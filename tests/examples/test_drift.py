@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import DataSection
+from rocstar.config.sections import DataSection
 from rocstar.dialogue.calls import parse_calls
 from rocstar.errors import ConfigError
-from rocstar.plugins import load
+from rocstar.support.plugins import load
 from rocstar.tools.function import FunctionTool
 from rocstar.types import Demonstration, Status, ToolCall
 from tests.tiny_run import Command

@@ -8,7 +8,7 @@ from runpy import run_path
 
 import pytest
 
-from rocstar.plugins import load
+from rocstar.support.plugins import load
 from rocstar.types import Completion, Finish, Stop
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, STOP, conversation, limits
 from tests.tiny_run import Command

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rocstar.plugins import load
-from rocstar.recipes import recipes_folder
+from rocstar.config.shipped import recipes_folder
+from rocstar.support.plugins import load
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 GSM8K = DATA / "gsm8k" / "train.jsonl.gz"

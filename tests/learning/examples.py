@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rocstar.config import ModelSection
+from rocstar.config.sections import ModelSection
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.config import LearningSection
+from rocstar.config.sections import LearningSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
 from rocstar.learning.attention import Document, Layout, layout_of

@@ -6,7 +6,7 @@ import pytest
 
 from rocstar.learning.batches import kept_advantages, rows_of, top_entropy
 from rocstar.types import Batch, BatchRow, Choice, Group, Penalty, Reason, Resampled, Verdict
-from tests.runs.examples import PROBLEM, resampled, trajectory
+from tests.record.examples import PROBLEM, resampled, trajectory
 
 
 def chosen(kept: list[bool], rights: list[bool]) -> Resampled:

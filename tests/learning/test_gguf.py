@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from rocstar.cli import run
+from rocstar.cli.main import run
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import ConfigError
 from rocstar.learning.gguf import KNOWN, convert, packaged_file
 from rocstar.learning.models import load_model
-from rocstar.modelfolder import find_model, model_facts
+from rocstar.parts.modelfolder import find_model, model_facts
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 pytest.importorskip("accelerate", reason="the extra gguf is not installed")

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rocstar.config import LearningSection, SftSection
+from rocstar.config.sections import LearningSection, SftSection
 from rocstar.errors import ContractBroken, RunHalted
 from rocstar.learning.batches import question_weights, split
 from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from rocstar.config import LearningSection, SftSection
+from rocstar.config.sections import LearningSection, SftSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
@@ -25,7 +25,7 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import load_model, random_model
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
-from rocstar.runs.atomic import whole_folder
+from rocstar.record.atomic import whole_folder
 from rocstar.types import Batch
 from tests.learning.examples import SHAPE, codec, model, policy, rows, sft_rows
 

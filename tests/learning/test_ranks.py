@@ -16,14 +16,14 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from rocstar.config import LearningSection, ModelSection, SftSection
+from rocstar.config.places import ClusterSection
+from rocstar.config.sections import LearningSection, ModelSection, SftSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import RunHalted
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.ranks import ALONE, Ranks, start
 from rocstar.learning.sft import SftLearner
-from rocstar.places import ClusterSection
 from rocstar.types import Batch
 from tests.learning.examples import codec, model, rows, sft_rows
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.config import ResampleSection
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.quality import PAPER
 from rocstar.learning.resample import (
     KeepAll,

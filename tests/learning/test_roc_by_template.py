@@ -11,7 +11,7 @@ import pytest
 
 from rocstar.answers.grade import Grader
 from rocstar.answers.verifier import BoxedVerifier
-from rocstar.config import ResampleSection
+from rocstar.config.sections import ResampleSection
 from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.template import Template
 from rocstar.dialogue.templates import template_for

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.config import SftSection
+from rocstar.config.sections import SftSection
 from rocstar.learning.optimizers import warm_up_and_decay
 from rocstar.learning.sft import SftLearner
 from tests.learning import examples

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rocstar.errors import ConfigError
-from rocstar.rollout.baselines import RoundRobin
-from rocstar.rollout.engine_model import EngineModel
-from rocstar.rollout.simulate import Report, lower_bound, simulate
-from rocstar.rollout.workload import PlannedAttempt, TurnLengths
+from rocstar.forecast.baselines import RoundRobin
+from rocstar.forecast.engine_model import EngineModel
+from rocstar.forecast.simulate import Report, lower_bound, simulate
+from rocstar.forecast.workload import PlannedAttempt, TurnLengths
 
 
 def engine(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 np = pytest.importorskip("numpy")
 
 from rocstar.errors import DataError  # noqa: E402
-from rocstar.rollout.baselines import LeastRequests  # noqa: E402
-from rocstar.rollout.engine_model import EngineModel  # noqa: E402
-from rocstar.rollout.fit import COSTS, Trial, designed, fit, nonnegative, with_costs  # noqa: E402
-from rocstar.rollout.simulate import simulate  # noqa: E402
-from rocstar.rollout.workload import PlannedAttempt, shrunk, synthetic_workload  # noqa: E402
+from rocstar.forecast.baselines import LeastRequests  # noqa: E402
+from rocstar.forecast.engine_model import EngineModel  # noqa: E402
+from rocstar.forecast.fit import COSTS, Trial, designed, fit, nonnegative, with_costs  # noqa: E402
+from rocstar.forecast.simulate import simulate  # noqa: E402
+from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload  # noqa: E402
 
 SIZES = with_costs(
     EngineModel(

@@ -15,13 +15,13 @@ from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_decoder import PagedDecoder
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.torch_rows import Work
-from rocstar.rollout.baselines import RoundRobin
-from rocstar.rollout.engine_model import torch_engine
-from rocstar.rollout.fit import with_costs
+from rocstar.forecast.baselines import RoundRobin
+from rocstar.forecast.engine_model import torch_engine
+from rocstar.forecast.fit import with_costs
+from rocstar.forecast.played import Dictated, dictated_lengths, play
+from rocstar.forecast.simulate import simulate
+from rocstar.forecast.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
 from rocstar.rollout.fleet import Fleet
-from rocstar.rollout.played import Dictated, dictated_lengths, play
-from rocstar.rollout.simulate import simulate
-from rocstar.rollout.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
 from rocstar.types import Sampling
 from tests.engines.models import VOCAB, qwen
 

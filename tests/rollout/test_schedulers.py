@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocstar.rollout.engine_model import EngineModel, torch_engine
+from rocstar.forecast.engine_model import EngineModel, torch_engine
+from rocstar.forecast.policies import POLICIES, scheduler
+from rocstar.forecast.simulate import Moment, simulate, simulate_steps
+from rocstar.forecast.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
 from rocstar.rollout.expected import LifeTable
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.rollout.policies import POLICIES, scheduler
 from rocstar.rollout.scheduler import Ask, Assignment, Scheduler
-from rocstar.rollout.simulate import Moment, simulate, simulate_steps
-from rocstar.rollout.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
 from rocstar.types import EngineLoad
 
 LIMIT = 60

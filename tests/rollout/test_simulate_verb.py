@@ -12,16 +12,16 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("pyarrow")
 
-from rocstar.cli import run as command
-from rocstar.rollout.engine_model import torch_engine
-from rocstar.rollout.fit import with_costs
+from rocstar.cli.main import run as command
+from rocstar.forecast.engine_model import torch_engine
+from rocstar.forecast.fit import with_costs
+from rocstar.forecast.simulate import simulate
+from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload
+from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import AttemptRecord, write_rollouts
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.rollout.simulate import simulate
-from rocstar.rollout.workload import PlannedAttempt, shrunk, synthetic_workload
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.rollouts import AttemptRecord, write_rollouts
 from rocstar.types import Completion, Finish, Problem, Stop, Trajectory, Turn
-from tests.runs.examples import run
+from tests.record.examples import run
 
 COSTS = (2e-3, 1e-7, 3e-5, 2e-5, 1e-3)
 CAP = 64

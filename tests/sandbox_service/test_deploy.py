@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from rocstar.verbs import sandbox
+from rocstar.cli.verbs import sandbox
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rocstar import cli, exits
+from rocstar.cli import main as cli
+from rocstar.support import exits
 from tests.sandbox_service.support import RunningService
 
 
@@ -76,7 +77,7 @@ def test_what_goes_wrong_is_one_sentence(
 def test_the_token_comes_from_a_file_or_the_environment_and_is_on_no_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rocstar.verbs.sandbox import _token
+    from rocstar.cli.verbs.sandbox import _token
 
     monkeypatch.setenv("ROCSTAR_SANDBOX_TOKEN", "from the environment")
     (tmp_path / "token").write_text("from the file\n")

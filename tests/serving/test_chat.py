@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rocstar import cli, exits
+from rocstar.cli import main as cli
 from rocstar.serving.chat import questions
 from rocstar.serving.typed import Typed
+from rocstar.support import exits
 
 
 async def test_what_looks_like_a_command_is_not_asked(

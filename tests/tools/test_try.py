@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rocstar import cli
-from rocstar.exits import FAILED, OK, USAGE
+from rocstar.cli import main as cli
+from rocstar.support.exits import FAILED, OK, USAGE
 
 TOOL = '''
 def grams_in(unit: str) -> int:

@@ -11,13 +11,13 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from rocstar.config import ResampleSection
+from rocstar.config.recipe import load_recipe
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.batches import kept_advantages
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.recipe import load_recipe
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.journal import Journal
-from rocstar.runs.rollouts import AttemptRecord, write_attempts, write_rollouts
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import Journal
+from rocstar.record.rollouts import AttemptRecord, write_attempts, write_rollouts
 from rocstar.types import (
     Completion,
     Finish,
@@ -140,7 +140,7 @@ def add_step(run: RunFolder, step: int, *, problems: int = 3, attempts: int = 16
 
 
 def add_evaluation(run: RunFolder, name: str, step: int, seed: int) -> None:
-    from rocstar.runs.atomic import write_json
+    from rocstar.record.atomic import write_json
 
     folder, draw = run.evaluation(name, step), random.Random(seed)
     folder.mkdir(parents=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.journal import Journal
-from rocstar.runs.rollouts import read_rollouts, write_rollouts
-from rocstar.sweep import planned
+from rocstar.analysis.sweep import planned
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import Journal
+from rocstar.record.rollouts import read_rollouts, write_rollouts
 from rocstar.view.app import STATIC
 from rocstar.view.serve import serve
 from rocstar.view.sources import Library, Remembered, overview

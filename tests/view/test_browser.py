@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import uvicorn
 
-from rocstar.config import ResampleSection
+from rocstar.analysis.sweep import planned
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.runs.folder import RunFolder
-from rocstar.runs.journal import Journal
-from rocstar.runs.rollouts import write_rollouts
-from rocstar.sweep import planned
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import Journal
+from rocstar.record.rollouts import write_rollouts
 from rocstar.view.app import application
 from rocstar.view.sources import Library
 from tests.view.recorded import RECIPE, SEED, add_evaluation, add_step, add_tokenizer, attempt, create, decode

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rocstar.config import ResampleSection
+from rocstar.config.sections import ResampleSection
 from rocstar.learning.resample import resampler_of, seed_of_choice
-from rocstar.runs.rollouts import read_rollouts, read_table, trajectory_of, write_table
+from rocstar.record.rollouts import read_rollouts, read_table, trajectory_of, write_table
 from rocstar.types import Resampled
 from tests.view.recorded import SEED, add_step, chosen, create, page, problem, settled
 
@@ -76,7 +76,7 @@ def test_a_weight_of_nothing_makes_all_successes_alike(tmp_path: Path) -> None:
 
 
 def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> None:
-    from rocstar.runs.rollouts import write_rollouts
+    from rocstar.record.rollouts import write_rollouts
     from tests.view.recorded import decode, records
 
     run = create(tmp_path / "runs")

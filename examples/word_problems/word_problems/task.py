@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from rocstar.config import DataSection, TaskSection
+from rocstar.config.sections import DataSection, TaskSection
 from rocstar.errors import ConfigError
 from rocstar.protocols import Task
-from rocstar.training.tasks import checked_options
+from rocstar.run.tasks import checked_options
 from rocstar.types import Demonstration, Problem, seed_for
 from word_problems.options import Options
 from word_problems.programs import unordered_program

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rocstar.values import Section
+from rocstar.config.values import Section
 
 
 class InputSection(Section):

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from rocstar.config.values import Section
 from rocstar.data.sft.layouts import LAYOUTS
-from rocstar.values import Section
 
 Step = Literal["prompt", "response"]
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from rocstar.config.layers import load
 from rocstar.data.pool.config import PoolConfig
 from rocstar.errors import ConfigError
-from rocstar.toml.read import load
 
 TEXT = """data = "here"
 

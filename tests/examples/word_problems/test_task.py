@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.config import DataSection
+from rocstar.config.sections import DataSection
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError
 from rocstar.tools.scripted import ScriptedTool

@@ -1,0 +1,54 @@
+"""Starting a run in the right order: environment variables, machines, and only then anything that loads torch: the
+thread policy must be in the environment before torch reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from rocstar.cluster.start import opened_machines
+from rocstar.record.state import note_failure
+from rocstar.support.exits import failure
+from rocstar.support.threads import quiet_torch
+
+if TYPE_CHECKING:
+    from rocstar.record.folder import RunFolder
+    from rocstar.run.material import Material
+    from rocstar.support.screen import Screen
+
+
+def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
+    """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
+    after a save where there is something to save that is not saved yet. Another error is kept in the run's events."""
+    recipe = material.recipe
+    quiet_torch(recipe.run.threads)
+    identity = folder.path.resolve() / "run.json"
+    with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity) as machines:
+        from rocstar.run.stopper import Stopper
+        from rocstar.train import train
+
+        stopper = Stopper(screen.note)
+        with stopper.installed():
+            asyncio.run(train(material, folder, screen, machines, resume=resume, stopper=stopper))
+
+
+@contextmanager
+def _failure_noted(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        told = failure(error)
+        with suppress(OSError):  # a full disk may be what ended it
+            note_failure(folder, told[1] if told else f"a fault of rocstar itself: {type(error).__name__}: {error}")
+        raise
+
+
+def serve_rank() -> None:
+    """Learn along with rank 0, as torchrun's variables say, until it ends. Raises RunHalted when it is gone."""
+    quiet_torch(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    from rocstar.learning.ranks import serve_rank as serve
+
+    serve(os.environ)

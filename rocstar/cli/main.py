@@ -1,0 +1,408 @@
+"""The `rocstar` command: verbs, exit codes, and how failures are told. Every heavy import is inside its verb.
+
+stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of the rooms that are useful alone are in
+`verbs/`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+import typer.core
+
+from rocstar.cli.verbs import (
+    analyze,
+    answers,
+    compare,
+    data,
+    doctor,
+    evals,
+    evaluate,
+    model,
+    plan,
+    recipes,
+    sandbox,
+    serve,
+    simulate,
+    sweep,
+    tool,
+    view,
+)
+from rocstar.cli.verbs import runs as run_verbs
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stop, stoppable, tell_next
+from rocstar.errors import ConfigError
+from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush_results, is_disk_full, need
+from rocstar.support.signals import answered
+
+if TYPE_CHECKING:
+    from rocstar.config.origins import Given
+    from rocstar.config.sections import Recipe
+    from rocstar.record.folder import RunFolder
+    from rocstar.run.material import Material
+
+TRACEBACK = "--traceback"
+NOTHING_YET = "stopped before anything was written"
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer has no public name for it
+
+
+class Verbs(typer.core.TyperGroup):
+    """Verbs that end at Ctrl-C with a sentence, also where they have none of their own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with stoppable("stopped; the same command begins again"):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    **STYLE,
+    cls=Verbs,
+    pretty_exceptions_enable=False,
+    help="Small language models that learn to reason with a Python tool (GRPO-RoC).",
+    epilog="Example: rocstar train recipes/quickstart.toml rollout.max_turns=2",
+)
+RunsOrNone = Annotated[
+    Path | None, typer.Option("--runs", help="Folder that holds the runs; default: the recipe's run.folder.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+]
+RecipeFile = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML recipe.", show_default=False)]
+Resume = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Go on with a run: its name, path or `last`; its last stage may change."),
+]
+Branch = Annotated[
+    str | None,
+    typer.Option(metavar="RUN[@STEP]", help="A new run that goes on from a checkpoint of another; stages may change."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it, print what differs from the defaults, and stop.")]
+
+
+def main() -> None:
+    """Entry point of the `rocstar` command."""
+    with answered() as ctrl_c:
+        try:
+            code = run(sys.argv[1:])
+        except BaseException:  # an import that is interrupted may raise anything
+            if not ctrl_c.came():
+                raise
+            print("rocstar: stopped; the same command begins again", file=sys.stderr)
+            code = INTERRUPTED
+        if code == INTERRUPTED:
+            _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End without taking the interpreter apart, which takes one to two seconds of CPU once torch is loaded."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out one command line; the exit code. Errors of people and machines end in a sentence on stderr."""
+    show_traceback = TRACEBACK in arguments
+    try:
+        code = _exit_code([argument for argument in arguments if argument != TRACEBACK])
+        flush_results()
+    except Exception as error:
+        told = failure(error)
+        if told is None or show_traceback:
+            raise
+        print(f"rocstar: {told[1]}", file=sys.stderr)
+        return told[0]
+    return code
+
+
+def _exit_code(arguments: list[str]) -> int:
+    try:
+        code = app(arguments, prog_name="rocstar", standalone_mode=False)
+    except USAGE_ERROR as error:
+        print(_usage_sentence(error), file=sys.stderr)
+        return USAGE
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return code if isinstance(code, int) else OK
+
+
+def _usage_sentence(error: Any) -> str:
+    told: str = error.format_message()
+    if "\n" in told:  # the help page, where no argument was given
+        return told
+    page = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+    return f"rocstar: {told[:1].lower()}{told[1:].rstrip('.')}{page}"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from rocstar.record.identity import version_of
+
+        print(f"rocstar {version_of('rocstar') or '(not installed, so it has no version)'}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option(TRACEBACK, help="Show where an error came from (any place).")] = False,
+) -> None:
+    """Options of every verb; `--traceback` is taken out by `run` and stands here for the help page."""
+
+
+@app.command()
+def train(
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    resume: Resume = None,
+    branch: Branch = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    runs: RunsOrNone = None,
+) -> None:
+    """Carry out all stages of a recipe, or go on with a run.
+
+    Example: rocstar train recipes/quickstart.toml run.seed=1"""
+    if _served():
+        return
+    given = [recipe, *(settings or [])] if recipe else []
+    if resume is not None and branch is not None:
+        raise ConfigError("--resume goes on with a run itself and --branch with a copy; give one of them")
+    if resume is not None:
+        _resume(resume, given, runs or Path("runs"), dry_run=dry_run, as_json=as_json)
+    elif branch is not None:
+        _branch(branch, given, runs or Path("runs"), dry_run=dry_run, as_json=as_json)
+    else:
+        _start(recipe, settings or [], kinds=("sft", "rl"), runs=runs, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def sft(
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    runs: RunsOrNone = None,
+) -> None:
+    """Carry out only the cold-start (sft) stages of a recipe."""
+    if _served():
+        return
+    _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
+
+
+# In the order of the help page: a first run, looking at it, talking to it, then what is needed now and then.
+app.command(name="eval")(evaluate.evaluate)
+app.command()(view.view)
+app.command()(serve.chat)
+app.command()(serve.serve)
+app.command()(compare.compare)
+app.command()(analyze.analyze)
+app.command()(doctor.doctor)
+app.command()(plan.plan)
+app.command()(simulate.simulate)
+app.command()(answers.verify)
+app.add_typer(run_verbs.app, name="runs")
+app.add_typer(evals.app, name="evals")
+app.add_typer(sweep.app, name="sweep")
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(model.app, name="model")
+app.add_typer(data.app, name="data")
+app.add_typer(answers.app, name="reward")
+app.add_typer(tool.app, name="tool")
+app.add_typer(sandbox.app, name="sandbox")
+
+
+# Runs
+
+
+def _served() -> bool:
+    """Whether torchrun started this process to learn along with rank 0; that is then done."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+        return False
+    from rocstar.cli.launch import serve_rank
+
+    serve_rank()
+    return True
+
+
+def _start(
+    path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
+) -> None:
+    from rocstar.config.origins import of_recipe
+    from rocstar.config.recipe import load_recipe, recipe_text
+    from rocstar.record.folder import RunFolder, refuse_place
+    from rocstar.record.tracking.choose import refuse_absent
+    from rocstar.run.material import read_material
+
+    if path is None or ("=" in path and not Path(path).exists()):
+        raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
+    recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
+    recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
+    if not recipe.stage:
+        raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
+    if not dry_run:
+        need("train")
+    # Whatever is wrong is found before there is a folder.
+    refuse_absent(recipe.run.trackers)
+    refuse_place(recipe.run.folder, recipe.run.name)
+    with stoppable(NOTHING_YET):
+        material = read_material(recipe)
+    recipe = material.with_steps(recipe)
+    if dry_run:
+        given = settings if runs is None else [*settings, f"run.folder={runs}"]
+        _print_given(recipe, material, of_recipe(recipe, path, given, os.environ), as_json=as_json)
+        return
+    text = recipe_text(path, settings)
+    folder = RunFolder.create(recipe, recipe.run.folder, sys.argv, recipe_text=text)
+    material = replace(material, recipe=material.recipe.settled())  # as a resumed run reads it
+    _carry_out(material, folder, resume=False, as_json=as_json)
+
+
+def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Under the run's own settings, which decide what it computes, but for stages that are not over or are given more
+    steps. Others may be `cluster.*` and `engine.*`, which say where, and `run.stall_*`, for how long nothing may move.
+    """
+    from rocstar.config.origins import of_run
+    from rocstar.record.folder import RunFolder
+    from rocstar.run.continued import continued, record
+
+    folder = RunFolder.find(name, runs)
+    made = continued(folder, max(folder.checkpoint_steps(), default=None), settings, flag="--resume")
+    if folder.summary.exists() and not made.goes_on and not dry_run:
+        print(f"run {folder.name} is finished, so there is nothing to go on with", file=sys.stderr)
+        _show_result(folder, as_json=as_json)
+        return
+    if not dry_run:
+        need("train")
+    from rocstar.run.material import read_material  # heavy, and a finished run needs none of it
+
+    with stoppable(NOTHING_YET):
+        material = read_material(made.recipe, rows=made.unmade)
+    if dry_run:
+        _print_given(made.recipe, material, of_run(made.recipe, folder.name, settings, os.environ), as_json=as_json)
+        return
+    if made.goes_on:
+        record(folder, made)
+    _carry_out(material, folder, resume=True, as_json=as_json)
+
+
+def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_json: bool) -> None:
+    """A run of its own from a checkpoint on, under that run's settings; those of stages that go on may differ."""
+    from rocstar.config.origins import of_run
+    from rocstar.record.branch import fill_branch, find_checkpoint
+    from rocstar.record.folder import RunFolder
+    from rocstar.run.continued import continued
+    from rocstar.run.material import read_material
+
+    if not dry_run:
+        need("train")
+    source, step = find_checkpoint(name, runs)
+    made = continued(source, step, settings, flag="--branch", own="run.name=")
+    with stoppable(NOTHING_YET):
+        material = read_material(made.recipe, rows=made.unmade)
+    if dry_run:
+        _print_given(made.recipe, material, of_run(made.recipe, source.name, settings, os.environ), as_json=as_json)
+        return
+    fill = partial(fill_branch, source=source, step=step, anew=made.anew, changes=made.changes)
+    text = f"# branch of {source.name} at step {step}: {settings}\n{source.recipe_text()}"
+    folder = RunFolder.create(made.recipe, source.path.parent, sys.argv, recipe_text=text, fill=fill)
+    _carry_out(material, folder, resume=True, as_json=as_json)
+
+
+def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, as_json: bool) -> None:
+    """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
+    from rocstar.parts.fits import beside_what_is_there
+    from rocstar.run.material import few_problems, first_prompt
+
+    prompt = first_prompt(material)
+    if as_json:
+        memory = material.memory and {**asdict(material.memory), "run": material.memory.run}
+        print_json(
+            {
+                "settings": recipe.resolved(),
+                "differs": [asdict(one) for one in given],
+                "memory": memory,
+                "first_prompt": prompt,
+            }
+        )
+    else:
+        for one in given:
+            print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
+        print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+        if prompt is not None:
+            print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
+    if material.memory:
+        print(f"memory of this machine: {beside_what_is_there(material.memory)}", file=sys.stderr)
+    for told in material.notes:
+        print(told, file=sys.stderr)
+    for stage in material.recipe.stage:
+        if stage.kind == "rl" and (few := few_problems(stage, len(material.problems[stage.name]))):
+            print(few, file=sys.stderr)
+    if 0 < len(material.heldout) < recipe.evaluate.problems:
+        told = (
+            f"{len(material.heldout)} problems are held out, fewer than evaluate.problems = {recipe.evaluate.problems}"
+        )
+        print(f"{told}; all of them are asked", file=sys.stderr)
+
+
+def _before(given: Given) -> str:
+    from rocstar.config.origins import ABSENT
+
+    return "" if given.default in (ABSENT, None) else f"default {json.dumps(given.default)}; "
+
+
+def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
+    from rocstar.cli.launch import run as carry_out
+    from rocstar.record.tracking.children import tracked
+    from rocstar.support.screen import Screen
+
+    go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"
+    try:
+        with (
+            stoppable(lambda: f"stopped; {_kept(folder)}; {go_on}"),
+            Screen() as screen,
+            tracked(folder, material.recipe.run.trackers, screen.note),
+        ):
+            screen.note(f"run folder: {folder.path}")
+            carry_out(material, folder, screen, resume=resume)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        stop(FAILED, f"the disk is full; free some space, then {go_on}")
+    _show_result(folder, as_json=as_json)
+
+
+def _show_result(folder: RunFolder, *, as_json: bool) -> None:
+    run_verbs.print_run(folder, as_json=as_json)
+    where = folder.name if _is_default(folder) else str(folder.path)
+    tell_next(f"rocstar view {where}", f"rocstar runs rollouts {where} --wrong", f"rocstar chat {where}")
+
+
+def _kept(folder: RunFolder) -> str:
+    """What a run that goes on need not do again."""
+    from rocstar.record.journal import read_journal
+
+    saved = max(folder.checkpoint_steps(), default=0)
+    again = len(read_journal(folder.metrics)) - saved
+    if not saved:
+        return "no step is saved yet"
+    return f"step {saved} is saved" + (f" and {again} later ones are made again" if again > 0 else "")
+
+
+def _is_default(folder: RunFolder) -> bool:
+    return folder.path.resolve().parent == Path("runs").resolve()

@@ -1,0 +1,119 @@
+"""`rocstar analyze`: what a model does, from the attempts of a run, an evaluation, or transcripts from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.cli.verbs.common import AsJson, print_json, quiet
+
+if TYPE_CHECKING:
+    from rocstar.analysis.sources import Entropies, Source
+    from rocstar.analysis.tokens import Piece
+
+
+def analyze(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|EVALUATION|FILE|LABEL=RUN,RUN...",
+            help="A run, a name of `evals list`, an evaluation's folder, a rollout file, or transcripts (.jsonl); "
+            "several are shown side by side. LABEL=RUN,RUN are runs of one method: mean and range by step.",
+            show_default=False,
+        ),
+    ],
+    entropy: Annotated[
+        bool, typer.Option("--entropy", help="Compute the entropy of every token by a pass of the model's weights.")
+    ] = False,
+    swap: Annotated[
+        bool,
+        typer.Option("--swap", help="Only this: what changes when a tool's first reply is swapped, blank or false."),
+    ] = False,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also draw them; needs matplotlib.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")] = Path("runs"),
+) -> None:
+    """Errors and what comes after them, tool use, lengths, entropy and kinds of tokens, by step and difficulty.
+
+    Example: rocstar analyze last --pictures pictures"""
+    from rocstar.analysis.methods import method_of, methods_of
+    from rocstar.analysis.report import analyse
+    from rocstar.analysis.screen import pages
+    from rocstar.analysis.sources import find_source
+    from rocstar.support.exits import need
+
+    if pictures is not None:
+        need("plot")
+    if swap:
+        _swap(names, runs, as_json=as_json, others=entropy or pictures is not None)
+        return
+    reports = []
+    methods = [method_of(name) for name in names]
+    for method, source in [(one.label, find_source(name, runs)) for one in methods for name in one.names]:
+        piece, scorer = _tokens_of(source, entropy)
+        reports.append(analyse(source, method=method, piece=piece, entropies=scorer))
+    if pictures is not None:
+        from rocstar.analysis.pictures import draw
+
+        draw(reports, pictures)
+    if as_json:
+        print_json({"reports": reports, "methods": methods_of(reports)})
+    else:
+        print(pages(reports, methods_of(reports)))
+
+
+def _swap(names: list[str], runs: Path, *, as_json: bool, others: bool) -> None:
+    """Raises ConfigError where there are no attempts with the weights that made them."""
+    from rocstar.errors import ConfigError
+    from rocstar.support.exits import need
+
+    if others:
+        raise ConfigError("--swap is an analysis of its own; leave --entropy and --pictures out")
+    need("train")
+    quiet()
+    from rocstar.analysis.replay import swapped
+
+    found = [one for name in names for one in swapped(name, runs)]
+    if as_json:
+        print_json({"swap": found})
+    else:
+        from rocstar.analysis.screen import swap_page
+
+        print("\n\n".join(map(swap_page, found)))
+
+
+def _tokens_of(source: Source, entropy: bool) -> tuple[Piece | None, Entropies | None]:
+    """How tokens are read, and the pass that scores them; nothing where there are no tokens to read. Raises ConfigError
+    where a pass is asked for and there are no weights."""
+    from rocstar.analysis.sources import piece_of
+    from rocstar.errors import ConfigError
+
+    if entropy and (source.transcripts or source.model is None):
+        raise ConfigError(f"--entropy needs the weights that wrote {source.name}, and there is no model folder of them")
+    if source.model is None:
+        return None, None
+    if not entropy:
+        return piece_of(source.model), None
+    return piece_of(source.model), _pass(source)
+
+
+def _pass(source: Source) -> Any:
+    from rocstar.dialogue.codec import Codec
+    from rocstar.errors import ConfigError
+    from rocstar.support.threads import quiet_torch
+
+    assert source.model is not None
+    quiet_torch(1)
+    if source.result is None:
+        raise ConfigError(
+            f"--entropy needs the weights that wrote the attempts, and those of {source.name} were written by many; "
+            "its kept attempts have the learner's entropies already, so leave --entropy out, or name an evaluation"
+        )
+    from rocstar.learning.entropy import EntropyPass
+
+    temperature = source.temperatures()(0) or 1.0
+    return EntropyPass(source.model, Codec.load(source.model).vocab_size, temperature).entropies

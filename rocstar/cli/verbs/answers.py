@@ -1,0 +1,215 @@
+"""`rocstar verify` and `rocstar reward test`: the answer checker on files. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json, write
+from rocstar.support.exits import FAILED, OK
+
+if TYPE_CHECKING:
+    from rocstar.answers.cases import Case, Decided
+    from rocstar.types import Verdict
+
+app = typer.Typer(**STYLE, help="Reward functions, ours and others'.")
+
+Text = Annotated[str, typer.Option(metavar="COLUMN", help="Column with what the model wrote.")]
+Gold = Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Only a box inside <answer> counts.")]
+Expected = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the verdict that is expected.")]
+Graders = Annotated[
+    str | None, typer.Option("--graders", metavar="NAMES", help="Comma list, in order: numbers,text,prime,math_verify.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.", show_default=False)]
+Deadline = Annotated[float, typer.Option("--deadline", min=0.05, help="Seconds for one symbolic comparison.")]
+COLUMNS = ("line", "text", "gold", "verdict", "method", "milliseconds")
+
+
+def verify(
+    cases: Annotated[str, typer.Option("--cases", metavar="FILE", help="JSONL, plain or gzip.")],
+    text: Text = "text",
+    gold: Gold = "gold",
+    expected: Expected = None,
+    tolerance: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with absolute tolerances.")] = None,
+    strict: Strict = False,
+    search: Annotated[str, typer.Option(help="Look for answers in running text: latex or all.")] = "",
+    graders: Graders = None,
+    deadline: Deadline = 5.0,
+    limit: Limit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the answers of a file with its references and show what decided each.
+
+    Example: rocstar verify --cases answers.jsonl --text response --gold answer"""
+    from rocstar.answers.cases import as_row, load_cases, summary
+    from rocstar.errors import DataError
+
+    loaded = load_cases(cases, text=text, gold=gold, expected=expected, tolerance=tolerance, limit=limit)
+    if tolerance and not any(case.tolerance for case in loaded):
+        raise DataError(f"{cases}: no row has a tolerance in a column {tolerance!r}; check the name or leave it out.")
+    found = _decide(loaded, strict=strict, search=search, graders=graders, deadline=deadline)
+    rows, figures = [as_row(one) for one in found], summary(found)
+    if as_json:
+        print_json({"rows": rows, "summary": figures})
+        return
+    _print(rows, (*COLUMNS, "expected") if expected else COLUMNS, figures)
+
+
+@app.callback()
+def reward() -> None:
+    """Keeps `test` a verb of its own while it is the only one."""
+
+
+@app.command()
+def test(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Also FILE.py:FUNCTION.")],
+    data: Annotated[str, typer.Option("--data", metavar="FILE", help="Cases, or problems as train reads them.")],
+    text: Text = "text",
+    gold: Gold = "gold",
+    question: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Of problems, as of eval.", show_default=False)
+    ] = None,
+    expected: Expected = None,
+    limit: Limit = None,
+    signature: Annotated[str | None, typer.Option(help="trl or verl; default: by its parameters.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Completions per call in TRL's signature.")] = 16,
+    chat: Annotated[bool, typer.Option("--chat", help="Pass completions as conversations, as TRL may.")] = False,
+    right_above: Annotated[float, typer.Option(help="As evaluate.right_above: a larger reward is right.")] = 0.5,
+    strict: Strict = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a reward function of TRL's or verl's signature over a file and set our verdicts beside its rewards. Without a
+    column of what a model wrote, it judges for each problem the reference in a box and a wrong answer.
+
+    Example: rocstar reward test my_rewards:accuracy --data answers.jsonl"""
+    from rocstar.answers.cases import agreement, load_cases
+    from rocstar.answers.rewards import TRL, VERL, load_function, score, signature_of
+    from rocstar.errors import ConfigError
+
+    if signature not in (None, TRL, VERL):
+        raise ConfigError(f"--signature is {signature!r}; choose {TRL} or {VERL}.")
+    called = load_function(function)
+    if question or _are_problems(data, text, gold):
+        if expected is not None:
+            raise ConfigError(f"--expected names a column of cases, and {data} holds problems; leave it out.")
+        loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
+    else:
+        loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit)
+    scored = score(called, signature or signature_of(called), loaded, batch=batch, chat=chat)
+    ours = _decide(loaded, strict=strict)
+    rows = [
+        {
+            "line": one.case.line,
+            "text": one.case.text,
+            "gold": one.case.gold,
+            "reward": one.reward,
+            "rocstar": str(verdict.verdict),
+            "method": verdict.method,
+            "milliseconds": round(one.milliseconds, 3),
+            **({} if one.case.expected is None else {"expected": str(one.case.expected)}),
+            "error": one.error,
+        }
+        for one, verdict in zip(scored, ours, strict=True)
+    ]
+    figures = {
+        **_reward_figures(rows, right_above),
+        **agreement([(_said(one.reward, right_above), one.case.expected) for one in scored if one.reward is not None]),
+    }
+    print_json({"rows": rows, "summary": figures}) if as_json else _print(rows, tuple(rows[0]), figures)
+    raise typer.Exit(FAILED if figures["errors"] else OK)
+
+
+def _are_problems(data: str, text: str, gold: str) -> bool:
+    """Whether the first row has nothing that a model wrote. Raises DataError."""
+    from rocstar.answers.cases import EITHER, GOLD_SYNONYMS, TEXT_SYNONYMS
+    from rocstar.data.rows import read_rows
+
+    _, row = next(iter(read_rows(data)), (0, None))
+    if not isinstance(row, dict) or text != "text":
+        return False
+    has_text = any(name in row for name in (text, *TEXT_SYNONYMS))
+    return not has_text and not (EITHER in row and any(name in row for name in (gold, *GOLD_SYNONYMS)))
+
+
+def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None) -> list[Case]:
+    """Of each problem what must be right, its reference, and what must be wrong: another problem's. Raises
+    DataError."""
+    from rocstar.answers.cases import Case
+    from rocstar.data.files import load_problems
+    from rocstar.types import Verdict
+
+    problems = load_problems(data, question=question, answer=answer, limit=limit)
+    golds = list(dict.fromkeys(problem.answer for problem in problems))
+    made = []
+    for problem in problems:
+        wrong = golds[(golds.index(problem.answer) + 1) % len(golds)] if len(golds) > 1 else "nobody knows"
+        known = {"prompt": problem.question, "question": problem.question, "data_source": problem.source}
+        columns = {**problem.metadata, **known, **dict.fromkeys(("answer", "solution", "ground_truth"), problem.answer)}
+        for said, verdict in ((problem.answer, Verdict.RIGHT), (wrong, Verdict.WRONG)):
+            text = f"<answer>\\boxed{{{said}}}</answer>"
+            line = int(problem.metadata.get("line", 0))
+            made.append(Case(line=line, text=text, gold=problem.answer, expected=verdict, columns=columns))
+    return made
+
+
+def _decide(
+    cases: Sequence[Case],
+    *,
+    strict: bool = False,
+    search: str = "",
+    graders: str | None = None,
+    deadline: float = 5.0,
+) -> list[Decided]:
+    import asyncio
+
+    from rocstar.answers.cases import decide
+    from rocstar.answers.grade import DEFAULT, Grader
+    from rocstar.answers.symbolic import SymbolicChecker
+    from rocstar.errors import ConfigError
+
+    if search not in ("", "latex", "all"):
+        raise ConfigError(f"--search is {search!r}; choose latex or all, or leave it out.")
+    names = DEFAULT if graders is None else [name.strip() for name in graders.split(",")]
+    grader = Grader(SymbolicChecker(deadline_seconds=deadline), graders=names)
+
+    async def run() -> list[Decided]:
+        try:
+            return await decide(grader, cases, strict=strict, search=search)
+        finally:
+            await grader.close()
+
+    return asyncio.run(run())
+
+
+def _reward_figures(rows: Sequence[Mapping[str, Any]], right_above: float) -> dict[str, Any]:
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    decided = [row for row in rows if row["reward"] is not None and row["rocstar"] != "undecided"]
+    return {
+        "cases": len(rows),
+        "mean_reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
+        "right": sum(reward > right_above for reward in rewards),
+        "no_reward": len(rows) - len(rewards),
+        "errors": sum(bool(row["error"]) for row in rows),
+        "agrees_with_rocstar": sum(_said(row["reward"], right_above) == row["rocstar"] for row in decided),
+        "compared": len(decided),
+    }
+
+
+def _said(reward: float, right_above: float) -> Verdict:
+    """As training takes it."""
+    from rocstar.types import Verdict
+
+    return Verdict.RIGHT if reward > right_above else Verdict.WRONG
+
+
+def _print(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], figures: Mapping[str, Any]) -> None:
+    from rocstar.answers.cases import table
+
+    write(sys.stdout, table(rows, columns) + "\n\n")
+    for name, value in ((name, value) for name, value in figures.items() if value is not None):
+        shown = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, Mapping) else value
+        write(sys.stdout, f"{name.replace('_', ' ')}: {shown}\n")

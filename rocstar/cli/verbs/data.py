@@ -1,0 +1,246 @@
+"""`rocstar data ...`: training problems, built into a pool and looked at. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstar.cli.verbs import data_sft
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
+from rocstar.support.exits import OK, USAGE
+
+if TYPE_CHECKING:
+    from rocstar.config.sections import ColumnsSection, Recipe
+    from rocstar.data.pool.check import Finding, Report, Wording
+    from rocstar.data.pool.datasheet import Datasheet
+    from rocstar.data.pool.decontamination import BenchmarkQuestion
+    from rocstar.data.pool.judges import Check
+
+BAR_COLUMNS = 40
+READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules")
+"""How keys begin that `check` obeys."""
+
+app = typer.Typer(**STYLE, help="Training problems: build a pool, look at a file.")
+app.command()(data_sft.sft)
+
+
+@app.command()
+def build(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file that lists sources and benchmarks.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build a pool of problems; every dropped row is written down with its rule and evidence.
+
+    Example: rocstar data build recipes/data/math_pool.toml data=../shared/data"""
+    from rocstar.answers.extract import lenient_answer
+    from rocstar.config.layers import load
+    from rocstar.data.pool.build import build_pool
+    from rocstar.data.pool.config import PoolConfig
+    from rocstar.evaluation.contamination import beside_known
+    from rocstar.support.screen import Screen
+
+    config, absent = beside_known(load(recipe, PoolConfig, settings or []))
+    kept = f"stopped; what is in {config.out} is as it was; the same command begins again"
+    with stoppable(kept), Screen() as screen, screen.never_silent(screen.working), verifier(lenient_answer) as check:
+        sheet = build_pool(config, check, screen.note, absent)
+    print_json(sheet.as_json()) if as_json else _print_funnel(sheet)
+
+
+@app.command(name="check")
+def check_problems(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or parquet, plain or gzip; hf:NAME@SPLIT.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    recipe: Annotated[Path | None, typer.Option(metavar="RECIPE", help="Training recipe that will read FILE.")] = None,
+    question: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="As data.columns.question.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="As data.columns.answer.")] = None,
+    against: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Benchmark, or a pool recipe's.")] = None,
+    template: Annotated[str | None, typer.Option(help="As rollout.template.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Count lengths in its tokens; default: model.path's.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what train and eval read of a file, one prompt, its lengths, and what is wrong with its rows. Exit code 2
+    for rows that they refuse.
+
+    Example: rocstar data check train.jsonl --recipe my.toml --against recipes/data/math_pool.toml"""
+    from rocstar.answers.extract import boxed_answer
+    from rocstar.data.files import columns_of
+    from rocstar.data.pool.check import check_file
+
+    options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
+    chosen = _recipe(recipe, [*(settings or []), *given])
+    columns = _columns_for(file, chosen)
+    asked = tuple(columns.question)
+    with verifier(boxed_answer) as verify:
+        report = check_file(
+            file,
+            lambda row, where: columns_of(row, where, asked, columns.answer),
+            verify,
+            _wording(chosen, tokenizer),
+            _benchmarks(against or []),
+        )
+    print_json(report.as_json()) if as_json else _print_report(report)
+    raise typer.Exit(USAGE if report.bad.rows or report.columns is None else OK)
+
+
+@contextmanager
+def verifier(answer_of: Callable[[str], str | None]) -> Iterator[Check]:
+    """Our verifier as it grades rewards, for one (reference, response) at a time; verdicts are remembered."""
+    import asyncio
+    from functools import lru_cache
+
+    from rocstar.answers.grade import Grader
+    from rocstar.types import Verdict
+
+    grader = Grader()
+    with asyncio.Runner() as runner:
+
+        @lru_cache(maxsize=1 << 16)
+        def grade(gold: str, predicted: str | None) -> tuple[bool, str]:
+            found = runner.run(grader.grade(gold, predicted))
+            return found.verdict is Verdict.RIGHT, found.method
+
+        try:
+            yield lambda gold, response: grade(gold, answer_of(response))
+        finally:
+            runner.run(grader.close())
+
+
+def _recipe(path: Path | None, settings: list[str]) -> Recipe:
+    """Raises ConfigError, also for a key that a check does not read."""
+    from rocstar.config.recipe import changed, load_recipe
+    from rocstar.config.sections import Recipe
+    from rocstar.errors import ConfigError
+
+    for key in (text.partition("=")[0].strip() for text in settings):
+        if not key.startswith(READ):
+            raise ConfigError(f"{key} is not read here; it reads {', '.join(READ)}")
+    return changed(Recipe(), ["data.source=files", *settings], {}) if path is None else load_recipe(path, settings)
+
+
+def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
+    """Those of the stage that names the file, else the base's."""
+    from rocstar.config.sections import RlStage
+
+    stages = (stage.data for stage in recipe.stage if isinstance(stage, RlStage))
+    return next((data.columns for data in stages if file in data.train_files), recipe.data.columns)
+
+
+def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
+    """Questions of plain files, and of all benchmarks of pool recipes."""
+    from rocstar.config.layers import load
+    from rocstar.data.pool.build import benchmark_questions
+    from rocstar.data.pool.config import InputSection, PoolConfig
+    from rocstar.data.pool.datasheet import Datasheet
+    from rocstar.evaluation.contamination import beside_known
+
+    for file in files:
+        if file.endswith(".toml"):
+            config, absent = beside_known(load(file, PoolConfig))
+            for name, why in absent.items():
+                print(f"not compared with {name}: {why}", file=sys.stderr)
+        else:
+            itself = InputSection(name=Path(file).name, path=file)
+            config = PoolConfig(data=".", source=[itself], benchmark=[itself])
+        yield from benchmark_questions(Datasheet(config=config, rules=[]))
+
+
+def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
+    from rocstar.data.pool.check import Wording
+    from rocstar.dialogue.segments import text_of
+    from rocstar.dialogue.template import ChatMl
+    from rocstar.parts.build import rollouts_of, specs_of, template_of
+    from rocstar.parts.modelfolder import find_model
+
+    folder = None if recipe.model.path is None else find_model(recipe.model.path)
+    chosen, counted = template_of(recipe, folder), tokenizer or folder
+    with_tools = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
+    specs = specs_of(recipe) if with_tools else ()
+    return Wording(
+        render=lambda question: text_of(chosen.opening(question, specs)),
+        markers=chosen.markers if isinstance(chosen, ChatMl) else _added_tokens(folder),
+        length=len if counted is None else _token_counter(counted),
+        unit="characters" if counted is None else "tokens",
+    )
+
+
+def _added_tokens(folder: Path | None) -> Sequence[str]:
+    from rocstar.dialogue.codec import Codec
+
+    return Codec.load(folder).added_tokens if folder else ()
+
+
+def _token_counter(folder: Path) -> Callable[[str], int]:
+    from rocstar.dialogue.codec import Codec
+
+    codec = Codec.load(folder)
+    return lambda prompt: len(codec.encode(prompt))
+
+
+def _print_funnel(sheet: Datasheet) -> None:
+    print(f"{'rows':20}{'all':>10}" + "".join(f"{source[:14]:>16}" for source in sheet.sources))
+    for fate, rows, by_source in sheet.funnel():
+        print(f"{fate:20}{rows:>10,}" + "".join(f"{by_source[source]:>16,}" for source in sheet.sources))
+    if sheet.asked.total():
+        print(f"{'  of them rewritten':20}{sheet.asked.total():>10,}", end="")
+        print("".join(f"{sheet.asked[source]:>16,}" for source in sheet.sources))
+    if sheet.reworded.total():
+        print(f"{'  of them reworded':20}{sheet.reworded.total():>10,}", end="")
+        print("".join(f"{sheet.reworded[source]:>16,}" for source in sheet.sources))
+    if sheet.unasked:
+        print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
+    print("\n".join(sheet.benchmarks))
+    print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json, datasheet.md")
+
+
+def _print_report(report: Report) -> None:
+    write(sys.stdout, "".join(f"{line}\n" for line in _report_lines(report)))
+
+
+def _report_lines(report: Report) -> Iterator[str]:
+    yield f"{report.file}: {report.rows:,} {_rows(report.rows)}, sha256 {(report.sha256 or '-')[:16]}"
+    if report.columns is not None:
+        asked = " + ".join(report.columns.question)
+        yield f"layout {report.columns.layout}: question from {asked}, answer from {report.columns.answer}"
+        yield f"not used: {', '.join(report.others) or 'nothing'}"
+        yield from ("", "one prompt, special tokens in «»:", "", report.prompt, "")
+        yield (
+            f"length in {report.unit}: half up to {report.quantile(0.5):,}, 95% up to {report.quantile(0.95):,}, "
+            f"longest {report.quantile(1.0):,}"
+        )
+        most = max((rows for *_, rows in report.histogram()), default=1)
+        for start, end, rows in report.histogram():
+            yield f"  {start:>7,} to {end - 1:<7,}{rows:>9,} {'#' * -(-BAR_COLUMNS * rows // most)}"
+        yield ""
+    read = report.rows - report.bad.rows
+    compared = (
+        f"of {sum(report.compared_with.values()):,} benchmark questions" if report.compared_with else "nothing given"
+    )
+    yield from _finding_lines(f"{_rows(report.bad.rows)} that cannot be read", report.bad)
+    if not read:
+        return
+    yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
+    yield from _finding_lines("same text, another answer", report.conflicts)
+    yield from _finding_lines("same text, same answer", report.duplicates)
+    yield from _finding_lines("nearly the same text, same answer", report.near)
+    yield from _finding_lines(f"overlap with benchmarks ({compared})", report.overlaps)
+    for name, rows in report.by_benchmark.most_common():
+        yield f"    {rows:>7,} {name}"
+
+
+def _rows(number: int) -> str:
+    return "row" if number == 1 else "rows"
+
+
+def _finding_lines(title: str, finding: Finding) -> Iterator[str]:
+    yield f"{finding.rows:>7,} {title}"
+    yield from (f"          {example}" for example in finding.examples)

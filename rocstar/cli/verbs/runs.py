@@ -1,0 +1,519 @@
+"""`rocstar runs`: look at what runs left behind, compare and draw it, write it in other forms, give its room back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json
+from rocstar.errors import ConfigError
+from rocstar.support.exits import need
+
+if TYPE_CHECKING:
+    from rocstar.record.attempts.formats import Origin
+    from rocstar.record.attempts.select import Wanted
+    from rocstar.record.folder import RunFolder
+
+RUN = "A run's name or the start of it, a path, or `last`."
+SHOWN = 20  # attempts on the screen unless more are asked for
+
+app = typer.Typer(**STYLE, help="Look at what runs left behind.")
+Name = Annotated[str, typer.Argument(metavar="RUN", help=RUN)]
+Source = Annotated[
+    str, typer.Argument(metavar="RUN|EVALUATION", help="A run, a name of `evals list`, or a rollout file.")
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+Step = Annotated[int | None, typer.Option(help="Attempts of this step only.", show_default=False)]
+Problem = Annotated[
+    str | None, typer.Option(metavar="ID", help="Of this problem: its id or the start of it.", show_default=False)
+]
+Right = Annotated[bool, typer.Option("--right", help="Right ones only.")]
+Wrong = Annotated[bool, typer.Option("--wrong", help="Wrong ones only.")]
+Undecided = Annotated[bool, typer.Option("--undecided", help="Those without a verdict only.")]
+Kept = Annotated[
+    bool | None, typer.Option("--kept/--dropped", help="Those that the resampler kept, or dropped.", show_default=False)
+]
+Ended = Annotated[
+    str | None, typer.Option("--stop", metavar="WHY", help="Ended so, as in max_tokens.", show_default=False)
+]
+ErrorClass = Annotated[
+    str | None, typer.Option("--error", metavar="CLASS", help="With a call that failed so.", show_default=False)
+]
+Text = Annotated[
+    str | None, typer.Option(metavar="WORDS", help="With these words in question or text.", show_default=False)
+]
+
+
+@app.command(name="list")
+def list_all(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
+    """All runs, by name."""
+    from rocstar.record.folder import list_runs
+    from rocstar.record.show import show_or_broken
+    from rocstar.support.screen import Screen
+
+    rows = [show_or_broken(folder) for folder in list_runs(runs)]
+    if as_json:
+        print_json({"runs": rows})
+    elif rows:
+        Screen().runs(rows)
+    else:
+        Screen().note(f"there are no runs in {runs}")
+
+
+@app.command()
+def show(name: Name, as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
+    """One run: how far it came, before against after."""
+    from rocstar.record.folder import RunFolder
+
+    print_run(RunFolder.find(name, runs), as_json=as_json)
+
+
+def print_run(folder: RunFolder, *, as_json: bool) -> None:
+    """A run as `runs show` shows it."""
+    from rocstar.record.show import show_run
+    from rocstar.support.screen import Screen
+
+    shown = show_run(folder)
+    print_json(shown) if as_json else Screen().summary(shown)
+
+
+@app.command()
+def end_stage(name: Name, runs: Runs = Path("runs")) -> None:
+    """End a run's stage after its step under way, and go on with the next."""
+    from rocstar.record.folder import RunFolder
+    from rocstar.support.screen import Screen
+
+    folder = RunFolder.find(name, runs)
+    Screen().note(f"stage {folder.request_end()} of {folder.name} ends after its step under way")
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=RUN)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Metrics to compare; may be repeated.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Two runs: settings that differ, where each metric came to (mean of the last ten of as many steps), and their
+    evaluations paired problem by problem. Two evaluations of one run: `rocstar compare`.
+
+    Example: rocstar runs compare roc grpo --metric reward/mean"""
+    from rocstar.record.differences import metrics_side_by_side, settings_that_differ
+    from rocstar.record.folder import RunFolder
+
+    first, second = (RunFolder.find(name, runs) for name in (a, b))
+    result = {
+        "a": first.name,
+        "b": second.name,
+        "settings": settings_that_differ(first, second),
+        "metrics": metrics_side_by_side(first, second, metric or ()),
+        "evaluations": list(_paired(first, second)),
+    }
+    print_json(result) if as_json else print("\n".join(_compared(result)))
+
+
+def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
+    """Of each evaluation that both have the last step that both made it at, else the last of each, which the result
+    says (`step_a`, `step_b`); `refused` says why two can't be compared."""
+    from rocstar.errors import DataError
+    from rocstar.evaluation.compare import compared, read_kept, refuse_different
+
+    steps_a, steps_b = (_steps_by_name(run) for run in (a, b))
+    for name in (name for name in steps_a if name in steps_b):
+        shared = sorted({*steps_a[name]} & {*steps_b[name]})[-1:]
+        steps = [(shared or steps)[-1] for steps in (steps_a[name], steps_b[name])]
+        row = {"name": name, "step_a": steps[0], "step_b": steps[1]}
+        try:
+            first, second = (
+                read_kept(run.evaluation(name, step), f"{run.name}/{name}@{step}")
+                for run, step in zip((a, b), steps, strict=True)
+            )
+            refuse_different(first, second, ())
+            found = {key: value for key, value in compared(first, second).items() if key != "table"}
+        except (ConfigError, DataError) as error:
+            found = {"refused": str(error)}
+        yield {**row, **found}
+
+
+def _steps_by_name(run: RunFolder) -> dict[str, list[int]]:
+    """At which steps each evaluation was made, ascending."""
+    found: dict[str, list[int]] = {}
+    for name, step, _ in run.evaluations():
+        found.setdefault(name, []).append(step)
+    return found
+
+
+def _compared(result: Mapping[str, Any]) -> Iterator[str]:
+    from rocstar.record.differences import LAST_STEPS
+
+    yield f"A {result['a']}, B {result['b']}; metrics are means of the last {LAST_STEPS} of so many steps"
+    alone = _alone(result["settings"])
+    for name, whose in alone.items():
+        yield f"  {name}: only {whose} has it"
+    for row in result["settings"]:
+        if ".".join(row["setting"].split(".")[:2]) not in alone:
+            yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
+    for row in result["metrics"]:
+        yield f"  {row['stage']} after {row['steps']} steps, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
+    for row in result["evaluations"]:
+        same = row["step_a"] == row["step_b"]
+        at = f"step {row['step_a']}" if same else f"A at step {row['step_a']}, B at step {row['step_b']}"
+        if "refused" in row:
+            yield f"  {row['name']}, {at}: not compared, {row['refused']}"
+            continue
+        low, high = row["difference"]["interval"]
+        yield (
+            f"  {row['name']}, {at}: {row['a']['accuracy']['value']:.1%} -> {row['b']['accuracy']['value']:.1%}, B - A "
+            f"{row['difference']['value']:+.1%} (95%: {low:+.1%} to {high:+.1%}) over {row['problems']} problems, "
+            f"p = {row['p_value']:.3g}"
+        )
+
+
+def _alone(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Stages that only one of two runs has, each with that run's letter."""
+    kinds = (row for row in settings if row["setting"].startswith("stage.") and row["setting"].endswith(".kind"))
+    return {
+        row["setting"].removesuffix(".kind"): "A" if row["b"] is None else "B"
+        for row in kinds
+        if row["a"] is None or row["b"] is None
+    }
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@app.command()
+def plot(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN)],
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Metrics to draw; may be repeated.", show_default=False)
+    ] = None,
+    axis: Annotated[str, typer.Option("--x", help="step, seconds or tokens.")] = "step",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf.")] = Path("runs.png"),
+    runs: Runs = Path("runs"),
+) -> None:
+    """Metrics of one run or several as a picture.
+
+    Example: rocstar runs plot last --metric reward/mean --metric len/tokens --out curves.svg"""
+    need("plot")
+    from rocstar.record.folder import RunFolder
+    from rocstar.record.plot import plot as draw
+
+    draw([RunFolder.find(name, runs) for name in names], metric, axis, out)
+    print(out)
+
+
+@app.command()
+def rollouts(
+    name: Source,
+    step: Step = None,
+    problem: Problem = None,
+    right: Right = False,
+    wrong: Wrong = False,
+    undecided: Undecided = False,
+    kept: Kept = None,
+    ended: Ended = None,
+    error: ErrorClass = None,
+    text: Text = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="By response_tokens, calls, reward ...: most first.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = SHOWN,
+    full: Annotated[bool, typer.Option("--full", help="Show what was written and what tools said.")] = False,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Attempts that a run or an evaluation kept: all, or those that fit.
+
+    Example: rocstar runs rollouts last --wrong --error NameError --full"""
+    from rocstar.record.attempts.formats import facts
+    from rocstar.record.attempts.messages import structured
+    from rocstar.record.attempts.select import first, select
+
+    wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
+    files, origin = _source(name, runs)
+    rows = first(select(files, wanted), limit, sort)
+    if as_json:
+        shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
+        print_json({"source": origin.name, "attempts": shown})
+    elif not rows:
+        print(f"{origin.name} has no such attempt{_there(files, wanted)}")
+    else:
+        print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
+
+
+def _there(files: Sequence[Path], wanted: Wanted) -> str:
+    """Which steps were kept where the one asked for was not, and what calls failed with where none failed so."""
+    from collections import Counter
+    from dataclasses import replace
+
+    from rocstar.record.attempts.select import failures, select
+    from rocstar.record.folder import step_of
+
+    steps = sorted(step_of(file) for file in files if file.name.startswith("step="))
+    if steps and wanted.step not in (None, *steps):
+        return f"; the steps that kept theirs go from {steps[0]} to {steps[-1]}"
+    if wanted.error is None:
+        return ""
+    there = Counter(name for row in select(files, replace(wanted, error=None)) for name in failures(row))
+    told = ", ".join(f"{name} ({count})" for name, count in there.most_common())
+    return f"; failures that are there: {told}" if told else "; no call failed there"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    from rocstar.record.attempts.page import visible
+    from rocstar.record.attempts.select import failures
+
+    errors = ", ".join(failures(row))
+    answer = f"{row['extracted']!r} for {row['gold']!r}" if row["extracted"] is not None else "no answer"
+    return visible(
+        f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {row['verdict'] or 'undecided':9} "
+        f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
+        f"tokens, {row['stop']}: {answer[:80]}"
+    ).replace("\n", " ")
+
+
+def _whole(row: Mapping[str, Any], origin: Origin) -> str:
+    from rocstar.record.attempts.messages import as_written
+    from rocstar.record.attempts.page import visible
+
+    said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
+    return "\n".join((_line(row), *said, ""))
+
+
+@app.command()
+def export(
+    name: Source,
+    form: Annotated[str, typer.Option("--format", help="messages, trl, verl, inspect, csv or html.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; default: named after the source.", show_default=False)
+    ] = None,
+    step: Step = None,
+    problem: Problem = None,
+    right: Right = False,
+    wrong: Wrong = False,
+    undecided: Undecided = False,
+    kept: Kept = None,
+    ended: Ended = None,
+    error: ErrorClass = None,
+    text: Text = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.", show_default=False)] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write attempts for other tools: TRL, verl, inspect_ai, a table, or one page for a colleague.
+
+    Example: rocstar runs export last --right --format trl --out right.jsonl"""
+    from itertools import islice
+
+    from rocstar.record.attempts.formats import ENDINGS, FORMS
+    from rocstar.record.attempts.formats import export as write
+    from rocstar.record.attempts.select import select
+
+    if form not in FORMS:
+        raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
+    wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
+    files, origin = _source(name, runs)
+    path = out or Path(f"{origin.name.replace('/', '-')}-{form}.{ENDINGS[form]}")
+    if path.exists():
+        raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
+    count = write(islice(select(files, wanted), limit), origin, form, path)
+    print(f"{count} attempts in {path}")
+
+
+@app.command(name="import")
+def import_log(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A log of inspect_ai: .eval or .json.")],
+    scorer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose scores are verdicts; default: the first.", show_default=False),
+    ] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Keep a log of inspect_ai as an evaluation, so that `rocstar view` shows it. Needs inspect_ai.
+
+    Example: rocstar runs import logs/2026-01-01_gsm8k.eval"""
+    need("data")
+    from rocstar.adapters.inspect_logs import import_log as carry_out
+
+    print(carry_out(file, runs, scorer=scorer))
+
+
+def _wanted(
+    step: int | None,
+    problem: str | None,
+    right: bool,
+    wrong: bool,
+    undecided: bool,
+    kept: bool | None,
+    ended: str | None,
+    error: str | None,
+    text: str | None,
+) -> Wanted:
+    from rocstar.record.attempts.select import Wanted
+    from rocstar.types import Stop
+
+    chosen = [verdict for verdict, on in (("right", right), ("wrong", wrong), ("undecided", undecided)) if on]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; give one of them")
+    if ended is not None and ended not in list(Stop):
+        raise ConfigError(f"--stop {ended} is none of {', '.join(Stop)}")
+    return Wanted(
+        step=step,
+        problem=problem,
+        verdict=chosen[0] if chosen else None,
+        kept=kept,
+        stop=ended,
+        error=error,
+        text=text,
+    )
+
+
+def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
+    """The files of a run or an evaluation that hold attempts. Raises ConfigError and DataError."""
+    from rocstar.analysis.sources import find_source
+    from rocstar.record.attempts.formats import Origin
+    from rocstar.record.attempts.messages import feedback_of
+    from rocstar.record.folder import read_json
+
+    need("train")
+    source = find_source(name, runs)
+    run = source.run or source.trainer
+    if source.transcripts or (run is None and source.result is None):
+        raise ConfigError(f"{name} does not say how tool results were shown; give the run or the evaluation it is of")
+    if not source.files:
+        raise ConfigError(f"run {source.name} kept no attempts (run.save_rollouts was off, or it has no RL step yet)")
+    settings = source.result["setup"] if source.result else read_json(run.resolved) if run else {}
+    written = datetime.fromtimestamp(source.files[0].stat().st_mtime, UTC).isoformat(timespec="seconds")
+    origin = Origin(
+        name=source.name,
+        model=source.policy,
+        started=run.identity["started"] if run else written,
+        feedback=feedback_of(settings),
+        decoder=source.decoder,
+    )
+    return source.files, origin
+
+
+@app.command()
+def track(
+    name: Name,
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, wandb, trackio or mlflow.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until standard input is closed.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Send the metrics of a run to a tracker: those that it has not been sent yet.
+
+    Example: rocstar runs track last --to tensorboard"""
+    from rocstar.record.folder import RunFolder
+    from rocstar.record.tracking.children import run_goes_on
+    from rocstar.record.tracking.choose import open_sink
+    from rocstar.record.tracking.follow import follow as carry_out
+
+    folder = RunFolder.find(name, runs)
+    sink = open_sink(to, folder)
+    step = carry_out(folder, to, sink, run_goes_on(sys.stdin.buffer) if follow else lambda seconds: False)
+    sink.close()
+    print(f"{to} has all steps of {folder.name} up to {step}")
+
+
+@app.command()
+def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
+    """What each run takes on the disk."""
+    from rocstar.record.folder import list_runs
+    from rocstar.record.space import sizes
+
+    found = {run.name: sizes(run) for run in list_runs(runs)}
+    if as_json:
+        print_json({"runs": found, "bytes": sum(sum(parts.values()) for parts in found.values())})
+        return
+    for name, parts in found.items():
+        shown = ", ".join(f"{part} {_bytes(size)}" for part, size in parts.items() if size)
+        print(f"{_bytes(sum(parts.values())):>9}  {name}: {shown}")
+
+
+@app.command()
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths, written in full.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Delete runs with all they left."""
+    from rocstar.record.folder import list_runs
+    from rocstar.record.space import branches_of, remove, size_of
+
+    known = {run.name: run for run in list_runs(runs)}
+    chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
+    for run in chosen:
+        print(f"{run.path}: {_bytes(size_of(run.path))}")
+        for other in branches_of(run, list(known.values())):
+            print(f"  {other.name} branched from it and stays whole")
+    if not yes and not (sys.stdin.isatty() and typer.confirm("delete?")):
+        raise ConfigError("nothing was deleted; add --yes where nobody can be asked")
+    for run in chosen:
+        remove(run)
+
+
+def _exactly(name: str, known: Mapping[str, RunFolder]) -> RunFolder:
+    """No start of a name and no `last`: what is deleted is written out."""
+    from rocstar.record.folder import RunFolder
+
+    if name in known:
+        return known[name]
+    if "/" in name:
+        return RunFolder.open(name)
+    raise ConfigError(f"there is no run {name}; the runs there are: {', '.join(known) or 'none'}")
+
+
+@app.command()
+def gc(
+    keep: Annotated[int, typer.Option(min=0, help="Checkpoints of each run that stay, the newest.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and stop.")] = False,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Delete old checkpoints and what kills left half written, of all runs that nobody writes. Checkpoints of ended
+    stages go too, from which `train --branch` could start.
+
+    Example: rocstar runs gc --keep 1 --dry-run"""
+    from rocstar.record.folder import list_runs
+    from rocstar.record.space import delete, leftovers, size_of
+
+    total = 0
+    gone: list[str] = []
+    left_alone: list[str] = []
+    for run in {run.path.resolve(): run for run in list_runs(runs)}.values():  # each once, links apart
+        try:
+            with run.locked():
+                paths = leftovers(run, keep)
+                freed = sum(map(size_of, paths))
+                if not dry_run:
+                    delete(paths)
+        except ConfigError as error:
+            left_alone.append(str(error))
+            continue
+        total += freed
+        gone += map(str, paths)
+    if as_json:
+        print_json({"paths": gone, "bytes": total, "left_alone": left_alone, "deleted": not dry_run})
+    else:
+        print(*(f"left alone: {why}" for why in left_alone), *gone, sep="\n", end="\n" if gone or left_alone else "")
+        print(f"{_bytes(total)} {'would be freed' if dry_run else 'freed'}")
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError

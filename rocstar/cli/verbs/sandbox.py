@@ -1,0 +1,251 @@
+"""`rocstar sandbox ...`: the code execution service on its own. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json, write
+from rocstar.errors import ConfigError
+from rocstar.support.exits import FAILED, OK, need
+
+if TYPE_CHECKING:
+    from rocstar.sandbox.client import SandboxClient
+
+MEBIBYTE = 2**20
+STATUS_SECONDS = 30.0  # for a service to say how it is
+FILE = re.compile(r"[^\s;()=#]+\.py")
+ISOLATION = ("L1", "L2", "L3", "L4")  # call.Isolation, which help pages do not load
+
+
+def _level(given: str) -> str:
+    if given not in ISOLATION:
+        raise ConfigError(f"--min-isolation {given} is none of {', '.join(ISOLATION)}; give one of them")
+    return given
+
+
+app = typer.Typer(**STYLE, help="The place where the model's programs run.")
+
+Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="A service; default: a sandbox of its own.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The service's token; default: $ROCSTAR_SANDBOX_TOKEN.")
+]
+MinIsolation = Annotated[
+    str, typer.Option(metavar="L1|L2|L3|L4", callback=_level, help="Refuse to start below this level.")
+]
+Preload = Annotated[str, typer.Option(metavar="A,B", help="Modules imported before programs are forked; '' for none.")]
+
+
+@app.command(name="exec")
+def execute(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="A Python program or FILE.py; `-` reads it from stdin.")],
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one program in the sandbox and say what became of it.
+
+    Example: rocstar sandbox exec 'sum(range(10))'"""
+    import asyncio
+
+    from msgspec import to_builtins
+
+    from rocstar.sandbox.call import Call
+
+    program = _program(code)
+    with _sandbox(url, token_file) as client:
+        response = asyncio.run(client.run(Call(id="exec", code=program)))
+    if as_json:
+        print_json({name: to_builtins(getattr(response, name)) for name in response.__struct_fields__})
+    else:
+        why = f": {response.message}" if response.message else ""
+        note = f"[{response.outcome}{why}, {response.run_seconds:.3f} s, isolation {response.isolation}]\n"
+        value = "" if response.value is None else f"{response.value}\n"
+        write(sys.stdout, response.stdout + value)
+        write(sys.stderr, response.stderr + note)
+    raise typer.Exit(OK if response.outcome == "ok" else FAILED)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8700,
+    daemons: Annotated[int, typer.Option(help="Sandbox daemons; several only on machines with many cores.")] = 1,
+    slots: Annotated[int, typer.Option(help="Programs that run at once; 0: four per core.")] = 0,
+    preload: Preload = "numpy,sympy",
+    min_isolation: MinIsolation = "L1",
+    token_file: TokenFile = None,
+    open_to_network: Annotated[bool, typer.Option("--open-to-network", help="No token on a public address.")] = False,
+    nodes: Annotated[str, typer.Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = "",
+    accept_nodes: Annotated[bool, typer.Option("--accept-nodes", help="Same, and services may join.")] = False,
+    join: Annotated[str, typer.Option(metavar="URL", help="Join the gateway there.")] = "",
+    advertise: Annotated[str, typer.Option(metavar="URL", help="Where that gateway reaches this service.")] = "",
+    wall_seconds: Annotated[float, typer.Option(help="Limit of a call that names none.")] = 5.0,
+    memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 512,
+    max_wall_seconds: Annotated[float, typer.Option(help="Longest limit a caller may ask for.")] = 600.0,
+    max_memory_mb: Annotated[int, typer.Option(help="Same, of memory.")] = 4096,
+    patience_seconds: Annotated[float, typer.Option(help="How long a single call waits for its turn.")] = 60.0,
+    max_queue: Annotated[int, typer.Option(help="Calls waiting in a daemon before more are refused.")] = 100_000,
+    request_seconds: Annotated[float, typer.Option(help="Within which a request must have arrived.")] = 30.0,
+    max_sessions: Annotated[int, typer.Option(help="Sessions held over HTTP at once.")] = 1000,
+    session_slots: Annotated[int, typer.Option(help="Sessions alive at once in a daemon.")] = 32,
+    session_idle_seconds: Annotated[float, typer.Option(help="How long a session may be without a cell.")] = 600.0,
+    drain_seconds: Annotated[float, typer.Option(help="How long calls may take after SIGTERM.")] = 120.0,
+) -> None:
+    """Serve programs over HTTP until Ctrl-C or SIGTERM.
+
+    Example: rocstar sandbox serve --port 8700 --min-isolation L3"""
+    need("sandbox")
+    from rocstar.sandbox.call import Limits
+    from rocstar.sandbox.service import serve as serve_until_told
+    from rocstar.sandbox.service.core import Settings, complaint
+
+    settings = Settings(
+        host=host,
+        port=port,
+        daemons=daemons,
+        slots=slots,
+        preload=_names(preload),
+        min_isolation=min_isolation,
+        token=_token(token_file),
+        open_to_network=open_to_network,
+        nodes=_names(nodes),
+        accept_nodes=accept_nodes,
+        join=join,
+        advertise=advertise,
+        limits=Limits(wall_seconds=wall_seconds, cpu_seconds=wall_seconds, memory_bytes=memory_mb * MEBIBYTE),
+        max_wall_seconds=max_wall_seconds,
+        max_memory_bytes=max_memory_mb * MEBIBYTE,
+        patience_seconds=patience_seconds,
+        max_queue=max_queue,
+        request_seconds=request_seconds,
+        max_sessions=max_sessions,
+        session_slots=session_slots,
+        session_idle_seconds=session_idle_seconds,
+        drain_seconds=drain_seconds,
+    )
+    if problem := complaint(settings):
+        raise ConfigError(problem)
+    try:
+        code = serve_until_told(settings, _say)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port") from error
+    raise typer.Exit(code)
+
+
+@app.command()
+def mcp(preload: Preload = "numpy,sympy", min_isolation: MinIsolation = "L1") -> None:
+    """Serve one MCP client on stdin and stdout, with a sandbox of its own.
+
+    Example, in a client's settings: {"command": "rocstar", "args": ["sandbox", "mcp"]}"""
+    need("sandbox")
+    need("mcp")
+    from rocstar.sandbox.service import serve_stdio
+
+    serve_stdio(preload=_names(preload), min_isolation=min_isolation)
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A service.")] = "http://127.0.0.1:8700",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a service says of itself."""
+    _print(_status(url, _token(token_file)), as_json)
+
+
+@app.command()
+def probe(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """Say how well programs are walled off here, or at a service, and what is missing.
+
+    Example: rocstar sandbox probe"""
+    from msgspec import to_builtins
+
+    with _sandbox(url, token_file) as client:
+        _print(to_builtins(client.info()), as_json)
+
+
+def _program(code: str) -> str:
+    """The program itself, or that of a file. What is written like a file's name is one: no program reads like that."""
+    from importlib.util import decode_source
+
+    if code != "-" and not FILE.fullmatch(code) and not (code.endswith(".py") and os.path.isfile(code)):
+        return code
+    try:
+        return decode_source(sys.stdin.buffer.read() if code == "-" else Path(code).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{code} cannot be read ({error.strerror}); give a program or a file of one") from None
+    except (UnicodeDecodeError, SyntaxError) as error:
+        raise ConfigError(f"the program in {code} is no text ({error}); save it as UTF-8") from None
+
+
+def _sandbox(url: str | None, token_file: Path | None) -> SandboxClient:
+    """The service at `url`, or a sandbox for the time being."""
+    from rocstar.sandbox.client import SandboxClient
+
+    if url is None:
+        return SandboxClient.start(slots=1, preload=())
+    need("sandbox")
+    return SandboxClient.connect([url], token=_token(token_file))
+
+
+def _status(url: str, token: str) -> dict[str, Any]:
+    import urllib.error
+    import urllib.request
+
+    from rocstar.sandbox.call import SandboxDown
+
+    if not url.startswith("http://"):
+        raise ConfigError(f"{url!r} is no address of a service; write http://host:port")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=STATUS_SECONDS) as answer:
+            found = json.load(answer)
+    except (OSError, ValueError) as error:
+        hint = "; set ROCSTAR_SANDBOX_TOKEN to its token" if getattr(error, "code", 0) == 401 else ""
+        raise SandboxDown(f"no sandbox service answers at {url} ({error}){hint}") from error
+    if not isinstance(found, dict):
+        raise SandboxDown(f"what answers at {url} is no sandbox service")
+    return found
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
+    try:
+        token = file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file {file} cannot be read ({error})") from None
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty; write the token there")
+    return token
+
+
+def _print(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        print(f"{name:<18}{' '.join(_words(value)) or '-'}")
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
+
+
+def _say(sentence: str) -> None:
+    print(f"rocstar: {sentence}", file=sys.stderr, flush=True)
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{name}={item}" for name, item in value.items()]
+    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]

@@ -1,0 +1,103 @@
+"""`rocstar serve` and `rocstar chat`: talking to a model that may use its tools."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocstar.cli.verbs.common import AsJson, quiet, stoppable
+from rocstar.errors import ConfigError
+from rocstar.support.exits import need
+
+Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a hub id, a run's name or `last`.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings of the recipe to change.", show_default=False),
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the runs.")]
+Context = Annotated[
+    int | None, typer.Option(min=1, metavar="TOKENS", help="Of the longest conversation.", show_default=False)
+]
+
+
+def chat(
+    model: Model,
+    settings: Settings = None,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="Ask once and stop; `-` reads stdin.", show_default=False)
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of one answer, tool output included.", show_default=False)
+    ] = None,
+    context: Context = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Each question begins a new conversation.")] = False,
+    as_json: AsJson = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Talk to a model that may use its tools; each answer is shown as it is written, and remembered."""
+    from rocstar.parts.modelfolder import model_named
+
+    need("train")
+    model_named(model, runs)
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("the question is empty; give one with -p, or with -p - on the standard input")
+    quiet()
+    from rocstar.serving.typed import Typed
+
+    typed = Typed()
+    if prompt is None:
+        typed.ask("; the model is loaded meanwhile")
+    with stoppable("stopped; nothing of the conversation is kept"):
+        from rocstar.serving.chat import Wishes
+        from rocstar.serving.chat import chat as carry_out
+
+        wishes = Wishes(system=system, max_tokens=max_tokens, context=context, temperature=temperature, fresh=fresh)
+        carry_out(
+            model=model,
+            prompt=prompt,
+            settings=settings or [],
+            wishes=wishes,
+            as_json=as_json,
+            runs=runs,
+            typed=typed,
+        )
+
+
+def serve(
+    model: Model,
+    settings: Settings = None,
+    host: Annotated[str, typer.Option(help="Another than loopback needs ROCSTAR_SERVE_TOKEN.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8701,
+    rows: Annotated[int, typer.Option(min=1, help="Answers written at once; more wait.")] = 8,
+    context: Context = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """An OpenAI-compatible server: chat completions whose tool calls run in the sandbox here.
+
+    Example: rocstar serve last --port 8701"""
+    need("train")
+    need("sandbox")
+    from rocstar.parts.modelfolder import model_named
+
+    model_named(model, runs)  # before anything that takes seconds is loaded
+    quiet()
+    from rocstar.serving.serve import serve as carry_out
+
+    with stoppable("stopped"):
+        carry_out(
+            model=model,
+            settings=settings or [],
+            host=host,
+            port=port,
+            rows=rows,
+            context=context,
+            runs=runs,
+            say=lambda sentence: print(sentence, file=sys.stderr, flush=True),
+        )

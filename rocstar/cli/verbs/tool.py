@@ -1,0 +1,117 @@
+"""`rocstar tool try`: a tool alone, called as the model calls it. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocstar.cli.verbs.common import STYLE, AsJson, print_json, write
+from rocstar.support.exits import FAILED, OK
+
+if TYPE_CHECKING:
+    from rocstar.config.sections import Recipe
+    from rocstar.protocols import Tool
+    from rocstar.types import ToolCall
+
+READ = ("sandbox.", "rollout.tool_name", "rollout.feedback", "run.modules")
+"""How keys begin that a tool alone obeys."""
+
+app = typer.Typer(**STYLE, help="Tools of the model.")
+
+
+@app.callback()
+def tool() -> None:
+    """Keeps `try` a verb of its own while it is the only one."""
+
+
+@app.command(name="try")
+def try_out(
+    name: Annotated[str, typer.Argument(metavar="TOOL", help="As in sandbox.tools: python, or MODULE:NAME.")],
+    calls: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JSON]...", help="Arguments of a call, or a file of them, one a line; then settings."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the model is told of a tool, and what it reads of each call; the calls are those of one attempt.
+
+    Example: rocstar tool try tools.py:grams_in '{"unit": "blem"}'"""
+    import asyncio
+
+    given = calls or []
+    settings = [text for text in given if not text.lstrip().startswith("{") and "=" in text]
+    asked = [line for text in given if text not in settings for line in _calls_in(text)]
+    spec, answers = asyncio.run(_tried(_recipe(name, settings), name, asked))
+    if as_json:
+        print_json({"tool": spec, "calls": answers})
+    else:
+        write(sys.stdout, _told(spec))
+        for one in answers:
+            write(sys.stdout, f"\n> {one['call']}\n{one['reply']}\n[{one['status']}, {one['seconds']:.3f} s]\n")
+    raise typer.Exit(FAILED if any(one["status"] != "ok" for one in answers) else OK)
+
+
+def _calls_in(text: str) -> list[str]:
+    """The calls themselves, or those of a file. Raises ConfigError."""
+    from pathlib import Path
+
+    from rocstar.errors import ConfigError
+
+    if text.lstrip().startswith("{"):
+        return [text]
+    if not Path(text).is_file():
+        raise ConfigError(f'{text!r} is neither the arguments of a call, as in \'{{"code": "1"}}\', nor a file of such')
+    return [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _recipe(name: str, settings: list[str]) -> Recipe:
+    """Raises ConfigError."""
+    from rocstar.config.recipe import changed
+    from rocstar.config.sections import Recipe
+    from rocstar.errors import ConfigError
+
+    for key in (text.partition("=")[0].strip() for text in settings):
+        if not key.startswith(READ):
+            raise ConfigError(f"{key} is not read here; a tool alone reads {', '.join(READ)}")
+    return changed(Recipe(), [f"sandbox.tools={[name]!r}", *settings], {})
+
+
+async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The tool's schema, and what came of each call. Raises ConfigError, Unavailable."""
+    from contextlib import nullcontext
+
+    from rocstar.cluster.here import started_sandbox
+    from rocstar.dialogue.template import tool_schema
+    from rocstar.parts.build import make_feedback, tools_of
+    from rocstar.sandbox.client import SandboxClient
+    from rocstar.tools.choose import BUILT_IN
+
+    runs_programs = name in BUILT_IN and asked
+    with started_sandbox(recipe.sandbox) if runs_programs else nullcontext(SandboxClient(daemons=0)) as sandbox:
+        tools, feedback = tools_of(recipe, sandbox), make_feedback(recipe.rollout)
+        own, answers = tools.own(), []
+        tool: Tool = [*own, *tools.shared][0]
+        for number, text in enumerate(asked):
+            result = await tool.run(_call(tool.spec.name, text, number))
+            told = {"status": str(result.status), "seconds": result.run_seconds, "reply": feedback(result)}
+            answers.append({"call": text, **told})
+        for one in own:
+            await one.close()
+    return tool_schema(tool.spec), answers
+
+
+def _call(name: str, arguments: str, number: int) -> ToolCall:
+    """As the model would write it, whether it is JSON or not."""
+    from rocstar.dialogue.calls import HERMES
+    from rocstar.dialogue.markup import CLOSE, OPEN
+
+    return HERMES.parse(f'{OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{CLOSE}', number)[0]
+
+
+def _told(spec: Mapping[str, Any]) -> str:
+    import json
+
+    return f"the model is told: {json.dumps(spec, ensure_ascii=False)}\n"

@@ -1,0 +1,76 @@
+"""What a recipe places by Ray, as `Machines`: further learner ranks, vLLM servers, sandbox services.
+
+Room for all of it is set aside before any of it starts, in one Ray; with the context all of it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+from ray.util.placement_group import PlacementGroup
+
+from rocstar.cluster import learner_ranks, sandbox_nodes, vllm_servers
+from rocstar.cluster.here import Machines, started_sandbox
+from rocstar.cluster.places import LOOPBACK, Wish, are_here, connected, needed, own_address, refuse_unshared, set_aside
+from rocstar.config.places import SandboxSection
+from rocstar.config.sections import Recipe
+from rocstar.errors import ConfigError
+from rocstar.sandbox.client import SandboxClient
+
+LEARNERS, SERVERS, SANDBOXES = "learners", "servers", "sandboxes"
+
+
+@contextmanager
+def opened(recipe: Recipe, proof: Path, *, learns: bool) -> Iterator[Machines]:
+    """See `rocstar.cluster.start.opened_machines`."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError('torchrun has started the learners already; leave it out or set cluster.launcher "processes"')
+    with ExitStack() as stack:
+        nodes = recipe.cluster.sandbox_nodes
+        child = None if nodes else stack.enter_context(started_sandbox(recipe.sandbox))
+        gpus = _gpus(recipe)
+        wanted = partial(wishes, recipe, gpus, learns=learns)
+        stack.enter_context(connected(needed(wanted().values()).get("CPU", 0)))
+        groups = stack.enter_context(set_aside(wanted(own_address())))
+        for name in {LEARNERS, SERVERS} & groups.keys():
+            refuse_unshared(groups[name], proof)
+        yield Machines(
+            sandbox=child or stack.enter_context(_placed_sandbox(recipe.sandbox, nodes, groups[SANDBOXES])),
+            start_ranks=partial(
+                learner_ranks.start, recipe.cluster, recipe.model, os.environ, groups.get(LEARNERS), gpus
+            ),
+            start_server=vllm_servers.starter(groups.get(SERVERS), gpus),
+            engines_share_memory=SERVERS not in groups or are_here(groups[SERVERS]),
+        )
+
+
+def wishes(recipe: Recipe, gpus: int, driver: str = LOOPBACK, *, learns: bool) -> Mapping[str, Wish]:
+    """What must be set aside. gpus: of each learner and server. driver: address of this machine."""
+    cluster, servers = recipe.cluster, recipe.servers
+    found: dict[str, Wish] = {}
+    if learns and (cluster.learners > 1 or gpus):
+        found[LEARNERS] = learner_ranks.wish(cluster.learners, gpus, driver)
+    if servers:
+        found[SERVERS] = vllm_servers.wish(servers, gpus)
+    if cluster.sandbox_nodes:
+        found[SANDBOXES] = sandbox_nodes.wish(cluster.sandbox_nodes, recipe.sandbox.slots)
+    return found
+
+
+def _gpus(recipe: Recipe) -> int:
+    """Of each learner and server. Raises ConfigError."""
+    from rocstar.learning.models import device_of
+
+    return int(device_of(recipe.model).type == "cuda")
+
+
+@contextmanager
+def _placed_sandbox(settings: SandboxSection, nodes: int, group: PlacementGroup) -> Iterator[SandboxClient]:
+    placed = sandbox_nodes.start(
+        nodes, slots=settings.slots, preload=settings.preload, min_isolation=settings.min_isolation, group=group
+    )
+    with closing(placed), SandboxClient.connect(placed.addresses, token=placed.token) as client:
+        yield client

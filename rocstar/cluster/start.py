@@ -1,0 +1,32 @@
+"""The machines of a run: what is started beside its own process, here or where Ray places it (`[cluster]`)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocstar.cluster.here import Machines, opened_here
+
+if TYPE_CHECKING:
+    from rocstar.config.sections import Recipe
+
+
+def opened_machines(recipe: Recipe, proof: Path, *, learns: bool = True) -> AbstractContextManager[Machines]:
+    """Machines for a recipe, for as long as the context. proof: a file beside which engines and learners find what they
+    read; on every machine it must hold what it holds here. learns: whether learners are wanted too. Raises ConfigError
+    where Ray lacks room or a machine lacks the file, Unavailable where Ray fails, SandboxDown."""
+    if recipe.cluster.launcher == "processes" or not (learns or recipe.cluster.sandbox_nodes or recipe.servers):
+        return opened_here(recipe)
+    _keep_ray_on_loopback()
+    from rocstar.cluster.by_ray import opened  # Ray, which is an extra
+
+    return opened(recipe, proof, learns=learns)
+
+
+def _keep_ray_on_loopback() -> None:
+    """A Ray of this run's own listens on loopback only. Its one switch for that is meant for other systems, and is read
+    as Ray is imported."""
+    if os.environ.get("RAY_ADDRESS", "local") == "local":
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -1,0 +1,204 @@
+"""Says in one sentence what is wrong with a recipe and where: file and line or the override, the key, the nearest key.
+
+Not here: reading and merging (`read.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rocstar.config.tree import Keys, Model, Table, all_keys, annotation_at, chosen, holds, lists_tables, members, named
+
+HEADER = re.compile(r"\s*(\[\[?)\s*([^\]#]+?)\s*\]")
+ASSIGNMENT = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+MENTIONED_KEY = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
+VALUE_CHARS = 80  # of a wrong value in a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One file of an `extends` chain."""
+
+    path: Path
+    text: str
+    """The file as it is, for finding lines."""
+    table: Table
+    """What it says, without `extends`."""
+
+    def line_of(self, keys: Keys) -> int | None:
+        """Line of an address, or of the table it stands in; None when it is not here."""
+        if not keys or not holds(self.table, keys):
+            return None
+        return find_line(self.text, self._as_written(keys))
+
+    def _as_written(self, keys: Keys) -> tuple[str | int, ...]:
+        """The address with the number of an entry, from 0, in place of its name."""
+        entries = self.table[keys[0]]
+        if not isinstance(entries, list) or len(keys) == 1:
+            return keys
+        return (keys[0], [entry["name"] for entry in entries].index(keys[1]), *keys[2:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One `key=value` of the command line."""
+
+    text: str
+    """As it was typed."""
+    keys: Keys
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a fault stands."""
+
+    entry: Keys
+    """Address of the entry of a list of tables that it is in; empty outside of one."""
+    keys: Keys
+    """From that entry, or from the top."""
+    model: Model
+    """Of that entry, or of the whole."""
+
+    @property
+    def name(self) -> str:
+        return ".".join((*self.entry, *self.keys))
+
+
+def complaint(
+    error: ValidationError, model: Model, table: Table, layers: Sequence[Layer], changes: Sequence[Override]
+) -> str:
+    """One sentence about the first thing wrong with `table`, which `layers` and then `changes` made."""
+    # An unknown key comes first: `stepz` also makes `steps` missing, and only the former says what to change.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    place = _place(model, table, first["loc"])
+    what = _what(first, place, model, table)
+    blamed = [place.keys] if place.keys else [tuple(key.split(".")) for key in MENTIONED_KEY.findall(first["msg"])]
+    # What an entry does not say itself comes from the section of that name at the top.
+    addresses = [address for keys in blamed for address in dict.fromkeys(((*place.entry, *keys), keys))]
+    return f"{_where([*addresses, place.entry], layers, changes)}: {what}"
+
+
+def _place(model: Model, table: Table, location: Sequence[int | str]) -> Place:
+    """Of pydantic's location, in which entries are numbers, and tags of unions stand as if they were keys."""
+    if len(location) < 2 or not lists_tables(annotation_at(model, table, (str(location[0]),))):
+        return Place(entry=(), keys=_texts(location), model=model)
+    kind, number, *rest = location
+    entry = table[str(kind)][number]
+    annotation = annotation_at(model, table, (str(kind),))
+    keys = _texts(rest[1:] if len(members(annotation)) > 1 else rest)
+    return Place(entry=(str(kind), str(entry["name"])), keys=keys, model=chosen(annotation, entry) or model)
+
+
+def _texts(location: Sequence[int | str]) -> Keys:
+    return tuple(part for part in location if isinstance(part, str))
+
+
+def _what(fault: ErrorDetails, place: Place, top: Model, table: Table) -> str:
+    kind, message, value, name = fault["type"], fault["msg"], fault["input"], place.name
+    if kind == "extra_forbidden":
+        return f"unknown key {name}; {_elsewhere(place, top, table) or _nearest(place)}"
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        tag = f"{name}.{fault['ctx']['discriminator'].strip(chr(39))}"
+        known = ", ".join(_tags(members(annotation_at(top, table, place.entry[:1]))))
+        return f"{tag} is {'missing' if kind.endswith('found') else 'unknown'}; set it to one of {known}"
+    if kind == "missing":
+        entries = lists_tables(annotation_at(top, table, place.keys)) if not place.entry else False
+        return f"{name} is missing; {f'add a [[{name}]]' if entries else 'give it a value'}"
+    if kind == "value_error":
+        return f"{name}: {message.removeprefix('Value error, ')}".removeprefix(": ")
+    wanted = message.removeprefix("Input should be ")
+    options = re.findall(r"'([^']*)'", wanted) if kind == "literal_error" else []
+    close = difflib.get_close_matches(str(value), options, n=1)
+    return f"{name} = {_short(value)} should be {wanted}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def _tags(models: Sequence[Model]) -> list[str]:
+    """The values that choose among models."""
+    required = [f.annotation for model in models for f in model.model_fields.values() if f.is_required()]
+    return [repr(tag) for a in required if typing.get_origin(a) is typing.Literal for tag in typing.get_args(a)]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..."
+
+
+def _elsewhere(place: Place, top: Model, table: Table) -> str | None:
+    """Where a key belongs that is none there: to entries of another kind, to the whole, or, where it is the name of an
+    entry, behind the entry's kind."""
+    if not place.entry:
+        kinds = (kind for kind, field in top.model_fields.items() if lists_tables(field.annotation))
+        kind = next((kind for kind in kinds if named(table.get(kind), place.keys[0])), None)
+        return f"did you mean {kind}.{place.keys[0]}.KEY?" if kind else None
+    given = ".".join(place.keys)
+    kind, annotation = place.entry[0], annotation_at(top, table, place.entry[:1])
+    others = [tag for model in members(annotation) if place.keys in set(all_keys(model)) for tag in _tags([model])]
+    if others:
+        return f"{given} belongs to a {kind} of another kind ({', '.join(others)})"
+    return f"{given} holds for the whole run; set it in [{place.keys[0]}]" if place.keys in set(all_keys(top)) else None
+
+
+def _nearest(place: Place) -> str:
+    """The same key in another section, else a neighbour of nearly that name, else any key of nearly that name."""
+    given, last = ".".join(place.keys), place.keys[-1]
+    every = {".".join(path): path for path in all_keys(place.model)}
+    namesakes = difflib.get_close_matches(given, [name for name, path in every.items() if path[-1] == last], 1, 0.0)
+    if namesakes:
+        return f"did you mean {namesakes[0]}?"
+    neighbours = {path[-1]: name for name, path in every.items() if path[:-1] == place.keys[:-1]}
+    for candidates in (neighbours, {path[-1]: name for name, path in every.items()}):
+        if close := difflib.get_close_matches(last, candidates, 1):
+            return f"did you mean {candidates[close[0]]}?"
+    return f"the keys there are {', '.join(neighbours)}"
+
+
+def _where(addresses: Sequence[Keys], layers: Sequence[Layer], changes: Sequence[Override]) -> str:
+    """The override, or the file and line, that last set the first of the addresses that is set anywhere."""
+    for keys in addresses:
+        for change in reversed(changes):
+            if keys and all(a == b for a, b in zip(keys, change.keys, strict=False)):
+                return f"override {change.text!r}"
+    for keys in addresses:
+        for layer in reversed(layers):
+            if line := layer.line_of(keys):
+                return f"{layer.path} line {line}"
+    return str(layers[-1].path) if layers else "the settings"
+
+
+def find_line(text: str, keys: tuple[str | int, ...]) -> int | None:
+    """1-based line that writes `keys` (entries of lists by number), or else the innermost table around them.
+    TOML readers keep no positions, so the text is scanned: headers and `key =` lines are enough."""
+    best, depth = None, 0
+    for number, written in _written(text):
+        if depth < len(written) <= len(keys) and keys[: len(written)] == written:
+            best, depth = number, len(written)
+    return best
+
+
+def _written(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
+    """(line, address) of every header and assignment."""
+    seen: Counter[str] = Counter()
+    table: tuple[str | int, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := HEADER.match(line):
+            first, *rest = _names(header[2])
+            seen[first] += header[1] == "[[" and not rest
+            table = (first, seen[first] - 1, *rest) if seen[first] else (first, *rest)
+            yield number, table
+        elif assignment := ASSIGNMENT.match(line):
+            yield number, (*table, *_names(assignment[1]))
+
+
+def _names(dotted: str) -> Keys:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))

@@ -1,0 +1,118 @@
+"""The sections of a recipe that say where a run computes: sandboxes, learners, engines. All others: `config.py`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from rocstar.config.values import Count, Place, Seconds, Section, Word
+
+
+def _sandbox_url(url: str) -> str:
+    if not re.fullmatch(r"http://[^\s/?#@]+/?|unix:/\S+", url):
+        raise ValueError(f"{url!r} is no address of a sandbox; write http://host:port")
+    return url
+
+
+SandboxUrl = Annotated[str, AfterValidator(_sandbox_url)]
+
+
+class SandboxSection(Section):
+    tools: list[str] = ["python"]
+    """Tools of the model. python: each call is a program of its own (§2.1); notebook: the calls of an attempt are cells
+    that share names and files; or a Tool of your own as `package.module:name`."""
+    urls: list[SandboxUrl] = []
+    """Sandbox services (`rocstar sandbox serve`) that run the programs, as http://host:port; empty: a sandbox that the
+    run starts itself. Services have their own `slots` and `preload`. Their token is read from the environment variable
+    ROCSTAR_SANDBOX_TOKEN."""
+    preload: list[str] = ["numpy", "sympy"]
+    """Modules that are imported once, before programs start, so that no program waits for them."""
+    slots: int = Field(default=2, ge=1, le=4096)
+    """Programs that run at once."""
+    timeout_seconds: Seconds = 5.0
+    """Wall time of one program; waiting for a slot is not counted."""
+    cpu_seconds: Seconds = 5.0
+    """CPU time of any one process of a program, rounded up to a whole second."""
+    memory_bytes: int = Field(default=512 * 2**20, ge=16 * 2**20, le=2**50)
+    """Memory of one program with all its processes."""
+    output_bytes: int = Field(default=64 * 1024, ge=16, le=4 * 2**20)
+    """Standard output and standard error of one program together."""
+    processes: Count = 16
+    """Processes and threads of one program that may be alive at once, the first one included."""
+    min_isolation: Literal["L1", "L2", "L3", "L4"] = "L1"
+    """The run does not start where the sandbox reaches less than this level (docs/sandbox.md)."""
+
+
+class ClusterSection(Section):
+    learners: Count = 1
+    """Processes that share the weights and the work of learning (FSDP2), on GPUs one for each. Under torchrun, 1 means
+    as many as torchrun started; any other number must equal theirs."""
+    launcher: Literal["processes", "ray"] = "processes"
+    """processes: the run's process starts learners and vLLM servers as its children, on its machine (under torchrun the
+    learners are there already). ray: Ray places them, on as many machines as it has."""
+    sandbox_nodes: int = Field(default=0, ge=0, le=4096)
+    """Sandbox services, each with `sandbox.slots` slots, that Ray places and the run ends; 0: the sandbox that
+    `[sandbox]` describes."""
+    offload_optimizer: bool = False
+    """Keep optimizer state in main memory instead of on the GPU."""
+
+    @model_validator(mode="after")
+    def ray_places_sandboxes(self) -> ClusterSection:
+        if self.sandbox_nodes and self.launcher != "ray":
+            raise ValueError(
+                f"cluster.sandbox_nodes {self.sandbox_nodes} are placed by Ray; set cluster.launcher to 'ray' or leave "
+                "cluster.sandbox_nodes out"
+            )
+        return self
+
+
+class TorchEngines(Section):
+    """Engines in processes of their own on this machine: one that dies costs no attempt while another is left."""
+
+    name: Word
+    """Name in events and messages, followed by a number; `engine.NAME.key=value` changes a key on the command line."""
+    kind: Literal["torch"]
+    """The kind of engine."""
+    count: int = Field(default=1, ge=1, le=1024)
+    """Processes; each holds the model, `rollout.engine_rows` sequences and one torch thread."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of each of them, as events and messages call it."""
+        return [f"{self.name}-{number}" for number in range(self.count)]
+
+
+class VllmEngines(Section):
+    """vLLM servers: `count` of them started as `cluster.launcher` says, or one that runs at `url` already."""
+
+    name: Word
+    """Name in events and messages, followed by a number; `engine.NAME.key=value` changes a key on the command line."""
+    kind: Literal["vllm"]
+    """The kind of engine."""
+    count: int = Field(default=1, ge=1, le=1024)
+    """Servers to start; each decodes `rollout.engine_rows` sequences at once and has room for that many of the greatest
+    length."""
+    url: str | None = None
+    """Address of a server that runs already, was started as docs/vllm.md describes, and can read the folders in which
+    weights are passed on. Unset: the run starts `count` servers."""
+    python: Place | None = None
+    """Python interpreter of the environment that has vLLM; unset: the one in the environment variable
+    ROCSTAR_VLLM_PYTHON."""
+    threads: Count = 1
+    """Threads that each server computes with, on CPUs."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of each of them, as events and messages call it."""
+        return [f"{self.name}-{number}" for number in range(self.count)]
+
+    @model_validator(mode="after")
+    def one_url_is_one_server(self) -> VllmEngines:
+        if self.url is not None and (self.count > 1 or self.python is not None or self.threads > 1):
+            raise ValueError("url names one server that runs already; leave count, python and threads out")
+        return self
+
+
+Engines = Annotated[TorchEngines | VllmEngines, Field(discriminator="kind")]

@@ -1,0 +1,117 @@
+"""Reads a training recipe: what `toml/read.py` does for every recipe, and stages on top of it.
+
+Not here: what the keys mean (`config.py`) and what is done with them (`train.py`). The rules of stages:
+
+- A stage starts from the base sections, as far as it may carry them (`config.py`), and overrides them key by key. So a
+  stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
+- `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
+- `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.
+- A run keeps paths as absolute ones, so it may be resumed from another folder; complaints show them as written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rocstar.config.layers import merge_layers, parse_override, read_layers, read_text, validated
+from rocstar.config.sections import Recipe
+from rocstar.config.tree import Keys, Table, annotation_at, chosen, merged, named, put, with_lists
+from rocstar.config.unread import refuse_unread
+from rocstar.errors import ConfigError
+
+STAGES = Recipe.model_fields["stage"].annotation
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The resolved recipe. Raises ConfigError, which names file and line (or the override) and the nearest key."""
+    layers = read_layers(Path(path), Recipe)
+    table = merge_layers(layers)
+    changes = [parse_override(text, Recipe, table) for text in overrides]
+    for change in changes:
+        for keys in (change.keys, *_same_in_stages(change.keys, table)):
+            table = put(table, keys, change.value)
+    stages = [_completed(stage, table) for stage in table.get("stage", [])]
+    recipe = validated(Recipe, {**table, "stage": stages}, layers, changes)
+    refuse_unread(recipe, layers, changes)
+    beside = list(dict.fromkeys(str(layer.path.resolve().parent) for layer in reversed(layers)))
+    _refuse_absent_folders(recipe.run.modules)
+    run = recipe.run.model_copy(update={"modules": recipe.run.modules or beside})
+    return recipe.model_copy(update={"run": run})
+
+
+def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
+    """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
+    listed = [_completed(stage, base) for stage in stages]
+    return Recipe.model_validate(with_lists(Recipe, {**base, "stage": listed}), strict=True)
+
+
+def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
+    """A recipe with other base settings, for what no stage has a say in, and of single stages. `settings` are
+    `section.key=value`, of which `stage.NAME.kind=KIND` adds a stage where there is none of that name; `options` maps
+    such a text to the words of the command line that ask for it. Raises ConfigError."""
+    table = _with_added_stages(recipe.model_dump(), settings)
+    given = [parse_override(text, Recipe, table) for text in settings]
+    asked = [replace(parse_override(text, Recipe, table), text=words) for text, words in options.items()]
+    for change in (*given, *asked):
+        table = put(table, change.keys, change.value)
+    made = validated(Recipe, table, (), (*given, *asked))
+    refuse_unread(made, (), (*given, *asked))
+    return made
+
+
+def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
+    """Those that are new, at the end, from the base sections."""
+    for text in settings:
+        keys, _, kind = (part.strip() for part in text.partition("="))
+        if (found := re.fullmatch(r"stage\.([^.]+)\.kind", keys)) and named(table["stage"], found[1]) is None:
+            added = _completed({"name": found[1], "kind": kind.strip("\"'")}, table)
+            table = {**table, "stage": [*table["stage"], added]}
+    return table
+
+
+def resolved_from_json(path: str | Path) -> Recipe:
+    """Read `config.resolved.json` back. Raises ConfigError when it is missing or was not written by this version."""
+    try:
+        return Recipe.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); only a run folder can be resumed") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path} does not fit this version of rocstar: {key}: {first['msg']}") from None
+
+
+def recipe_text(path: str | Path, overrides: Sequence[str] = ()) -> str:
+    """The recipe file as written, with a comment on top that says where it came from and what was overridden."""
+    changes = "".join(f"# override: {text!r}\n" for text in overrides)
+    return f"# copy of {path}; the settings in force are in config.resolved.json\n{changes}\n{read_text(Path(path))}"
+
+
+def _refuse_absent_folders(modules: Sequence[str]) -> None:
+    absent = next((folder for folder in modules if not Path(folder).is_dir()), None)
+    if absent is not None:
+        raise ConfigError(f"run.modules names {absent!r}, which is not a folder; correct the path or leave it out")
+
+
+def _completed(stage: Table, base: Table) -> Table:
+    """The stage, its sections filled up from the base with those keys that a stage may change."""
+    model = chosen(STAGES, stage)  # none where the kind is unknown, which validation tells
+    sections = {n: s for n, f in model.model_fields.items() if (s := chosen(f.annotation, None))} if model else {}
+    return {**stage, **{n: merged(_known(base.get(n), section), stage.get(n, {})) for n, section in sections.items()}}
+
+
+def _known(table: Any, section: type[BaseModel]) -> Table:
+    items = table.items() if isinstance(table, dict) else ()
+    return {key: value for key, value in items if key in section.model_fields}
+
+
+def _same_in_stages(keys: Keys, table: Table) -> list[Keys]:
+    """The addresses of a base key in the stages that have it too."""
+    addresses = [("stage", stage["name"], *keys) for stage in table.get("stage", [])]
+    return [address for address in addresses if len(keys) > 1 and annotation_at(Recipe, table, address) is not None]

@@ -1,0 +1,586 @@
+"""The typed config tree: every key of a recipe, its unit and its default. Sections that say where a run computes are in
+`places.py`; reading files lives in `recipe.py`. docs/config.md is written from both (scripts/config_reference.py).
+
+A recipe is these sections plus `[[stage]]` entries. A stage may carry again what can differ between stages, and only
+that: which keys those are follows from its type (`SftStage`, `RlStage`), so a key that a stage accepts is a key that
+the stage reads. Everything else holds for the whole run. Unknown keys are refused.
+
+Defaults are for a pretrained model: the paper's value where it gives one (section in brackets), else the release's.
+Models that start from random weights need other numbers, and their recipes say them (recipes/quickstart.toml).
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+
+from rocstar.config.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
+from rocstar.config.values import SETTLE, Count, Place, Rate, Seconds, Section, Share, Word, settled
+
+
+def _settled_file(name: str, info: ValidationInfo) -> str:
+    return settled(name, info) if name.endswith(".toml") else name
+
+
+BenchmarkName = Annotated[str, AfterValidator(_settled_file)]
+
+
+class RunSection(Section):
+    name: str = "run"
+    """Name of the run's folder below `folder`; a number is appended where that folder exists."""
+    folder: str = "runs"
+    """Folder in which run folders are made."""
+    sweep: str | None = None
+    """Name of the sweep that the run belongs to, which `rocstar sweep` sets; lists of runs show those of one together.
+    """
+    seed: int = 0
+    """Seed of everything random in the run. Each draw also depends on what it is for (step, problem, attempt), not on
+    the order of work."""
+    threads: int = Field(default=1, ge=1, le=4096)
+    """Threads that torch computes with."""
+    checkpoint_seconds: float = Field(default=600.0, ge=0)
+    """A checkpoint is written after the first step that ends at least this long after the last checkpoint, and at the
+    end of each stage."""
+    checkpoint_cost: Share = 0.05
+    """Between stages' ends a checkpoint also waits until writing it takes at most this share of the time since the last
+    one; how long writing takes is measured on the last one."""
+    keep_checkpoints: Count = 2
+    """Number of newest checkpoints that are kept; the last one of each stage is kept besides."""
+    fault_budget: Share = 0.05
+    """Share of the attempts of a step or of an evaluation that may end as ENVIRONMENT_FAILED, in a step also of those
+    that the verifier leaves UNDECIDED; above it the run halts."""
+    probe_seconds: Seconds = 600.0
+    """Programs and answers whose result is known are sent through sandbox and grader before the first step of an RL
+    stage, and between steps once this much time has passed; the run halts when a result is wrong."""
+    stall_seconds: Seconds = 300.0
+    """While attempts are made: when no token is written and no attempt makes progress for this long, the run reports
+    what each attempt waits for."""
+    stall_learning_seconds: Seconds = 3600.0
+    """The same while no attempts are made: starting, learning, saving."""
+    stall_policy: Literal["warn", "halt"] = "warn"
+    """What follows such a report. warn: the run keeps waiting; halt: the run ends and can be resumed from its last
+    checkpoint."""
+    modules: list[Place] = []
+    """Folders in which your own modules (`package.module:name`) are looked for before the current folder. Left empty:
+    the recipe's folder and those of the recipes it extends."""
+    save_rollouts: bool = True
+    """Write every attempt of every step to a parquet file."""
+    trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = []
+    """Services that metrics are sent to besides the run's folder, each by a process of its own; a tracker that fails
+    does not stop the run."""
+
+
+class ModelSection(Section):
+    path: Place | None = None
+    """Model to start from: a Hugging Face folder, or a hub id where there is a network. Unset: random weights of the
+    shape below."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is a GPU, else cpu."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the forward and backward pass. auto: bfloat16 on cuda, float32 on the CPU. Trained weights and
+    optimizer state are always float32."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass: less memory, a third more work."""
+    hidden_size: int = Field(default=96, ge=1, le=65536)
+    """Width of the model. This key and the following ones hold for random weights only."""
+    num_layers: int = Field(default=3, ge=1, le=1000)
+    """Layers of the model."""
+    num_heads: int = Field(default=3, ge=1, le=1024)
+    """Attention heads; hidden_size is an even multiple of it."""
+    num_kv_heads: int = Field(default=1, ge=1, le=1024)
+    """Heads of keys and values; num_heads is a multiple of it."""
+    intermediate_size: int = Field(default=256, ge=1, le=2**20)
+    """Width inside each feed-forward layer."""
+    rope_theta: float = Field(default=1000.0, gt=0)
+    """Base of the rotary position embedding."""
+    max_positions: int = Field(default=512, ge=1, le=2**24)
+    """Longest sequence that the model can hold, tokens."""
+    vocab_size: int = Field(default=512, ge=1, le=2**20)
+    """Size of the BPE vocabulary, which is trained on the cold-start rows."""
+    word_merges: bool = False
+    """true: BPE merges stay inside words (GPT-2's regex). false: merges may cross spaces, which suits texts that repeat
+    fixed phrases."""
+
+    @model_validator(mode="after")
+    def heads_divide(self) -> ModelSection:
+        if self.hidden_size % (2 * self.num_heads):  # positions turn pairs of numbers
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be an even multiple of model.num_heads {self.num_heads}; "
+                "change one of them"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_heads {self.num_heads} must be a multiple of model.num_kv_heads {self.num_kv_heads}; "
+                "change one of them"
+            )
+        return self
+
+
+class ColumnsSection(Section):
+    question: list[str] = Field(default=["question"], min_length=1)
+    """Columns of the question; several are joined by a space, such as a story and the question about it."""
+    answer: str = "answer"
+    """Column of the reference answer."""
+
+
+class TaskSection(Section):
+    """Where problems and demonstrations come from."""
+
+    source: str = "arithmetic"
+    """Where problems come from: `arithmetic` (made up), `files`, or a Task of your own as `package.module:name`."""
+    options: dict[str, Any] = {}
+    """Settings of a Task of your own, which checks them."""
+    families: list[str] = ["gcd", "powmod", "digsum", "fib"]
+    """For arithmetic: families of tasks."""
+    demo_mix: Literal["majority_wrong", "majority_right", "direct"] = "majority_wrong"
+    """For arithmetic: behaviour that the cold start demonstrates. `majority_wrong` and `majority_right` say what most
+    demonstrations do; `direct` answers without any tool."""
+    train_files: list[Place] = []
+    """For files: problems to train on, as JSONL, CSV or parquet, plain or gzip."""
+    columns: ColumnsSection = ColumnsSection()
+    """For files: names of the columns."""
+    max_problems: Count | None = None
+    """Use only the first rows of each file, this many; unset: all."""
+
+
+class StageDataSection(TaskSection):
+    """What an RL stage may change about its problems."""
+
+    pool: Count = 2400
+    """For arithmetic: number of training problems, drawn once for RL."""
+    drop_solved_attempts: Count | None = None
+    """Attempts of the current policy at each problem before the stage begins; problems that it solves every time are
+    left out (8 in the paper's stage 3, §4.3). Unset: no problem is left out."""
+    drop_solved_age: int = Field(default=0, ge=0)
+    """Attempts that this run has made already count among them if their weights are at most this many optimizer updates
+    old."""
+    max_prompt_tokens: Count | None = None
+    """Problems whose prompt has more tokens are left out, which the run tells; the base section's value holds for held-
+    out problems too. Unset: none is left out, and the longest prompt must fit into the model."""
+
+
+class DataSection(StageDataSection):
+    test_files: list[Place] = []
+    """For files: held-out problems."""
+
+
+class SftSection(Section):
+    batch_rows: Count = 128  # §5.1
+    """Rows (conversations) that one optimizer update learns from; all there are, if fewer. Every epoch shows each row
+    once, in an order that follows from run.seed."""
+    optimizer: Literal["muon", "adamw"] = "adamw"
+    """muon: Muon on matrices and AdamW on embeddings and norms, for models that start from random weights. adamw: AdamW
+    on all."""
+    muon_learning_rate: Rate = 0.02
+    """Peak learning rate of Muon."""
+    adamw_learning_rate: Rate = 5e-6  # §5.1
+    """Peak learning rate of AdamW."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, per update as a multiple of the learning rate."""
+    warmup_steps: int = Field(default=20, ge=0)
+    """Steps over which the learning rate rises linearly (the paper: 4% of all steps, §5.1)."""
+    decay: Literal["cosine", "linear"] = "cosine"  # §5.1
+    """Shape in which the learning rate falls to zero."""
+    decay_share: Share = 1.0
+    """Share of the stage's steps, the last ones, over which the learning rate falls to zero."""
+    context_loss_weight: float = Field(default=0.0, ge=0)
+    """Loss weight of prompt and tool tokens; tokens of the assistant have weight 1."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability of dropout."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger norm are scaled down to this norm."""
+    tokens_per_microbatch: Count = 16384
+    """Most tokens in one forward and backward pass of a learner (on a CPU never more than 4,096); a longer row gets a
+    pass of its own."""
+    rows_file: Place | None = None
+    """JSONL of OpenAI-style messages to learn from; unset: the source's own demonstrations."""
+
+
+class StageRolloutSection(Section):
+    """What an RL stage may change about its attempts."""
+
+    problems_per_step: Count = 128
+    """P: problems in one step (128 in the release; 512 in the paper, §5.1)."""
+    attempts_per_problem: Count = 32  # §5.1
+    """R: attempts at each problem; the paper draws 2G, twice of what `resample.keep` keeps."""
+    max_response_tokens: Count = 8192  # stage 1, §5.1
+    """Limit of everything after the prompt, tool replies included."""
+    max_turns: Count = 10  # §5.1
+    """T: completions in one trajectory."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the likeliest tokens that together have this probability; 1: from all."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample from the likeliest tokens, this many; 0: from all."""
+    max_parallel_calls: Count = 4
+    """Tool calls of one turn that are run; each further one is answered with a BAD_CALL that says so."""
+    truncated: Literal["wrong", "graded"] = "wrong"  # §4.3.1
+    """How training counts an attempt that a limit of tokens or turns has cut. wrong: as wrong; graded: by the answer
+    that it holds."""
+    max_staleness_steps: int = Field(default=0, ge=0, le=1000)
+    """Attempts of a step may begin while up to this many earlier steps are still to be learnt from, so a token is at
+    most this many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
+
+
+class RolloutSection(StageRolloutSection):
+    template: Literal["paper", "model", "compact"] = "paper"
+    """Chat template. paper: that of the paper's Fig. 3; model: that of `model.path`; compact: no system text and no
+    list of tools."""
+    preamble: str | None = None
+    """Text before each question; unset: the template's own, which asks for the answer in a box."""
+    tool_name: Word = "python"
+    """Name of the Python tool that the model sees."""
+    environment: str | None = None
+    """An Environment of your own as `package.module:name`; unset: the conversation with tools."""
+    feedback_max_chars: int = Field(default=4096, ge=8)
+    """Characters of a tool reply that the model is shown; a marker stands where a reply is cut (the release: 256)."""
+    feedback_truncate: Literal["left", "right", "middle"] = "middle"
+    """Part of a tool reply that is kept when it is too long. left: its beginning; right: its end; middle: both, without
+    the middle."""
+    feedback_errors: Literal["short", "full"] = "full"
+    """What the model sees of a Python error. short: the last line of the traceback; full: all of it."""
+    engine_rows: Count = 64
+    """Sequences that an engine decodes at once."""
+    kv_tokens: Count | None = None
+    """Size of an engine's KV cache, in tokens of attempts that decode or wait for their tools. Unset: room for
+    engine_rows attempts of the greatest length. With less, attempts that outgrow the cache are fed to the engine again
+    later."""
+    engine_patience_seconds: Seconds = 120.0
+    """An engine that has turns to do and makes no progress for this long is taken out, and so is one that takes longer
+    to load new weights; its turns are done by other engines. If no engine makes progress for this long, the turns end
+    as faults (ENVIRONMENT_FAILED)."""
+
+
+class ResampleSection(Section):
+    method: Literal["roc", "roc_release", "uniform", "all"] = "roc"
+    """How the attempts to learn from are chosen. roc: the paper's RoC (§2.2.3); roc_release: as the release does,
+    lowest penalty first; uniform: at random; all: every attempt, plain GRPO."""
+    keep: int = Field(default=16, ge=2)  # §5.1
+    """G: attempts of each problem that are kept."""
+    min_positive: int = Field(default=2, ge=0)
+    """For roc_release: least number of right attempts that are kept, where there are as many."""
+    min_negative: int = Field(default=2, ge=0)
+    """For roc_release: least number of wrong attempts that are kept, where there are as many."""
+    failure_floor: int = Field(default=1, ge=0)
+    """For roc: least number of wrong attempts that are kept, where there are as many. 0: the paper's form, which rounds
+    one wrong attempt of 32 down to none, so that its group teaches nothing (§2.2.3)."""
+    format_penalty: Literal["asked", "always"] = "asked"
+    """Which attempts have a format penalty: 1 without an <answer> block, else (blocks - 1) / turns, at most 1 (§2.2.3).
+    asked: those whose prompt speaks of an <answer> block, as that of the template paper does; always: all."""
+    format_weight: float = Field(default=1.0, ge=0)
+    """Weight of the format penalty beside that of failed calls, which has 1; the paper's is 1."""
+    repetition_weight: float = Field(default=0.0, ge=0)
+    """Weight in the penalty of the share of an attempt's 5-grams that it repeats more than 5 times; the paper tried
+    this without gain (§4.3.1)."""
+    drop_truncated: bool = False
+    """Leave out attempts that the token limit has cut, instead of counting them as wrong (overlong filtering); the
+    paper tried this without gain (§4.3.1)."""
+
+    @model_validator(mode="after")
+    def minima_fit(self) -> ResampleSection:
+        if self.method == "roc_release" and self.min_positive + self.min_negative > self.keep:
+            raise ValueError(
+                f"resample.min_positive {self.min_positive} and resample.min_negative {self.min_negative} do not fit "
+                f"into resample.keep {self.keep}; lower them or raise resample.keep"
+            )
+        if self.method == "roc" and self.failure_floor >= self.keep:
+            raise ValueError(
+                f"resample.failure_floor {self.failure_floor} leaves no right attempt in resample.keep {self.keep}; "
+                "lower it or raise resample.keep"
+            )
+        return self
+
+
+class LearningSection(Section):
+    optimizer: Literal["adamw"] = "adamw"  # §5.1
+    """The optimizer."""
+    learning_rate: Rate = 1e-6  # §5.1
+    """Peak learning rate, constant after the warm-up."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of AdamW's mean of gradients."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of AdamW's mean of squared gradients."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay, per update as a multiple of the learning rate."""
+    warmup_steps: int = Field(default=20, ge=0)  # §5.1
+    """Optimizer updates over which the learning rate rises linearly."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of a larger norm are scaled down to this norm."""
+    updates_per_step: Count = 1
+    """Optimizer updates for the attempts of one step; 1 is fully on-policy (the release)."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)  # §2.2.1
+    """The probability ratio is clipped below 1 minus this."""
+    clip_high: float = Field(default=0.28, gt=0)  # §2.2.1
+    """The probability ratio is clipped above 1 plus this."""
+    dual_clip: float = Field(default=3.0, ge=0)
+    """For attempts with a negative advantage: a token whose ratio is above this has no gradient either, where clip_high
+    has no say (3 in the release; the paper's eq. 6 has no such bound). 0: no bound; else more than 1."""
+    loss_mean: Literal["tokens", "questions"] = "tokens"
+    """How the loss of an update is a mean. tokens: over all its tokens, so a question with long attempts counts more
+    (the release); questions: over the tokens of each question's kept attempts, and then over questions (the paper's eq.
+    6)."""
+    importance_cap: float | None = Field(default=None, ge=1)
+    """C of truncated importance sampling: a token's loss is multiplied by the ratio of its probability under the
+    learner at the beginning of the step to that under the engine that wrote it, and by C where the ratio is larger.
+    Unset: no such factor."""
+    top_entropy_share: float = Field(default=1.0, gt=0, le=1)
+    """Learn only from this share of each attempt's tokens, those of the highest entropy (arXiv 2506.01939; the release
+    has this switch too). 1: from all."""
+    normalize_by_std: bool = True
+    """Divide advantages by the standard deviation of the group's rewards."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence from the policy at the start of the stage; 0 as in the paper."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of an entropy bonus; 0 as in the paper."""
+    tokens_per_microbatch: Count = 16384
+    """Most tokens in one forward and backward pass of a learner (on a CPU never more than 4,096); a longer row gets a
+    pass of its own."""
+    reset_optimizer: bool = False
+    """Start the stage with fresh optimizer state (the paper's stage 3, §4.3)."""
+
+    @model_validator(mode="after")
+    def dual_clip_leaves_the_first_update_alone(self) -> LearningSection:
+        if 0 < self.dual_clip <= 1:
+            raise ValueError(
+                f"learning.dual_clip {self.dual_clip:g} would keep wrong attempts from being learnt from at all, whose "
+                "ratio begins at 1; take more than 1, or 0 for no bound"
+            )
+        return self
+
+
+class EndSection(Section):
+    """When an RL stage ends before its `steps`, judged by its own metrics: as soon as one of these rules holds. Those
+    that are None never do."""
+
+    window: Count = 20
+    """Steps whose mean a rule looks at. No rule holds before this many steps; one that compares two means needs twice
+    as many."""
+    reward_gain: float | None = Field(default=None, ge=-1, le=1)
+    """The reward is flat: the mean reward of the last window exceeds that of the window before by less than this."""
+    truncated_share: Share | None = None
+    """Together with reward_gain: the stage ends only if also the share of attempts that the token limit cut is near
+    this in both windows (near 0.10 at the end of stage 1, §4.3)."""
+    truncated_band: Share = 0.03
+    """How far from truncated_share that share may be, either way."""
+    solved_share: Share | None = None
+    """The problems are too easy: in at least this share of the groups every attempt is right (0.7 at the end of stage
+    2, §4.3)."""
+    reward_loss: float | None = Field(default=None, gt=0, le=1)
+    """The reward falls: the mean reward of the last window is at least this far below that of the stage's best
+    window."""
+
+    @model_validator(mode="after")
+    def truncation_qualifies_flatness(self) -> EndSection:
+        if self.truncated_share is not None and self.reward_gain is None:
+            raise ValueError("end.truncated_share is only looked at where the reward is flat; set end.reward_gain too")
+        return self
+
+
+VERIFIERS = ("boxed", "boxed_strict", "tool_output")
+"""Those that come with rocstar."""
+
+
+class BenchmarkSection(Section):
+    """A benchmark that training asks; what is absent is as its own file says (docs/evaluation.md)."""
+
+    name: BenchmarkName
+    """A benchmark that comes with rocstar, or the path of a TOML file of your own."""
+    folder: Place | None = None
+    """Folder that holds the rows; unset: they are read from the hub."""
+    accept_rows: bool = False
+    """Accept rows whose checksum differs from the one in the benchmark's file."""
+    limit: Count | None = None
+    """Ask only the first problems, this many; unset: all."""
+    attempts: Count | None = None
+    """Attempts at each problem; unset: as the benchmark's file says."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature; unset: as the benchmark's file says."""
+    settings: list[str] = []
+    """Further settings of its attempts, such as "rollout.max_response_tokens=4096"."""
+
+
+class EvaluateSection(Section):
+    benchmark: list[BenchmarkSection] = []
+    """Benchmarks that are asked before the first RL stage, after every `every_steps` and at the end, besides the held-
+    out problems."""
+    problems: int = Field(default=400, ge=0)
+    """Held-out problems that are asked; 0: none."""
+    every_steps: int = Field(default=0, ge=0)
+    """Also evaluate each time an RL stage has made this many steps, on held-out problems under that stage's limits; 0:
+    only before and after."""
+    attempts: Count = 1
+    """k: attempts at each problem, sampled at `temperature`."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature."""
+    greedy: bool = True
+    """Also make one greedy attempt at each problem."""
+    verifier: str = "boxed"
+    """How attempts are judged, in training too. boxed: by the last balanced box anywhere; boxed_strict: by the box
+    inside <answer>; tool_output: by the last tool result; or a reward function of your own as `package.module:name`."""
+    right_above: float = 0.5
+    """For a reward function of your own: an attempt is right (in every share of right attempts, and for RoC a success)
+    where its reward is above this. Learning takes the reward itself."""
+
+    @field_validator("verifier")
+    @classmethod
+    def verifier_is_known(cls, name: str) -> str:
+        if name not in VERIFIERS and ":" not in name:
+            near = get_close_matches(name, VERIFIERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VERIFIERS)}."
+            raise ValueError(f"there is no verifier {name!r}; {hint} Your own is package.module:name")
+        return name
+
+
+BY_EPOCHS = -1
+"""Steps of an SFT stage that its epochs decide."""
+
+
+class SftStage(Section):
+    name: Word
+    """Name of the stage, unlike that of any other."""
+    kind: Literal["sft"]
+    """sft: a cold start by supervised learning."""
+    steps: int = Field(default=BY_EPOCHS, ge=BY_EPOCHS)
+    """Optimizer updates. -1: as many as `epochs` take."""
+    epochs: float = Field(default=0, ge=0)
+    """In place of `steps`: how often the stage shows each row of `sft.rows_file` (3 in the paper, §5.1). A run records
+    the steps that they come to. 0: `steps` counts."""
+    data: TaskSection
+    sft: SftSection
+
+    @model_validator(mode="after")
+    def steps_or_epochs(self) -> SftStage:
+        if bool(self.epochs) == (self.steps != BY_EPOCHS):
+            given = f"steps {self.steps} and epochs {self.epochs:g} are given" if self.epochs else "steps is missing"
+            raise ValueError(f"{given}; give steps or epochs (epochs = 0 or steps = -1 sets a parent's aside)")
+        if self.epochs and self.sft.rows_file is None:
+            raise ValueError(
+                f"epochs {self.epochs:g} need sft.rows_file, because a task makes as many demonstrations as steps "
+                "take; give steps instead, or a file of rows"
+            )
+        return self
+
+
+class RlStage(Section):
+    name: Word
+    """Name of the stage, unlike that of any other."""
+    kind: Literal["rl"]
+    """rl: reinforcement learning."""
+    steps: int = Field(ge=0)
+    """Most steps of the stage; a rule of `end` may end it earlier."""
+    data: StageDataSection
+    rollout: StageRolloutSection
+    resample: ResampleSection
+    learning: LearningSection
+    end: EndSection
+
+    @model_validator(mode="after")
+    def attempts_cover_group(self) -> RlStage:
+        if self.resample.method != "all" and self.rollout.attempts_per_problem < self.resample.keep:
+            raise ValueError(
+                f"resample.keep {self.resample.keep} needs rollout.attempts_per_problem >= {self.resample.keep}, got "
+                f"{self.rollout.attempts_per_problem}; raise rollout.attempts_per_problem or lower resample.keep"
+            )
+        return self
+
+    @property
+    def kept_attempts(self) -> int:
+        """Most that a step can learn from."""
+        kept = self.resample.keep if self.resample.method != "all" else self.rollout.attempts_per_problem
+        return self.rollout.problems_per_step * kept
+
+    @model_validator(mode="after")
+    def every_update_has_an_attempt(self) -> RlStage:
+        if self.learning.updates_per_step > self.kept_attempts:
+            raise ValueError(
+                f"learning.updates_per_step {self.learning.updates_per_step} is more than the {self.kept_attempts} "
+                "attempts that a step can keep (rollout.problems_per_step x resample.keep); lower it"
+            )
+        return self
+
+
+Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
+STAGES: dict[str, type[Section]] = {"sft": SftStage, "rl": RlStage}
+"""By `kind`."""
+
+
+class Recipe(Section):
+    """A resolved recipe. The sections are the base; each stage carries its own full copy of those it may change."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    sft: SftSection = SftSection()
+    rollout: RolloutSection = RolloutSection()
+    sandbox: SandboxSection = SandboxSection()
+    resample: ResampleSection = ResampleSection()
+    learning: LearningSection = LearningSection()
+    end: EndSection = EndSection()
+    cluster: ClusterSection = ClusterSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    engine: list[Engines] = []
+    """What continues token ids in rollouts and evaluations; none: one torch engine inside the run's own process."""
+    stage: list[Stage] = []
+
+    @model_validator(mode="after")
+    def template_has_a_model(self) -> Recipe:
+        if self.rollout.template == "model" and self.stage and self.model.path is None:
+            raise ValueError("rollout.template 'model' is that of a pretrained model; set model.path or use 'paper'")
+        return self
+
+    @model_validator(mode="after")
+    def a_tool_that_takes_its_time_is_no_stall(self) -> Recipe:
+        run, sandbox = self.run, self.sandbox
+        if run.stall_policy == "halt" and run.stall_seconds <= sandbox.timeout_seconds:
+            raise ValueError(
+                f"run.stall_seconds {run.stall_seconds:g} would halt the run for a program that may take "
+                f"sandbox.timeout_seconds {sandbox.timeout_seconds:g}; raise run.stall_seconds"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_output_of_a_tool_needs_a_tool(self) -> Recipe:
+        rollouts = [stage.rollout for stage in self.stage if isinstance(stage, RlStage)]
+        if self.evaluate.verifier == "tool_output" and any(rollout.max_turns == 1 for rollout in rollouts):
+            raise ValueError(
+                "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
+                "for one; raise rollout.max_turns or take 'boxed'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def one_place_for_programs(self) -> Recipe:
+        if self.cluster.sandbox_nodes and self.sandbox.urls:
+            raise ValueError(
+                f"cluster.sandbox_nodes {self.cluster.sandbox_nodes} and sandbox.urls both say where programs run; "
+                "leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def vllm_draws_from_all(self) -> Recipe:
+        rollouts = [self.rollout, *(stage.rollout for stage in self.stage if isinstance(stage, RlStage))]
+        cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in rollouts)
+        if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
+            raise ValueError("top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs")
+        return self
+
+    @property
+    def runs_torch_engines(self) -> bool:
+        return not self.engine or any(isinstance(entry, TorchEngines) for entry in self.engine)
+
+    @property
+    def servers(self) -> list[VllmEngines]:
+        """vLLM servers that a run starts."""
+        return [entry for entry in self.engine if isinstance(entry, VllmEngines) and entry.url is None]
+
+    def resolved(self) -> dict[str, Any]:
+        """As plain JSON values; nulls survive. Paths to what is there are absolute."""
+        return self.settled().model_dump(mode="json")
+
+    def settled(self) -> Recipe:
+        """The same with absolute paths, as a run works with it whether it is fresh or resumed."""
+        return Recipe.model_validate(self.model_dump(), context=SETTLE)

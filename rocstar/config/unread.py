@@ -1,0 +1,167 @@
+"""Refuses a setting that a recipe or the command line gives and the run would never read.
+
+Recipes extend others, so a parent's key may lose its use: a cold start in place of random weights leaves the parent's
+shape unread, and that is fine. A key is refused when it is given no earlier (in the same file, a child or on the
+command line) than the setting that makes it useless, or when that setting is its default. Source: ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from rocstar.config.complaint import Layer, Override
+from rocstar.config.sections import Recipe, RlStage, SftStage, TaskSection
+from rocstar.config.tree import Keys, holds
+from rocstar.errors import ConfigError
+from rocstar.support.plugins import is_reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`keys` of `section` are not read where the setting `by` has certain values."""
+
+    section: str
+    keys: Sequence[str]
+    by: tuple[str, str]
+    useless: Callable[[Any], bool]
+    own: bool = False
+    """Only those that a stage says itself."""
+    agrees: Callable[[Any], bool] = lambda holder: False
+    """Whether the keys of a recipe or stage say what is done all the same."""
+
+
+RULES = (
+    Rule(
+        section="data", keys=("families", "pool", "demo_mix"), by=("data", "source"), useless=lambda it: it == "files"
+    ),
+    Rule(
+        section="data",
+        keys=("train_files", "test_files", "columns", "max_problems"),
+        by=("data", "source"),
+        useless=lambda it: it == "arithmetic",
+    ),
+    Rule(
+        section="model",
+        keys=(
+            *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"),
+            *("rope_theta", "max_positions", "vocab_size", "word_merges"),
+        ),
+        by=("model", "path"),
+        useless=lambda it: it is not None,
+    ),
+    Rule(section="sandbox", keys=("slots", "preload"), by=("sandbox", "urls"), useless=bool),
+    Rule(
+        section="resample",
+        keys=("min_positive", "min_negative"),
+        by=("resample", "method"),
+        useless=lambda it: it != "roc_release",
+    ),
+    Rule(
+        section="resample",
+        keys=("repetition_weight", "format_penalty", "format_weight"),
+        by=("resample", "method"),
+        useless=lambda it: it not in ("roc", "roc_release"),
+    ),
+    Rule(section="resample", keys=("failure_floor",), by=("resample", "method"), useless=lambda it: it != "roc"),
+    Rule(
+        section="resample",
+        keys=("keep",),
+        by=("resample", "method"),
+        useless=lambda it: it == "all",
+        agrees=lambda it: isinstance(it, RlStage) and it.resample.keep == it.rollout.attempts_per_problem,
+    ),
+    Rule(section="sft", keys=("muon_learning_rate",), by=("sft", "optimizer"), useless=lambda it: it != "muon"),
+    Rule(
+        section="evaluate", keys=("right_above",), by=("evaluate", "verifier"), useless=lambda it: not is_reference(it)
+    ),
+    Rule(section="end", keys=("truncated_band",), by=("end", "truncated_share"), useless=lambda it: it is None),
+    Rule(section="data", keys=("drop_solved_age",), by=("data", "drop_solved_attempts"), useless=lambda it: it is None),
+    Rule(
+        section="data",
+        keys=tuple(TaskSection.model_fields),
+        by=("sft", "rows_file"),
+        useless=lambda it: it is not None,
+        own=True,
+    ),
+)
+
+
+def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
+    """`recipe` is what `layers`, parents first, and then `changes` made. Raises ConfigError."""
+    stages: list[tuple[Keys, list[Any]]] = [(("stage", stage.name), [stage]) for stage in recipe.stage]
+    for rule in RULES:
+        for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:
+            values = [value for holder in holders for value in _values(holder, rule.by)]
+            if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
+                _refuse_given(rule, entry, values[0], layers, changes)
+    _refuse_long_warm_ups(recipe, layers, changes)
+
+
+def _refuse_long_warm_ups(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
+    """A child that only shortens a stage may leave its parent's warm-up as it is."""
+    for stage, section, warmup_steps, updates in _warm_ups(recipe):
+        given = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
+        keys = max(given, key=lambda keys: _level(keys, layers, changes))
+        level, by = (_level(keys, layers, changes) for keys in (keys, ("stage", stage, "steps")))
+        if warmup_steps > updates and level >= max(by, 0):
+            raise ConfigError(
+                f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is {warmup_steps} and stage {stage} ends "
+                f"after {updates} updates, so its learning rate never rises to its value; lower the one or raise "
+                f"stage.{stage}.steps"
+            )
+
+
+def _warm_ups(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
+    """(stage, section, its warmup_steps, updates by the end of the stage). RL stages that hand their optimizer on share
+    a warm-up, so only the last of them must see its end."""
+    updates = 0
+    stages = [stage for stage in recipe.stage if stage.steps > 0]  # those of epochs are known, and looked at, later
+    for stage, following in zip_longest(stages, stages[1:]):
+        if isinstance(stage, SftStage):
+            yield stage.name, "sft", stage.sft.warmup_steps, stage.steps
+            continue
+        updates += stage.steps * stage.learning.updates_per_step
+        if not isinstance(following, RlStage) or following.learning.reset_optimizer:
+            yield stage.name, "learning", stage.learning.warmup_steps, updates
+            updates = 0
+
+
+def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
+    by = max(_level(keys, layers, changes) for keys in (rule.by, (*entry, *rule.by)))
+    for key in rule.keys:
+        keys = (*entry, rule.section, key)
+        level = _level(keys, layers, changes)
+        if level >= max(by, 0):
+            decider = ".".join(rule.by)
+            raise ConfigError(
+                f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is not read where {decider} is {value!r}; "
+                f"leave it out or change {decider}"
+            )
+
+
+def _values(holder: Any, by: tuple[str, str]) -> list[Any]:
+    section = getattr(holder, by[0], None)
+    return [getattr(section, by[1])] if hasattr(section, by[1]) else []
+
+
+def _level(keys: Keys, layers: Sequence[Layer], changes: Sequence[Override]) -> int:
+    """The last file that gives a setting, by number; the command line comes after them all. -1: none."""
+    if any(_gives(change, keys) for change in changes):
+        return len(layers)
+    return max((number for number, layer in enumerate(layers) if holds(layer.table, keys)), default=-1)
+
+
+def _gives(change: Override, keys: Keys) -> bool:
+    """`data.columns.question=x` gives data.columns; `model={path="x"}` gives model.path."""
+    shorter = min(len(keys), len(change.keys))
+    if change.keys[:shorter] != keys[:shorter] or change.value is None:
+        return False
+    return holds(change.value, keys[shorter:])
+
+
+def _place(keys: Keys, level: int, layers: Sequence[Layer], changes: Sequence[Override]) -> str:
+    if level == len(layers):
+        return f"override {next(change.text for change in reversed(changes) if _gives(change, keys))!r}"
+    return f"{layers[level].path} line {layers[level].line_of(keys)}"

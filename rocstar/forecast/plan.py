@@ -1,0 +1,265 @@
+"""Puts a plan together: stage by stage, what a step takes, and what stands in the way. Reads config.json, else pure.
+
+Rollouts go through rocstar's own simulator (`rollout/simulate.py`), on a part of the engines with the same part of the
+problems, because a plan should be there in seconds. Learning is operations over what the GPUs do of their peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from rocstar.config.places import TorchEngines, VllmEngines
+from rocstar.config.sections import Recipe, RlStage, SftStage
+from rocstar.errors import ConfigError
+from rocstar.forecast.engine_model import EngineModel
+from rocstar.forecast.gpus import Gpu
+from rocstar.forecast.simulate import simulate
+from rocstar.forecast.workload import scaled, synthetic_workload
+from rocstar.parts.fits import idle_engines, idle_learners, kv_tokens_of, longest_response, refusals
+from rocstar.parts.memory import engine_bytes, learner_bytes
+from rocstar.parts.shape import Shape, shape_of
+from rocstar.rollout.kv_scheduler import KvScheduler
+
+SIMULATED_ENGINES = 2
+DAY = 86400.0
+TOKEN_BYTES = 7.0
+"""Of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart's)."""
+CHECKPOINT_BYTES = 16.0
+"""Of one parameter: fp32 weights and optimizer state, and the model as a Hugging Face folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What nobody knows before a run. Each can be given; `Plan.matters` tells which one matters most."""
+
+    length_share: float = 0.4
+    """Mean response over its cap. The paper's stages: 0.13 to 0.5, 0.33 to 0.5, 0.5 to 0.67 (§5.2)."""
+    bandwidth_share: float = 0.6
+    """Of the memory's bandwidth that decoding reaches."""
+    learning_share: float = 0.35
+    """Of peak operations that learning reaches."""
+    prefill_share: float = 0.5
+    """Of peak operations that feeding a prompt reaches."""
+    tool_calls: float = 2.7
+    """Per attempt (45K a step of 16,384, §3.1)."""
+    program_cpu_seconds: float = 0.03
+    """CPU of one program in the sandbox, numpy loaded."""
+    demonstration_tokens: float = 600.0
+    """Of one row of SFT."""
+    step_overhead_seconds: float = 10.0
+    """Of a step beyond rollouts and learning: verifying, exchanging weights, recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    name: str
+    steps: int
+    tokens: float
+    """Learnt from or written in a step."""
+    rollout_seconds: float
+    """Of a step."""
+    learning_seconds: float
+    """Of a step."""
+    calls: float
+    """Tool calls of a step."""
+    cores: float
+    """That the sandbox needs, so that programs do not wait: four times their mean use."""
+    step_seconds: float
+
+    @property
+    def hours(self) -> float:
+        return self.steps * self.step_seconds / 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    gpu: str
+    engines: int
+    """GPUs that write; one engine each."""
+    learners: int
+    """GPUs that learn."""
+    shares_gpu: bool
+    """The engine lies on the first learner's GPU."""
+    parameters: int
+    learner: Mapping[str, float]
+    """Bytes by part, on each learner's GPU."""
+    engine: Mapping[str, float]
+    """Bytes by part, on each engine's GPU."""
+    memory_bytes: float
+    """Of one GPU."""
+    kv_tokens: float
+    """Of one engine."""
+    sequences: float
+    """At their mean length that one engine's KV cache holds."""
+    stages: Sequence[StagePlan]
+    disk_bytes_a_day: float
+    refusals: Sequence[str]
+    """Why this cannot run; empty where it can."""
+    limit: str
+    """What most of the time goes into."""
+    matters: Mapping[str, float]
+    """By assumption: hours of the whole when it is a quarter larger, over hours as planned."""
+
+    @property
+    def hours(self) -> float:
+        return sum(stage.hours for stage in self.stages)
+
+
+def make_plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptions) -> Plan:
+    """Raises ConfigError for a model that is not known, and for fewer GPUs than two engines and learners can share."""
+    plan = _plan(recipe, gpu_name, gpu, gpus, assumed)
+    names = ("length_share", "bandwidth_share", "learning_share", "step_overhead_seconds")
+    more = {name: replace(assumed, **{name: 1.25 * getattr(assumed, name)}) for name in names}
+    hours = {name: _plan(recipe, gpu_name, gpu, gpus, other).hours for name, other in more.items()}
+    return replace(plan, matters={name: hours[name] / plan.hours if plan.hours else 1.0 for name in names})
+
+
+def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptions) -> Plan:
+    shape = shape_of(recipe.model)
+    engines, learners = shared_out(recipe, gpus)
+    learner = learner_bytes(recipe, shape, learners)
+    kv_tokens = kv_tokens_of(recipe, shape, gpu.memory_bytes, learner)
+    engine = engine_bytes(shape, max(0.0, kv_tokens))
+    longest = longest_response(recipe)
+    found = [
+        f"{idle}; take fewer GPUs" for idle in (idle_learners(recipe, learners), idle_engines(recipe, engines)) if idle
+    ]
+    found += list(refusals(f"a GPU of kind {gpu_name}", gpu.memory_bytes, learner, kv_tokens, longest))
+    stages = [] if found else list(_stages(recipe, shape, gpu, engines, learners, kv_tokens, assumed))
+    return Plan(
+        gpu=gpu_name,
+        engines=engines,
+        learners=learners,
+        shares_gpu=not recipe.engine,
+        parameters=shape.parameters,
+        learner=learner,
+        engine=engine,
+        memory_bytes=gpu.memory_bytes,
+        kv_tokens=max(0.0, kv_tokens),
+        sequences=max(0.0, kv_tokens) / max(1.0, assumed.length_share * longest),
+        stages=stages,
+        disk_bytes_a_day=_disk(recipe, shape, stages),
+        refusals=found,
+        limit=_limit(stages),
+        matters={},
+    )
+
+
+def shared_out(recipe: Recipe, gpus: int) -> tuple[int, int]:
+    """(engines, learners) of so many GPUs, in the recipe's own proportion, at least one of each. A recipe without
+    `[[engine]]` has one engine, on the first learner's GPU. Raises ConfigError where there are too few."""
+    named = sum(entry.count for entry in recipe.engine if isinstance(entry, TorchEngines | VllmEngines))
+    if not named:
+        return 1, gpus
+    if gpus < 2:
+        raise ConfigError(f"{gpus} GPU is too few for [[engine]] entries beside a learner; take 2, or leave them out")
+    engines = min(gpus - 1, max(1, round(gpus * named / (named + recipe.cluster.learners))))
+    return engines, gpus - engines
+
+
+def _stages(
+    recipe: Recipe, shape: Shape, gpu: Gpu, engines: int, learners: int, kv_tokens: float, assumed: Assumptions
+) -> Iterator[StagePlan]:
+    learned_flops = learners * gpu.flops * assumed.learning_share
+    passes = 4.0 if recipe.model.gradient_checkpointing else 3.0  # forward, backward twice as much, forward again
+    for stage in recipe.stage:
+        if isinstance(stage, SftStage):
+            tokens = stage.sft.batch_rows * assumed.demonstration_tokens
+            seconds = tokens * passes * shape.forward_flops(assumed.demonstration_tokens / 2) / learned_flops
+            yield StagePlan(
+                name=stage.name,
+                steps=max(0, stage.steps),  # none of epochs whose rows nobody has read
+                tokens=tokens,
+                rollout_seconds=0.0,
+                learning_seconds=seconds,
+                calls=0.0,
+                cores=0.0,
+                step_seconds=seconds,
+            )
+        else:
+            yield _rl_stage(stage, shape, gpu, engines, kv_tokens, assumed, passes, learned_flops)
+
+
+def _rl_stage(
+    stage: RlStage,
+    shape: Shape,
+    gpu: Gpu,
+    engines: int,
+    kv_tokens: float,
+    assumed: Assumptions,
+    passes: float,
+    learned_flops: float,
+) -> StagePlan:
+    rollout = stage.rollout
+    attempts = rollout.problems_per_step * rollout.attempts_per_problem
+    response, seconds = _rollout(stage, engine_model(shape, gpu, kv_tokens, assumed), engines, assumed)
+    kept = 1.0 if stage.resample.method == "all" else min(1.0, stage.resample.keep / rollout.attempts_per_problem)
+    scored = 1.0 if stage.learning.updates_per_step > 1 or stage.learning.top_entropy_share < 1 else 0.0
+    flops = attempts * kept * response * (passes + scored) * shape.forward_flops(response / 2)
+    learning = flops / learned_flops
+    calls = attempts * assumed.tool_calls if rollout.max_turns > 1 else 0.0
+    return StagePlan(
+        name=stage.name,
+        steps=stage.steps,
+        tokens=attempts * response,
+        rollout_seconds=seconds,
+        learning_seconds=learning,
+        calls=calls,
+        cores=4 * calls * assumed.program_cpu_seconds / max(seconds, 1e-9),
+        step_seconds=_together(rollout.max_staleness_steps, seconds, learning) + assumed.step_overhead_seconds,
+    )
+
+
+def _together(staleness: int, rollout: float, learning: float) -> float:
+    """One after the other, or the longer of the two where rollouts go on meanwhile."""
+    return max(rollout, learning) if staleness else rollout + learning
+
+
+def engine_model(shape: Shape, gpu: Gpu, kv_tokens: float, assumed: Assumptions) -> EngineModel:
+    """Decoding reads the weights and the caches; feeding computes."""
+    bandwidth = gpu.bandwidth * assumed.bandwidth_share
+    return EngineModel(
+        capacity_tokens=int(kv_tokens),
+        step_seconds=2 * shape.computed / bandwidth,
+        seconds_per_cached_token=shape.kv_bytes(2) / bandwidth,
+        seconds_per_sequence=max(8e-6, 2 * shape.computed / (gpu.flops * assumed.prefill_share)),
+        seconds_per_prefill_token=2 * shape.computed / (gpu.flops * assumed.prefill_share),
+    )
+
+
+def _rollout(stage: RlStage, model: EngineModel, engines: int, assumed: Assumptions) -> tuple[float, float]:
+    """(mean response tokens, seconds) of a step, simulated on a few engines with their part of the problems."""
+    rollout = stage.rollout
+    few = min(SIMULATED_ENGINES, engines)
+    problems = max(1, round(rollout.problems_per_step * few / engines))
+    cap = rollout.max_response_tokens
+    work = synthetic_workload("even", problems=problems, attempts=rollout.attempts_per_problem, limit=cap, seed=0)
+    mean = fmean(attempt.response_tokens for attempt in work)
+    work = scaled(work, assumed.length_share * cap / mean)
+    fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
+    report = simulate(fits, {f"engine{place}": model for place in range(few)}, KvScheduler())
+    return fmean(attempt.response_tokens for attempt in work), report.makespan
+
+
+def _disk(recipe: Recipe, shape: Shape, stages: Sequence[StagePlan]) -> float:
+    """Of rollouts and checkpoints in a day of the longest stage."""
+    if not stages:
+        return 0.0
+    longest = max(stages, key=lambda stage: stage.hours)
+    steps = DAY / max(longest.step_seconds, 1e-9)
+    recorded = TOKEN_BYTES * longest.tokens * steps if longest.rollout_seconds and recipe.run.save_rollouts else 0.0
+    kept = recipe.run.keep_checkpoints + len(recipe.stage)
+    return recorded + kept * CHECKPOINT_BYTES * shape.parameters
+
+
+def _limit(stages: Sequence[StagePlan]) -> str:
+    if not stages:
+        return "memory"
+    parts = {
+        "writing attempts": sum(stage.steps * stage.rollout_seconds for stage in stages),
+        "learning": sum(stage.steps * stage.learning_seconds for stage in stages),
+    }
+    whole = sum(stage.steps * stage.step_seconds for stage in stages)
+    parts["what steps take besides (step_overhead_seconds)"] = whole - sum(parts.values())
+    return max(parts, key=lambda name: parts[name])

@@ -1,0 +1,149 @@
+"""What a model folder says of itself without its weights: read before anything starts, and without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstar.errors import ConfigError
+from rocstar.record.branch import find_checkpoint
+from rocstar.record.folder import RunFolder
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+WEIGHTS = ("*.safetensors", "*.bin")
+OTHER_ATTENTION = ("attention_chunk_size", "attn_logit_softcapping", "alibi", "mamba_d_state", "linear_num_key_heads")
+"""Keys of config.json whose mere presence says that a layer does more, or something else, than attend to all tokens."""
+HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    folder: Path
+    positions: int
+    """Longest sequence that the model was made for, tokens."""
+    embeddings: int
+    """Rows of its embedding: token ids it knows."""
+    cache: tuple[int, int, int] | None
+    """Layers, key heads and width of a head; None where config.json does not say them in the usual words."""
+
+
+def find_model(name: str) -> Path:
+    """The folder of a model: `name` itself, what a GGUF file holds, or what the hub holds under that id. Raises
+    ConfigError."""
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        return folder
+    if is_gguf(folder):
+        return _converted(folder)
+    if not folder.exists() and is_known(folder.name):
+        raise ConfigError(f"there is no folder {name}; write it with `rocstar model get {folder.name} --to {name}`")
+    if folder.exists() or not HUB_ID.fullmatch(name):
+        raise ConfigError(f"model.path {name} is not a model folder: it has no config.json; give a Hugging Face folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # whatever the network or the hub says
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"the model {name} is no folder here and cannot be fetched from the hub ({reason}); download it where "
+            "there is a network and give its folder"
+        ) from None
+
+
+def is_known(name: str) -> bool:
+    """Whether `rocstar model get` can write it."""
+    from rocstar.learning.gguf import KNOWN
+
+    return name in KNOWN
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def _converted(file: Path) -> Path:
+    """The folder that a GGUF file was converted into, made the first time. Raises ConfigError, DataError."""
+    from rocstar.learning.gguf import convert
+
+    file = file.resolve()
+    state = file.stat()
+    told = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "rocstar" / "models" / f"{file.stem}-{told}"
+    return folder if folder.exists() else convert(file, folder)
+
+
+def model_named(name: str, runs: Path) -> tuple[Path, RunFolder | None, int]:
+    """The model folder that a folder's path, a hub id, RUN or RUN@STEP means, the run it is of and the step: None and 0
+    for a plain model. Raises ConfigError."""
+    on_hub = HUB_ID.fullmatch(name) and not Path(name).parent.exists()
+    if on_hub or is_gguf(Path(name)) or (Path(name) / "config.json").is_file():
+        return find_model(name), None, 0
+    run, step = find_checkpoint(name, runs)
+    return run.checkpoint(step) / "model", run, step
+
+
+def model_name(folder: Path) -> str:
+    """What the folder is called, or the hub calls the model where it lies in the hub's cache."""
+    folder = folder.resolve()
+    return folder.parents[1].name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
+
+
+def model_facts(folder: Path, *, torch_engine: bool = True) -> ModelFacts:
+    """torch_engine: whether it is to run there. Raises ConfigError for a model that cannot be run."""
+    config = _config(folder)
+    positions, embeddings = config.get("max_position_embeddings"), config.get("vocab_size")
+    kind = f"{folder} holds a model of type {config.get('model_type', 'unknown')}"
+    if not isinstance(positions, int) or not isinstance(embeddings, int):
+        raise ConfigError(
+            f"{kind}, whose config.json lacks max_position_embeddings or vocab_size; rocstar runs decoders like "
+            "Qwen2.5, Qwen3 and Llama, so take one of those"
+        )
+    if torch_engine and (why := _unfit(config)):
+        raise ConfigError(
+            f"{kind}, which has {why}; the torch engine runs decoders like Qwen2.5, Qwen3 and Llama, so take one of "
+            "those or an [[engine]] of kind 'vllm'"
+        )
+    if not any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
+        raise ConfigError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch the whole model")
+    return ModelFacts(folder=folder, positions=positions, embeddings=embeddings, cache=_cache(config))
+
+
+def _unfit(config: dict[str, Any]) -> str | None:
+    """What the torch engine has no form for: it keeps a key and a value of one width for each token of every layer, and
+    each token attends to all before it. What config.json does not tell the engine finds when it is opened."""
+    layers, cache, values = config.get("layer_types"), _cache(config), config.get("v_head_dim")
+    if isinstance(layers, list) and (other := sorted({str(layer) for layer in layers} - {"full_attention"})):
+        return f"layers of kind {', '.join(other)}"
+    if not layers and config.get("sliding_window") and config.get("use_sliding_window", True):
+        return f"a sliding window of {config['sliding_window']} tokens"
+    if config.get("kv_lora_rank"):
+        return f"compressed keys and values (kv_lora_rank {config['kv_lora_rank']})"
+    if values and cache and values != cache[2]:
+        return f"values of another width ({values}) than keys ({cache[2]})"
+    named = (name for name in OTHER_ATTENTION if config.get(name))
+    return next((f"{name} {config[name]}" for name in named), None)
+
+
+def _cache(config: dict[str, Any]) -> tuple[int, int, int] | None:
+    layers, heads, size = (config.get(k) for k in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(size, int) and heads):
+        return None
+    return layers, config.get("num_key_value_heads") or heads, config.get("head_dim") or size // heads
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}/config.json cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{folder}/config.json does not hold a JSON object")
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config

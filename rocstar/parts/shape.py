@@ -1,0 +1,111 @@
+"""The shape of a model, and what follows from it: parameters, bytes and operations a token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstar.config.sections import ModelSection
+from rocstar.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A dense decoder with grouped-query attention and a gated MLP (Qwen2.5, Qwen3, Llama)."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    intermediate: int
+    vocabulary: int
+    """Rows of the embedding."""
+    tied: bool
+    """The LM head is the embedding."""
+    normed: bool = False
+    """Queries and keys have norms (Qwen3)."""
+
+    @property
+    def parameters(self) -> int:
+        """Without norms and biases, which are under 0.1%."""
+        attention = self.hidden * self.head_width * (2 * self.heads + 2 * self.kv_heads)
+        layer = attention + 3 * self.hidden * self.intermediate
+        return self.layers * layer + self.hidden * self.vocabulary * (1 if self.tied else 2)
+
+    @property
+    def computed(self) -> int:
+        """Parameters that each token is multiplied with: all but the embedding that is only looked up."""
+        return self.parameters - (0 if self.tied else self.hidden * self.vocabulary)
+
+    def kv_bytes(self, itemsize: int) -> int:
+        """Keys and values of one token; itemsize: bytes of one number."""
+        return 2 * self.layers * self.kv_heads * self.head_width * itemsize
+
+    def forward_flops(self, context: float) -> float:
+        """Of one token after `context` others: two a parameter, four for each number of its queries and token read."""
+        return 2.0 * self.computed + 4.0 * self.layers * self.heads * self.head_width * context
+
+
+PUBLISHED: Mapping[str, Shape] = {
+    "Qwen/Qwen3-14B-Base": Shape(
+        hidden=5120, layers=40, heads=40, kv_heads=8, head_width=128, intermediate=17408, vocabulary=151936, tied=False
+    ),
+    "Qwen/Qwen2.5-32B-Instruct": Shape(
+        hidden=5120, layers=64, heads=40, kv_heads=8, head_width=128, intermediate=27648, vocabulary=152064, tied=False
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": Shape(
+        hidden=3584, layers=28, heads=28, kv_heads=4, head_width=128, intermediate=18944, vocabulary=152064, tied=False
+    ),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(
+        hidden=1536, layers=28, heads=12, kv_heads=2, head_width=128, intermediate=8960, vocabulary=151936, tied=True
+    ),
+}
+"""From their config.json, so that the paper's recipes can be planned before anything is downloaded."""
+
+
+def shape_of(model: ModelSection) -> Shape:
+    """Of random weights by the section itself, else from the folder's config.json, else a published one. Raises
+    ConfigError for a model that is neither here nor known."""
+    if model.path is None:
+        return Shape(
+            hidden=model.hidden_size,
+            layers=model.num_layers,
+            heads=model.num_heads,
+            kv_heads=model.num_kv_heads,
+            head_width=model.hidden_size // model.num_heads,
+            intermediate=model.intermediate_size,
+            vocabulary=model.vocab_size,
+            tied=True,
+            normed=True,
+        )
+    file = Path(model.path) / "config.json"
+    if file.is_file():
+        return _from_config(json.loads(file.read_text()), file)
+    if model.path in PUBLISHED:
+        return PUBLISHED[model.path]
+    raise ConfigError(
+        f"model.path {model.path!r} is no folder here and none of {', '.join(PUBLISHED)}; to plan, a folder with its "
+        "config.json is enough"
+    )
+
+
+def _from_config(config: Mapping[str, Any], file: Path) -> Shape:
+    try:
+        heads = config["num_attention_heads"]
+        return Shape(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_width=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            normed=str(config.get("model_type")).startswith("qwen3"),
+        )
+    except KeyError as error:
+        raise ConfigError(f"{file} lacks {error.args[0]}; only dense decoders can be planned") from None

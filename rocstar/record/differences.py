@@ -1,0 +1,98 @@
+"""Two runs against each other: settings that differ, and how far each metric came after as many steps of a stage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rocstar.config.tree import flat
+from rocstar.errors import ConfigError
+from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.journal import read_journal
+
+LAST_STEPS = 10  # whose mean stands for where a metric came
+METRICS = (
+    *("loss", "reward/mean", "pass/mean", "tool/calls", "tool/error_rate", "tool/error_share_in_correct"),
+    *("len/tokens", "len/truncated", "policy/entropy", "policy/logprob_gap", "step/seconds"),
+)
+"""Compared unless others are asked for."""
+SHAPE = tuple(
+    f"model.{key}"
+    for key in (
+        *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size", "rope_theta"),
+        *("max_positions", "vocab_size", "word_merges"),
+    )
+)
+"""In force only for random weights."""
+MADE_UP = ("data.families", "data.demo_mix", "data.pool")
+"""In force only for problems that are made up."""
+Row = dict[str, Any]
+
+
+def settings_that_differ(a: RunFolder, b: RunFolder) -> list[Row]:
+    """`setting`, `a`, `b` for each key of config.resolved.json that varies; None where one has it not. Raises
+    DataError."""
+    mine, theirs = (dict(flat(read_json(run.resolved))) for run in (a, b))
+    return [{"setting": name, "a": mine.get(name), "b": theirs.get(name)} for name in varying((mine, theirs))]
+
+
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys of flat settings whose values are not the same in all of them. Left out are keys that are not in force in
+    one of them, and a stage's own value where it differs as the run's does."""
+    idle = {name for one in settings for name in _not_in_force(one)}
+    known = sorted({name for one in settings for name in one})
+    columns = {name: [one.get(name) for one in settings] for name in known}
+    differ = {
+        name: column
+        for name, column in columns.items()
+        if any(value != column[0] for value in column) and name not in idle and _of_the_run(name) not in idle
+    }
+    return [name for name in differ if differ.get(_of_the_run(name)) != differ[name]]
+
+
+def _not_in_force(settings: Mapping[str, Any]) -> Iterator[str]:
+    if settings.get("model.path") is not None:
+        yield from SHAPE
+    if settings.get("data.source") != "arithmetic":
+        yield from MADE_UP
+
+
+def _of_the_run(name: str) -> str:
+    """The setting that a stage's own one stands for; the empty name for all others."""
+    return name.split(".", 2)[2] if name.startswith("stage.") and name.count(".") > 2 else ""
+
+
+def metrics_side_by_side(a: RunFolder, b: RunFolder, asked: Sequence[str] = ()) -> list[Row]:
+    """For each stage that both began and each metric that both have, of METRICS or those asked for: the means over the
+    last LAST_STEPS of as many steps as both did, `stage, steps, metric, a, b`. Raises DataError, and ConfigError for a
+    metric asked for that one of them has not."""
+    mine, theirs = (_by_stage(run) for run in (a, b))
+    for run, rows in ((a, mine), (b, theirs)):
+        known = sorted(
+            {name for of_stage in rows.values() for row in of_stage for name in row if "/" in name} | {"loss"}
+        )
+        for name in asked:
+            if name not in known:
+                raise ConfigError(f"{run.name} has no metric {name}; it has {', '.join(known)}")
+    return [
+        {"stage": stage, "steps": steps, "metric": metric, "a": first, "b": second}
+        for stage in mine
+        if stage in theirs and (steps := min(len(mine[stage]), len(theirs[stage])))
+        for metric in asked or METRICS
+        if (first := _came_to(mine[stage][:steps], metric)) is not None
+        and (second := _came_to(theirs[stage][:steps], metric)) is not None
+    ]
+
+
+def _by_stage(run: RunFolder) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in read_journal(run.metrics):
+        found[str(row.get("stage"))].append(row)
+    return dict(found)
+
+
+def _came_to(rows: Sequence[Row], metric: str) -> float | None:
+    values = [row[metric] for row in rows[-LAST_STEPS:] if row.get(metric) is not None]
+    return fmean(values) if values else None

@@ -1,0 +1,322 @@
+"""The run folder: where each file of a run lies, how a run is created and how it is found again.
+
+Not here: what the files say (journal.py, rollouts.py, show.py) and checkpoints' contents (the learner's).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocstar.errors import ConfigError, ContractBroken, DataError
+from rocstar.record.atomic import sweep, write_atomic, write_json
+from rocstar.record.identity import git_state, hardware, versions
+from rocstar.record.journal import Journal, read_journal
+from rocstar.record.lock import locked
+
+if TYPE_CHECKING:
+    from rocstar.config.sections import Recipe
+
+SCHEMA_VERSION = 1
+NAME_BYTES = 240  # what file systems take, less what is put after a name
+HELD_OUT = "held out"
+"""Beside the names of stages in problems.json."""
+RUNS = Path("runs")
+"""Where runs lie unless a recipe's `run.folder` says otherwise."""
+
+
+class RunFolder:
+    """The paths of one run."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(
+        cls,
+        recipe: Recipe,
+        base: Path | str,
+        argv: Sequence[str],
+        *,
+        recipe_text: str | None = None,
+        fill: Callable[[RunFolder], Mapping[str, Any]] = lambda folder: {},
+    ) -> RunFolder:
+        """Claim `base/<run.name>` (or `-2`, `-3` ...) and write config.toml, config.resolved.json and run.json.
+
+        `recipe_text`: the recipe as the person wrote it; absent for a recipe made in Python. `fill` puts into the
+        folder what the run begins with and returns more entries of run.json. Raises ConfigError where no folder can be
+        made there, and OSError."""
+        folder = cls(_claim_run(Path(base), recipe.run.name))
+        try:
+            folder._begin(recipe, argv, recipe_text, fill)
+        except OSError:
+            shutil.rmtree(folder.path, ignore_errors=True)  # a run that cannot start leaves no folder
+            raise
+        return folder
+
+    def _begin(
+        self,
+        recipe: Recipe,
+        argv: Sequence[str],
+        recipe_text: str | None,
+        fill: Callable[[RunFolder], Mapping[str, Any]],
+    ) -> None:
+        for part in (self.rollouts, self.evals, self.checkpoints):
+            part.mkdir()
+        if recipe_text is not None:
+            write_atomic(self.path / "config.toml", recipe_text.encode())
+        write_json(self.resolved, recipe.resolved())
+        more = fill(self)
+        # Last, because it is what makes the folder a run: a kill before it leaves none that lacks its settings.
+        write_json(self.path / "run.json", {**_identity(self.name, argv), **more})
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run. Raises ConfigError when `path` is none."""
+        folder = cls(path)
+        if not (folder.path / "run.json").is_file():
+            raise ConfigError(f"{path} is not a run folder: it has no run.json")
+        return folder
+
+    @classmethod
+    def find(cls, name: str, base: Path | str = RUNS) -> RunFolder:
+        """A run by path, by name below `base`, by a prefix of one name only, or "last" (the one last written to)."""
+        runs = list_runs(base)
+        if name == "last" and runs:
+            return max(runs, key=lambda run: (run.last_active, run.name))
+        if (Path(name) / "run.json").is_file():
+            return cls(name)
+        exact = [run for run in runs if run.name == name]
+        matches = exact or [run for run in runs if run.name.startswith(name)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise ConfigError(f"{name} may be any of {', '.join(run.name for run in matches)}; write more of the name")
+        there = f"the runs there are: {', '.join(run.name for run in runs)}"
+        none = "nor any other; begin one with rocstar train, or say with --runs where they are"
+        raise ConfigError(f"there is no run {name} in {base}{'; ' + there if runs else ', ' + none}")
+
+    @property
+    def name(self) -> str:
+        """Of the folder, or of the link to it."""
+        return os.path.basename(os.path.abspath(self.path))
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def resolved(self) -> Path:
+        """The settings in force; resume reads these."""
+        return self.path / "config.resolved.json"
+
+    def recipe_text(self) -> str:
+        """config.toml as it lies there; empty for a recipe made in Python."""
+        file = self.path / "config.toml"
+        return file.read_text() if file.is_file() else ""
+
+    @property
+    def summary(self) -> Path:
+        """Written once, when the run is over."""
+        return self.path / "summary.json"
+
+    @property
+    def end_request(self) -> Path:
+        """Holds the name of a stage that a person wants to end after its step under way."""
+        return self.path / "end_stage"
+
+    def asks_to_end(self, stage: str) -> bool:
+        """Whether a person wants this stage to end."""
+        return self.end_request.is_file() and self.end_request.read_bytes().strip() == stage.encode()
+
+    def request_end(self) -> str:
+        """Ask the run to end its stage under way; the stage's name. Raises ConfigError when none is."""
+        begun = [event["name"] for event in read_journal(self.events) if event["event"] == "stage"]
+        if not begun or self.summary.exists():
+            raise ConfigError(f"run {self.name} has no stage under way that could end")
+        write_atomic(self.end_request, str(begun[-1]).encode())
+        return str(begun[-1])
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def evals(self) -> Path:
+        return self.path / "evals"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def rollout_file(self, step: int) -> Path:
+        return self.rollouts / f"{step_name(step)}.parquet"
+
+    @property
+    def problems(self) -> Path:
+        """A hash of the problems of each stage, and of those held out."""
+        return self.path / "problems.json"
+
+    def pool(self, stage: str) -> Path:
+        """What is known of the problems that a stage chose from."""
+        return self.path / "pools" / f"{stage}.json"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / step_name(step)
+
+    def evaluation(self, name: str, step: int) -> Path:
+        """Folder of one evaluation; its `result.json` is the last file written."""
+        return self.evals / name / step_name(step)
+
+    def next_log(self, name: str) -> Path:
+        """The first free `logs/<name>-<number>.txt`; its folder is made. Raises OSError."""
+        folder = self.path / "logs"
+        folder.mkdir(exist_ok=True)
+        return next(file for n in count(1) if not (file := folder / f"{name}-{n}.txt").exists())
+
+    def sft_rows(self, stage: str) -> Path:
+        """What an SFT stage imitates, as tokens."""
+        return self.path / "sft_rows" / f"{stage}.parquet"
+
+    def made_for(self, stage: str) -> list[Path]:
+        """Files that are made when a stage begins or before, and follow from its settings."""
+        return [*self.path.glob(f"sft_rows/{stage}.parquet"), *self.path.glob(f"pools/{stage}.json*")]
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Settings that changed where the run went on, rows `{step, setting, was, now}`. Raises DataError."""
+        return list(self.identity.get("changes", []))
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, ascending."""
+        return sorted(step_of(path) for path in self.checkpoints.glob("step=*") if path.is_dir())
+
+    def evaluations(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """(name, step, result) of every finished evaluation, by step and then name. Raises DataError."""
+        files = self.evals.glob("*/step=*/result.json")
+        return sorted(
+            ((file.parts[-3], step_of(file.parent), read_json(file)) for file in files), key=lambda e: (e[1], e[0])
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """run.json. Raises DataError."""
+        return read_json(self.path / "run.json")
+
+    @property
+    def last_active(self) -> int:
+        """When the run last wrote something, nanoseconds since 1970."""
+        files = (self.path / "run.json", self.metrics, self.events, self.summary)
+        return max(file.stat().st_mtime_ns for file in files if file.exists())
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the run as its one writer: for all of a run's life. An evaluation of a run that goes on writes into a
+        folder of its own and needs no lock. Raises ConfigError, which names the holder."""
+        return locked(self.path, f"run {self.name}")
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written after `step`, which resume does again: metrics, rollouts, evaluations, summary; and
+        what a kill left half written. Only for the holder of the lock."""
+        with Journal(self.metrics) as metrics:
+            metrics.truncate_after(step)
+        self.summary.unlink(missing_ok=True)
+        for file in self.rollouts.glob("step=*.parquet"):
+            if step_of(file) > step:
+                file.unlink()
+        for folder in self.evals.glob("*/step=*"):
+            if step_of(folder) > step:
+                shutil.rmtree(folder)
+        sweep(self.path)
+
+
+def list_runs(base: Path | str = RUNS) -> list[RunFolder]:
+    """All runs below `base`, by name."""
+    return [RunFolder(file.parent) for file in sorted(Path(base).glob("*/run.json"))]
+
+
+def step_name(step: int) -> str:
+    return f"step={step:06d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in a name such as `step=000042.parquet`."""
+    return int(path.name.removeprefix("step=").split(".")[0])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object. Raises DataError when the file holds something else, OSError when it cannot be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise DataError(f"{path} does not hold a JSON object")
+    return value
+
+
+def numbered(name: str) -> Iterable[str]:
+    """`name`, `name-2`, `name-3` ..."""
+    return (name if number == 1 else f"{name}-{number}" for number in count(1))
+
+
+def claim(paths: Iterable[Path]) -> Path:
+    """Make the first of these folders that is not there yet. Making it is the claim, so two that ask at once never
+    share one. Raises OSError."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise ContractBroken("there were only so many folders to choose from")
+
+
+def refuse_place(base: Path | str, name: str) -> None:
+    """Raises ConfigError where no run folder `base/name` could be made, as far as can be known without making it."""
+    if Path(name).name != name or name in ("", "..") or "\0" in name:
+        raise ConfigError(f"run.name = {name!r} cannot be a folder name; use letters, digits and dashes")
+    if name == "last" or "@" in name:
+        raise ConfigError(
+            f"run.name = {name!r} has a meaning of its own on the command line (the last run, RUN@STEP); take another"
+        )
+    there = next(part for part in (Path(base).absolute() / name).parents if part.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise _no_place(base, f"{there} is not a folder that can be written into")
+    if len(os.fsencode(name)) > NAME_BYTES:
+        raise _no_place(base, f"the name is longer than {NAME_BYTES} bytes")
+
+
+def _claim_run(base: Path, name: str) -> Path:
+    refuse_place(base, name)
+    try:
+        return claim(base / part for part in numbered(name))
+    except OSError as error:
+        raise _no_place(base, error.strerror or str(error)) from None
+
+
+def _no_place(base: Path | str, why: str) -> ConfigError:
+    return ConfigError(f"no run folder can be made in {base} ({why}); choose another with run.folder=FOLDER")
+
+
+def _identity(name: str, argv: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": list(argv),
+        "versions": versions(),
+        "git": git_state(),
+        "hardware": hardware(),
+    }

@@ -1,0 +1,120 @@
+"""Append-only JSONL: `metrics.jsonl` and `events.jsonl`, one object a line, each flushed as it is written.
+
+A kill can tear the last line; the reader leaves such a line out and the writer cuts it off before it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from rocstar.errors import DataError
+from rocstar.record.atomic import plain, write_atomic
+
+
+class Journal:
+    """One JSONL file, open for appending from the first append on. Any thread may append."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+        self._appending = threading.Lock()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one line. Raises OSError (disk full); then the file still ends with a whole line."""
+        line = (json.dumps(plain(row)) + "\n").encode()
+        with self._appending:
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        if self._handle is None:
+            self._handle = _open_whole(self.path)
+        end = os.fstat(self._handle).st_size
+        try:
+            written = os.write(self._handle, line)
+            if written < len(line):
+                os.write(self._handle, line[written:])
+        except OSError:
+            os.ftruncate(self._handle, end)
+            raise
+
+    def truncate_after(self, step: int) -> None:
+        """Drop rows of later steps than `step`; rows without a step stay."""
+        self.close()
+        kept = [row for row in read_journal(self.path) if row.get("step", step) <= step]
+        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def read_journal(path: Path, needs: Mapping[str, type] | None = None) -> list[dict[str, Any]]:
+    """All whole rows; none when there is no file. needs: keys that each row must have, with the type of what they hold.
+    Raises DataError for a broken line that is not the last, and for a row that lacks something."""
+    content = path.read_bytes() if path.exists() else b""
+    rows = []
+    # What follows the last newline is empty, or torn by a kill.
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise DataError(f"{path} line {number} is not a JSON object; delete that line to read the rest")
+        for key, kind in (needs or {}).items():
+            if not isinstance(row.get(key), kind):
+                raise DataError(f'{path} line {number} has no "{key}" that fits; delete that line to read the rest')
+        rows.append(row)
+    return rows
+
+
+class Tail:
+    """Reads what a file of lines has gained since the last look, for whoever only follows its writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = self._at = 0
+
+    def fresh(self) -> tuple[bool, Iterator[bytes]]:
+        """(whether the file is read from its beginning, because it was replaced or became shorter (resume) or is looked
+        at first; its new whole lines, ends included). A line that is being written is left for the next look. The lines
+        must be read to their end before the next look."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return False, iter(())
+        found = os.fstat(file.fileno())
+        anew = found.st_ino != self._inode or found.st_size < self._at
+        if anew:
+            self._inode, self._at = found.st_ino, 0
+        return anew, self._lines(file)
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        with file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                yield line
+
+
+def _open_whole(path: Path) -> int:
+    """A descriptor for appending, what follows the last newline cut off."""
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    content = path.read_bytes()
+    os.ftruncate(handle, content.rfind(b"\n") + 1)
+    return handle

@@ -1,0 +1,344 @@
+"""One parquet file a step with every attempt of it, kept or not. pyarrow is imported when a file is written or read.
+
+`COLUMNS` is the schema; docs/run-folder.md says what each column means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rocstar.errors import DataError
+from rocstar.record.atomic import plain, write_atomic
+from rocstar.record.folder import SCHEMA_VERSION, RunFolder
+from rocstar.types import (
+    Choice,
+    Completion,
+    Finish,
+    FormatFacts,
+    Outcome,
+    Problem,
+    Reason,
+    Resampled,
+    Status,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+    VersionSpan,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text, special tokens kept."""
+
+ROW_GROUP_TOKENS = 1 << 20  # some 5 MB of a file: one attempt is read in 20 ms, and the footer stays small
+
+COLUMNS = {
+    "step": "int64",
+    "problem_id": "string",
+    "question": "string",
+    "gold": "string",
+    "source": "string",
+    "index": "int32",
+    "prompt_ids": "list<int32>",
+    "token_ids": "list<int32>",
+    "loss_mask": "list<bool>",
+    "sampled_logprobs": "list<float>",
+    "entropies": "list<float>",
+    "old_logprobs": "list<float>",
+    "turns": "string",
+    "text": "list<string>",
+    "verdict": "string",
+    "reward": "float",
+    "extracted": "string",
+    "method": "string",
+    "format_facts": "string",
+    "penalty_errors": "float",
+    "penalty_format": "float",
+    "penalty_total": "float",
+    "kept": "bool",
+    "reason": "string",
+    "weight": "float",
+    "advantage": "float",
+    "stop": "string",
+    "fault": "string",
+    "response_tokens": "int32",
+    "calls": "int32",
+    "failed_calls": "int32",
+    "seconds": "float",
+    "tool_seconds": "float",
+    "policy_version": "int64",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One attempt of a step with its fate."""
+
+    problem: Problem
+    trajectory: Trajectory
+    choice: Choice | None = None
+    """The resampler's; None for an attempt that never reached a group (environment failed, undecided)."""
+    advantage: float | None = None
+    """What the step learnt with; None for an attempt that it did not learn from."""
+    policy_version: int
+    """Of the weights that learnt from the step; they wrote it too unless attempts are made ahead of updates."""
+    entropies: Sequence[float] | None = None
+    """[T] nats of the next-token distribution, 0.0 where the policy wrote nothing; None when not kept."""
+    old_logprobs: Sequence[float] | None = None
+    """[T] the learner's own logprobs before the step's first update, 0.0 likewise; None when not kept."""
+
+    @property
+    def reason(self) -> Reason | None:
+        """The choice's, else what the trajectory itself says; None when neither says anything."""
+        if self.choice:
+            return self.choice.reason
+        if self.trajectory.stop is Stop.ENVIRONMENT_FAILED:
+            return Reason.DROPPED_ENVIRONMENT
+        undecided = self.trajectory.outcome and self.trajectory.outcome.verdict is Verdict.UNDECIDED
+        return Reason.DROPPED_UNDECIDED if undecided else None
+
+
+def attempts_of(groups: Iterable[Resampled], policy_version: int = 0) -> list[AttemptRecord]:
+    """Records of resampled groups, for callers that know no advantages."""
+    return [
+        AttemptRecord(
+            problem=resampled.group.problem,
+            trajectory=resampled.group.trajectories[choice.index],
+            choice=choice,
+            policy_version=policy_version,
+        )
+        for resampled in groups
+        for choice in resampled.choices
+    ]
+
+
+def write_rollouts(folder: RunFolder, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
+    """Write `rollouts/step=NNNNNN.parquet`, replacing an earlier one. Raises OSError.
+
+    Without `decode` the turns carry no text."""
+    write_attempts(folder.rollout_file(step), step, attempts, decode)
+
+
+def write_attempts(path: Path, step: int, attempts: Sequence[AttemptRecord], decode: Decode | None) -> None:
+    """Write one parquet file of attempts (of a step, or of an evaluation). Raises OSError."""
+    import pyarrow
+
+    rows = [_row(step, attempt, decode) for attempt in attempts]
+    schema = attempts_schema()
+    columns = [pyarrow.array([row[field.name] for row in rows], field.type) for field in schema]
+    write_table(path, pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+def attempts_schema() -> Any:
+    """`COLUMNS` as a pyarrow schema."""
+    import pyarrow
+
+    kinds = [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()]
+    return pyarrow.schema(kinds, {"schema_version": str(SCHEMA_VERSION)})
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a table of `attempts_schema`. A row group holds about ROW_GROUP_TOKENS tokens, so that one attempt can be
+    read without all the others. Raises OSError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    tokens = len(table["token_ids"].combine_chunks().flatten()) if len(table) else 0
+    rows = max(1, len(table) * ROW_GROUP_TOKENS // max(1, tokens))
+    buffer = pyarrow.BufferOutputStream()
+    parquet.write_table(table, buffer, compression="zstd", row_group_size=rows)
+    write_atomic(path, buffer.getvalue().to_pybytes())
+
+
+def read_table(file: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
+    """One parquet file; pyarrow's own `read_table` loads its data sets for it, which takes half a CPU-second. Raises
+    OSError, ValueError."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        return opened.read(columns=columns)
+
+
+def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, Any]]:
+    """The attempts of a step as rows of `COLUMNS`, `turns` decoded. Raises DataError when the step has no file."""
+    run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+    file = run.rollout_file(step)
+    if not file.is_file():
+        raise DataError(f"{file} does not exist: step {step} has no rollouts, or run.save_rollouts was off")
+    try:
+        rows: list[dict[str, Any]] = read_table(file).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's own are kinds of these
+        raise DataError(f"{file} is no whole file of attempts ({str(error).splitlines()[0]}); delete it") from None
+    return [{**row, "turns": json.loads(row["turns"])} for row in rows]
+
+
+def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
+    """The trajectory of a row of `COLUMNS`, `turns` decoded; what `_row` made of it, turned back.
+
+    Token columns may be missing: completions and replies are then empty. A row of an older file does not hold the
+    format facts, only the penalty that followed from them: `answer_tags` is then a number that gives the same
+    penalty."""
+    places = iter(row.get("token_ids", ())[len(row.get("prompt_ids", ())) :])
+    logprobs = iter(row.get("sampled_logprobs", ())[len(row.get("prompt_ids", ())) :])
+    return Trajectory(
+        problem_id=row["problem_id"],
+        index=row["index"],
+        prompt_ids=tuple(row.get("prompt_ids", ())),
+        turns=tuple(_turn_of(turn, places, logprobs) for turn in row["turns"]),
+        stop=Stop(row["stop"]),
+        outcome=_outcome_of(row),
+        fault=row["fault"],
+        seconds=row["seconds"],
+        tool_seconds=row["tool_seconds"],
+    )
+
+
+def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[float]) -> Turn:
+    sampled, replied = turn["sampled_tokens"], turn["reply_tokens"]
+    completion = Completion(
+        token_ids=tuple(islice(tokens, sampled)),
+        logprobs=tuple(islice(logprobs, sampled)),
+        finish=Finish(turn["finish"]),
+        version_spans=tuple(VersionSpan(*span) for span in turn["version_spans"]),
+    )
+    deque(islice(logprobs, replied), maxlen=0)  # zeros
+    return Turn(
+        completion=completion,
+        calls=tuple(ToolCall(**call) for call in turn["calls"]),
+        results=tuple(ToolResult(**{**result, "status": Status(result["status"])}) for result in turn["results"]),
+        reply_ids=tuple(islice(tokens, replied)),
+        engine_seconds=turn.get("engine_seconds"),
+        tool_seconds=turn.get("tool_seconds"),
+    )
+
+
+def _outcome_of(row: Mapping[str, Any]) -> Outcome | None:
+    if row["verdict"] is None:
+        return None
+    return Outcome(
+        verdict=Verdict(row["verdict"]),
+        reward=row["reward"],
+        extracted=row["extracted"],
+        method=row["method"],
+        format_facts=_facts_of(row),
+    )
+
+
+def _facts_of(row: Mapping[str, Any]) -> FormatFacts:
+    if told := row.get("format_facts"):
+        return FormatFacts(**json.loads(told))
+    penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
+    tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
+    return FormatFacts(answer_tags=tags, reason_after_answer=False, boxed=row["extracted"] is not None)
+
+
+class Tally(NamedTuple):
+    """Attempts at one problem that have a verdict."""
+
+    attempts: int = 0
+    right: int = 0
+
+
+def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
+    """By problem id: the recorded attempts that weights of version `oldest` or newer wrote."""
+    found: dict[str, Tally] = {}
+    for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
+        columns = ["problem_id", "verdict", "policy_version"]
+        rows = read_table(file, columns).to_pylist()
+        if rows and rows[0]["policy_version"] < oldest:
+            break
+        for row in rows:
+            if row["verdict"] in (Verdict.RIGHT, Verdict.WRONG):
+                before = found.get(row["problem_id"], Tally())
+                found[row["problem_id"]] = Tally(before.attempts + 1, before.right + (row["verdict"] == Verdict.RIGHT))
+    return found
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow
+
+    if kind.startswith("list<"):
+        return pyarrow.list_(_arrow_type(kind[5:-1]))
+    return {"bool": pyarrow.bool_(), "float": pyarrow.float32()}.get(kind) or pyarrow.type_for_alias(kind)
+
+
+def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, Any]:
+    problem, trajectory = attempt.problem, attempt.trajectory
+    texts = [decode(turn.completion.token_ids) if decode else "" for turn in trajectory.turns]
+    return {
+        "step": step,
+        "problem_id": problem.id,
+        "question": _utf8(problem.question),
+        "gold": _utf8(problem.answer),
+        "source": _utf8(problem.source),
+        "index": trajectory.index,
+        "prompt_ids": trajectory.prompt_ids,
+        "token_ids": trajectory.token_ids,
+        "loss_mask": trajectory.loss_mask,
+        "sampled_logprobs": trajectory.sampled_logprobs,
+        "entropies": attempt.entropies,
+        "old_logprobs": attempt.old_logprobs,
+        "turns": json.dumps([_turn(turn) for turn in trajectory.turns]),
+        "text": [_utf8(text) for text in texts],
+        "stop": str(trajectory.stop),
+        "fault": trajectory.fault and _utf8(trajectory.fault),
+        "response_tokens": trajectory.num_response_tokens,
+        "calls": trajectory.num_calls,
+        "failed_calls": trajectory.num_failed_calls,
+        "seconds": trajectory.seconds,
+        "tool_seconds": trajectory.tool_seconds,
+        "policy_version": attempt.policy_version,
+        **_judgement(attempt),
+    }
+
+
+def _judgement(attempt: AttemptRecord) -> dict[str, Any]:
+    outcome, choice = attempt.trajectory.outcome, attempt.choice
+    penalty = choice and choice.penalty
+    return {
+        "verdict": outcome and str(outcome.verdict),
+        "reward": outcome and outcome.reward,
+        "extracted": outcome and outcome.extracted and _utf8(outcome.extracted),
+        "method": outcome and outcome.method,
+        "format_facts": outcome and json.dumps(_fields(outcome.format_facts)),
+        "penalty_errors": penalty and penalty.errors,
+        "penalty_format": penalty and penalty.format,
+        "penalty_total": penalty and penalty.total,
+        "kept": choice is not None and choice.kept,
+        "reason": attempt.reason and str(attempt.reason),
+        "weight": choice and choice.weight,
+        "advantage": attempt.advantage,
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "finish": str(turn.completion.finish),
+        "sampled_tokens": len(turn.completion.token_ids),
+        "reply_tokens": len(turn.reply_ids),
+        "version_spans": [list(span) for span in turn.completion.version_spans],
+        "engine_seconds": turn.engine_seconds,
+        "tool_seconds": turn.tool_seconds,
+        "calls": [_fields(call) for call in turn.calls],
+        "results": [_fields(result) for result in turn.results],
+    }
+
+
+def _fields(noun: ToolCall | ToolResult | FormatFacts) -> Any:
+    return plain({field.name: getattr(noun, field.name) for field in fields(noun)})
+
+
+def _utf8(text: str) -> str:
+    """`text` without lone surrogates, which parquet cannot hold and a model can make."""
+    return text.encode("utf-8", "replace").decode()

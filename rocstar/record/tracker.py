@@ -1,0 +1,115 @@
+"""The Tracker over a run folder: metrics and events at once, rollouts by a thread. A full disk never raises into
+training: it is said once on stderr, kept in `failure` for the trainer to act on, and nothing more is written."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import Journal
+from rocstar.record.rollouts import AttemptRecord, Decode, attempts_of, write_rollouts
+from rocstar.types import Resampled
+
+WAITING_STEPS = 4  # a writer further behind than this makes the trainer wait, which bounds memory and drops nothing
+
+
+class RunTracker:
+    """Records a run into its folder. Use it as a context manager, or call `close`.
+
+    Thread `rollout-writer`: consumes steps of attempts from a bounded queue, produces parquet files, waits for the
+    queue and the disk; `close` unblocks it with a last empty entry."""
+
+    def __init__(self, folder: RunFolder, *, decode: Decode | None = None) -> None:
+        """`decode` turns token ids into the text stored beside them; without it no text is stored."""
+        self.folder = folder
+        self.failure: str | None = None
+        """One sentence once something could not be written; None while all is well."""
+        self._decode = decode
+        self._stage: dict[str, str] = {}
+        self._metrics = Journal(folder.metrics)
+        self._events = Journal(folder.events)
+        self._waiting: queue.Queue[tuple[int, Sequence[AttemptRecord]] | None] = queue.Queue(WAITING_STEPS)
+        self._failing = threading.Lock()
+        self._writer: threading.Thread | None = None
+
+    def start_stage(self, name: str, kind: str, steps: int) -> None:
+        """Metrics from here on belong to this stage; `runs show` counts steps by it."""
+        self._stage = {"stage": name}
+        self.event("stage", name=name, kind=kind, steps=steps)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row of metrics.jsonl; numbers that JSON cannot say become null."""
+        self._attempt(lambda: self._metrics.append({"step": step, **self._stage, **metrics}))
+
+    def event(self, event: str, **details: Any) -> None:
+        """One row of events.jsonl: a span, a warning, a fault, a stage change. `details` are JSON values."""
+        row = {"time": round(time.time(), 3), "event": event, **details}
+        self._attempt(lambda: self._events.append(row))
+
+    def record(self, step: int, groups: Sequence[Resampled]) -> None:
+        """The attempts of resampled groups, without advantages; see `record_attempts`."""
+        self.record_attempts(step, attempts_of(groups))
+
+    def record_attempts(self, step: int, attempts: Sequence[AttemptRecord]) -> None:
+        """Every attempt of a step, kept or not; written by the thread."""
+        if self.failure:
+            return
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="rollout-writer", daemon=True)
+            self._writer.start()
+        self._waiting.put((step, attempts))
+
+    def flush(self) -> None:
+        """Wait until everything recorded is on disk, or `failure` says why not."""
+        self._waiting.join()
+
+    def close(self) -> None:
+        """Flush and end the thread. Calling it again does nothing."""
+        if self._writer:
+            self._waiting.put(None)
+            self._writer.join()
+            self._writer = None
+        self._metrics.close()
+        self._events.close()
+
+    def __enter__(self) -> RunTracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _write_all(self) -> None:
+        while work := self._waiting.get():
+            try:
+                self._write(*work)
+            finally:
+                self._waiting.task_done()
+        self._waiting.task_done()
+
+    def _write(self, step: int, attempts: Sequence[AttemptRecord]) -> None:
+        try:
+            self._attempt(lambda: write_rollouts(self.folder, step, attempts, self._decode))
+        except Exception as error:
+            # A dead writer would leave the trainer waiting on a full queue for ever; this way it is told.
+            self._fail(f"the rollouts of step {step} could not be written: {error!r}")
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        """`write`, unless an earlier one failed: a record with holes would be read as a whole one."""
+        if self.failure:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._fail(f"cannot write to {self.folder.path}: {error.strerror or error}; free some space and resume")
+
+    def _fail(self, sentence: str) -> None:
+        with self._failing:
+            if self.failure is None:
+                self.failure = sentence
+                print(f"warning: {sentence}", file=sys.stderr)

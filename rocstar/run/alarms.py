@@ -1,0 +1,241 @@
+"""What a person should know of an RL stage while it goes on: signs of collapse, and signs that the reward is won
+without solving the problem. Pure: metrics of the stage in, alarms out. Thresholds and form are ours; what the paper
+reports of its failures (§4.3.1, §5.3) names most of what is looked for.
+
+Each alarm looks at the mean over the last WINDOW steps, so that one odd step raises none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rocstar.run.windows import Row, window_mean, window_means
+
+WINDOW = 5  # steps
+RIGHT = "verdict/right"  # rewards of one's own may be of any scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    name: str
+    """One word or two, for events.jsonl."""
+    evidence: str
+    """What was seen, with figures."""
+    action: str
+    """What to do about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluation of the stage under way."""
+
+    step: int
+    """Steps of the run that were done."""
+    accuracy: float
+    name: str = "during"
+    """Of the benchmark; `during` on the held-out problems."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """An alarm for a metric whose mean reaches a level, or falls to it."""
+
+    metric: str
+    name: str
+    says: str
+    """Evidence; `{}` is the mean."""
+    action: str
+    least: float | None = None
+    most: float | None = None
+    tools_only: bool = False
+    """Means nothing where attempts have no tool."""
+
+    def alarm(self, rows: Sequence[Row], tools: bool, window: int = WINDOW) -> Alarm | None:
+        mean = window_mean(rows, self.metric, window)
+        if mean is None or (self.tools_only and not tools):
+            return None
+        reached = (self.least is not None and mean >= self.least) or (self.most is not None and mean <= self.most)
+        return Alarm(name=self.name, evidence=self.says.format(mean), action=self.action) if reached else None
+
+
+LEVELS = (
+    Level(
+        metric="learn/updates",
+        name="nothing learnt",
+        most=0.0,
+        says="no update was made: the attempts at each problem were all wrong or all right",
+        action="easier or harder problems, or a longer cold start, give it something to choose among",
+    ),
+    Level(
+        metric="verdict/undecided",
+        name="undecided attempts",
+        least=0.01,
+        says="{:.1%} of the attempts have no verdict, so they leave their groups and nothing is learnt from them",
+        action="read some (rollouts/*.parquet, verdict undecided): mend references that cannot be read, give the "
+        "verifier's workers more time, and see that no kind of answer brings it about",
+    ),
+    Level(
+        metric="len/truncated",
+        name="truncation",
+        least=0.5,
+        says="{:.0%} of the attempts were cut by the token limit and count as wrong",
+        action="raise rollout.max_response_tokens",
+    ),
+    Level(
+        metric="tool/none_share",
+        name="no tool",
+        least=0.95,
+        tools_only=True,
+        says="{:.0%} of the attempts never called the tool",
+        action="a longer cold start (more steps of an sft stage) shows the model how",
+    ),
+    Level(
+        metric="group/solved_share",
+        name="too easy",
+        least=0.9,
+        says="every attempt was right in {:.0%} of the groups, which teach nothing",
+        action="end the stage (rocstar runs end-stage RUN) and let data.drop_solved_attempts leave such problems out",
+    ),
+    Level(
+        metric="policy/entropy",
+        name="entropy collapse",
+        most=0.01,
+        says="the mean entropy per token is {:.3f} nats, so that siblings are nearly the same",
+        action="end the stage, or branch from an earlier step with a lower learning.learning_rate",
+    ),
+    Level(
+        metric="policy/logprob_gap",
+        name="logprob gap",
+        least=0.02,
+        says="engine and learner differ by {:.3f} nats on a token's logprob in the mean",
+        action="look at [[engine]] dtype and version; learning.importance_cap limits the harm",
+    ),
+    Level(
+        metric="learn/skipped",
+        name="skipped updates",
+        least=0.2,
+        says="{:.0%} of the updates were skipped because a gradient was not finite",
+        action="branch from an earlier step with a lower learning.learning_rate or learning.max_grad_norm",
+    ),
+    Level(
+        metric="suspect/constant_print",
+        name="constant printing",
+        least=0.5,
+        tools_only=True,
+        says="in {:.0%} of the right attempts with tool calls, all that programs did was to print a constant",
+        action="read some (rollouts/*.parquet): the tool is called for its own sake, and RoC rewards that it is called",
+    ),
+    Level(
+        metric="suspect/unfounded_answer",
+        name="unfounded answers",
+        least=0.5,
+        says="in {:.0%} of the right attempts the answer stands nowhere but in its box",
+        action="read some: the answer may be guessed, or be given away by the prompt",
+    ),
+    Level(
+        metric="suspect/several_boxes",
+        name="several answers",
+        least=0.3,
+        says="{:.0%} of the right attempts give several answers in boxes",
+        action='read some, and take evaluate.verifier = "boxed_strict"',
+    ),
+)
+
+FOLLOW = ("nothing learnt", "truncation", "no tool")
+"""What else there is to see where every attempt is cut."""
+
+
+def alarms(
+    rows: Sequence[Row], evaluations: Sequence[Evaluated] = (), *, tools: bool = True, steps: int = WINDOW
+) -> list[Alarm]:
+    """Those that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
+    steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
+    all_cut = _all_cut(rows, tools)
+    levels = [level for level in LEVELS if all_cut is None or level.name not in FOLLOW]
+    found = [
+        all_cut,
+        *(level.alarm(rows, tools, min(WINDOW, steps)) for level in levels),
+        *(judge(rows) for judge in TRENDS),
+        _evaluation_lags(rows, evaluations),
+    ]
+    return [alarm for alarm in found if alarm is not None]
+
+
+def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
+    """At once: a single step without an attempt that ended is no chance."""
+    if not rows or rows[-1].get("len/truncated") != 1.0:
+        return None
+    calls = tools and rows[-1].get("tool/none_share") != 1.0
+    why = "some call the tool until the limit" if calls else "none ends its first turn"
+    return Alarm(
+        name="all cut",
+        evidence=f"every attempt is cut by the token limit, because {why}, so none can be right",
+        action="if the model does not know the prompt that --dry-run shows, take its own template or a longer cold "
+        "start (more steps of an sft stage); if it needs more room, raise rollout.max_response_tokens",
+    )
+
+
+def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
+    means = list(window_means(rows, RIGHT, WINDOW))
+    if not means or max(means) < 0.05 or means[-1] > 0.7 * max(means):
+        return None
+    return Alarm(
+        name="reward collapse",
+        evidence=f"the share of right attempts is {means[-1]:.3f} and was {max(means):.3f}",
+        action="branch from the best step (rocstar train --branch RUN@STEP) and end the stage there; the paper found "
+        "no setting that prevents it",
+    )
+
+
+def _entropy_growth(rows: Sequence[Row]) -> Alarm | None:
+    means = list(window_means(rows, "policy/entropy", WINDOW))
+    if not means or means[-1] < 3 * means[0] or means[-1] < means[0] + 0.5:
+        return None
+    return Alarm(
+        name="entropy growth",
+        evidence=f"the mean entropy per token is {means[-1]:.2f} nats and was {means[0]:.2f} at the stage's beginning",
+        action="set learning.entropy_coefficient to 0, or lower learning.learning_rate or rollout.temperature",
+    )
+
+
+def _errors_grow(rows: Sequence[Row]) -> Alarm | None:
+    means = list(window_means(rows, "tool/failed_call_share_in_correct", WINDOW))
+    if not means or means[-1] < means[0] + 0.1:
+        return None
+    return Alarm(
+        name="tool errors",
+        evidence=f"{means[-1]:.0%} of the calls in right attempts fail; at the stage's beginning {means[0]:.0%} did",
+        action='take resample.method = "roc", or look what fails in rollouts/*.parquet',
+    )
+
+
+TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (_reward_collapse, _entropy_growth, _errors_grow)
+
+
+def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> Alarm | None:
+    right = list(window_means(rows, RIGHT, WINDOW))
+    if not right or right[-1] < right[0] + 0.1:
+        return None
+    series = _by_name(evaluations)
+    if not series or any(_rises(one) for one in series):  # a benchmark may be too hard to move
+        return None
+    first, last = series[0][0], series[0][-1]
+    return Alarm(
+        name="evaluation is flat",
+        evidence=f"the share of right attempts in training rose from {right[0]:.3f} to {right[-1]:.3f} while "
+        f"{len(series[0])} evaluations ({first.name}) went from {first.accuracy:.3f} at step {first.step} to "
+        f"{last.accuracy:.3f} at step {last.step}",
+        action="read right attempts: the reward may be won in a way that does not carry over, or the training problems "
+        "are learnt by heart, and there should be more of them",
+    )
+
+
+def _by_name(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
+    """Those with enough points to be judged, the longest first."""
+    names = dict.fromkeys(each.name for each in evaluations)
+    series = [[each for each in evaluations if each.name == name] for name in names]
+    return sorted((one for one in series if len(one) >= 3), key=len, reverse=True)
+
+
+def _rises(series: Sequence[Evaluated]) -> bool:
+    return max(each.accuracy for each in series[1:]) > series[0].accuracy + 0.01

@@ -1,0 +1,120 @@
+"""Benchmarks that a recipe names (`[[evaluate.benchmark]]`), read and checked before a run begins. Loads no torch.
+
+Each is asked under its own protocol with the recipe's changes, the same in every stage, so that its figures can be
+compared along the run. Not here: what a benchmark is (`rocstar/evaluation/`), and when one is asked (`run.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocstar.config.recipe import changed
+from rocstar.config.sections import BenchmarkSection, Recipe
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import Template
+from rocstar.errors import ConfigError
+from rocstar.evaluation.benchmark import find_benchmarks
+from rocstar.evaluation.evaluate import Protocol
+from rocstar.evaluation.kinds import environment_for, plain_chat
+from rocstar.evaluation.setup import as_evaluated
+from rocstar.evaluation.source import BenchmarkRows
+from rocstar.parts.build import make_conversation
+from rocstar.parts.lengths import positions_needed
+from rocstar.record.show import OF_HELD_OUT
+from rocstar.sandbox.client import SandboxClient
+
+READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_parallel_calls", "rollout.top_p",
+        "rollout.top_k", "rollout.truncated", "rollout.feedback", "evaluate.verifier")  # fmt: skip
+"""How keys begin that an evaluation between steps obeys; engines, template and sandbox are the run's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedBenchmark:
+    source: BenchmarkRows
+    recipe: Recipe
+    """Settings in force while it is asked."""
+    protocol: Protocol
+
+    @property
+    def name(self) -> str:
+        return self.source.stem
+
+    def positions(self, codec: Codec, template: Template, model_positions: int) -> int:
+        """Tokens of its longest attempt. Raises ConfigError when the model holds less."""
+        rollout = self.recipe.rollout
+        talk = make_conversation(
+            self.recipe, codec, template, SandboxClient(daemons=0), with_tools=rollout.max_turns > 1
+        )
+        try:
+            return positions_needed(
+                self.source.problems(),
+                plain_chat(talk, self.source.kind),
+                response_tokens=rollout.max_response_tokens,
+                model_positions=model_positions,
+                environment=environment_for(self.recipe, self.source.kind),
+            )
+        except ConfigError as error:
+            raise ConfigError(f"benchmark {self.name}: {error}") from None
+
+
+def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:
+    """Raises ConfigError and DataError for whatever would stop one from being asked."""
+    made = [_read(recipe, section) for section in recipe.evaluate.benchmark]
+    for twice in _twice([benchmark.name for benchmark in made]):
+        raise ConfigError(
+            f"evaluate.benchmark names {twice!r} twice, or as this run's own evaluations are named "
+            f"({', '.join(OF_HELD_OUT)}); give the TOML file of one of them another name"
+        )
+    return made
+
+
+def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
+    if "," in section.name:
+        raise ConfigError(
+            f"evaluate.benchmark.name = {section.name!r} is several; give each its own [[evaluate.benchmark]]"
+        )
+    (benchmark,) = find_benchmarks(section.name)
+    folder = Path(section.folder) if section.folder is not None else None
+    source = BenchmarkRows(benchmark, folder, limit=section.limit, accept=section.accept_rows)
+    if source.kind.needs_judge:
+        raise ConfigError(
+            f"benchmark {source.title} is scored by a judge, and training has none; leave it out and evaluate "
+            f"checkpoints with rocstar eval RUN@STEP --benchmark {source.title} --judge URL"
+        )
+    _refuse_unread(source, section.settings)
+    in_force = changed(as_evaluated(recipe), [*source.protocol.settings, *section.settings], {})
+    return NamedBenchmark(source=source, recipe=in_force, protocol=_protocol(in_force, source, section))
+
+
+def _protocol(recipe: Recipe, source: BenchmarkRows, section: BenchmarkSection) -> Protocol:
+    """What the section says, else the benchmark's file."""
+    own = source.protocol
+    return Protocol(
+        attempts=own.attempts if section.attempts is None else section.attempts,
+        temperature=own.temperature if section.temperature is None else section.temperature,
+        top_p=recipe.rollout.top_p,
+        top_k=recipe.rollout.top_k,
+        seed=recipe.run.seed,
+    )
+
+
+def _refuse_unread(source: BenchmarkRows, own: Sequence[str]) -> None:
+    for setting in (*source.protocol.settings, *own):
+        key = setting.partition("=")[0].strip()
+        if not key.startswith(READ):
+            raise ConfigError(
+                f"benchmark {source.title}: {setting!r} is not read between steps of a run, where {', '.join(READ)} "
+                "are; leave it out"
+            )
+    for setting in own:
+        if source.kind.leaves_unread(setting.partition("=")[0].strip()):
+            raise ConfigError(f"{setting!r} says nothing to benchmark {source.title}, which has its own; leave it out")
+
+
+def _twice(names: Sequence[str]) -> Iterator[str]:
+    taken = set(OF_HELD_OUT)
+    for name in names:
+        if name in taken:
+            yield name
+        taken.add(name)

@@ -1,0 +1,168 @@
+"""A run that goes on from a checkpoint, itself (`--resume`) or as a copy (`--branch`): which settings may change there,
+and the record of it. The stage under way may have more steps and other settings, later ones may be anything, and new
+ones may be added; what is over stays as it was made.
+
+run.json keeps `changes`, a row `{step, setting, was, now}` for each setting that holds from a step on. Settings that
+only say where a run computes are not among them: they hold for one start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rocstar.config.recipe import changed, resolved_from_json
+from rocstar.config.sections import Recipe, RlStage, SftStage
+from rocstar.config.tree import flat
+from rocstar.errors import ConfigError
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.journal import read_journal
+
+PLACES = ("cluster.", "engine.", "run.stall_")
+FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
+"""Of a stage that has begun: what it learns from, and whose state its optimizer goes on with."""
+REFERENCE = "learning.kl_coefficient"
+"""Fixed where it is 0: nobody kept the weights at the stage's beginning, which it measures from."""
+Change = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """How a run goes on after a step."""
+
+    recipe: Recipe
+    changes: Sequence[Change]
+    """All of the run until here, the new ones last."""
+    goes_on: bool
+    """Whether the new ones ask for more than the run was to do."""
+    anew: frozenset[str]
+    """Stages that have not begun, whose settings changed: what was made for them holds no longer."""
+    unmade: frozenset[str] | None
+    """SFT stages whose rows are to be made; None where nothing is made yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    stage: str
+    done: int
+    """Steps of the stage."""
+    over: bool
+
+
+def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag: str, own: str = "") -> Continued:
+    """`run` after the checkpoint of `step` (None: there is none) under other settings, those of `flag`. own: a setting
+    that it takes besides. Raises ConfigError for those that cannot change there, DataError."""
+    for given in settings:
+        if not given.startswith((*PLACES, "stage.", *([own] if own else []))):
+            raise ConfigError(
+                f"{flag} goes on with the settings of {run.name} and takes no {given!r}; leave that out (only "
+                f"stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY{own and ' and '}"
+                f"{own.rstrip('=')} may change)"
+            )
+    was = resolved_from_json(run.resolved)
+    now = changed(was, settings, {})
+    fresh = list(_differ(was, now, step or 0))
+    if step is not None:
+        _refuse_what_is_over(_place(run, step, was), step, now, settings, fresh)
+    begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
+    anew = frozenset({_stage_of(row["setting"]) for row in fresh} - begun)
+    rows = {stage.name for stage in now.stage if isinstance(stage, SftStage) and stage.name not in begun}
+    return Continued(
+        recipe=now,
+        changes=_merged([*_until(run, step or 0), *fresh]),
+        goes_on=bool(fresh),
+        anew=anew,
+        unmade=None if step is None else frozenset(n for n in rows if n in anew or not run.sft_rows(n).exists()),
+    )
+
+
+def record(run: RunFolder, made: Continued) -> None:
+    """From here on the run is the one that goes on so. Raises ConfigError while somebody writes it, OSError."""
+    with run.locked():
+        run.summary.unlink(missing_ok=True)
+        for file in (file for name in made.anew for file in run.made_for(name)):
+            file.unlink()
+        if run.problems.exists():
+            noted = read_json(run.problems)
+            write_json(run.problems, {name: noted[name] for name in noted if name not in made.anew})
+        # The settings last: a kill before them leaves a run that is asked to change once more.
+        write_json(run.path / "run.json", {**run.identity, "changes": list(made.changes)})
+        write_json(run.resolved, made.recipe.resolved())
+
+
+def is_reopened(run: RunFolder, stage: str, step: int) -> bool:
+    """Whether a stage that was over at `step` goes on there."""
+    return any(row["step"] == step and row["setting"].startswith(f"stage.{stage}.") for row in run.changes)
+
+
+def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
+    known = {stage.name for stage in was.stage}
+    before, after = (dict(flat(recipe.resolved())) for recipe in (was, now))
+    for key in sorted({*before, *after}):
+        if key.startswith("stage.") and _stage_of(key) in known and before.get(key) != after.get(key):
+            yield {"step": step, "setting": key, "was": before.get(key), "now": after.get(key)}
+    for stage in now.stage:
+        if stage.name not in known:
+            told = f"{stage.kind}, {stage.steps} steps"
+            yield {"step": step, "setting": f"stage.{stage.name}", "was": None, "now": told}
+
+
+def _stage_of(setting: str) -> str:
+    return setting.split(".")[1]
+
+
+def _until(run: RunFolder, step: int) -> Iterator[Change]:
+    """Those of the run; a branch from before a change has it from its own first step on."""
+    return ({**row, "step": min(row["step"], step)} for row in run.changes)
+
+
+def _merged(rows: Sequence[Change]) -> list[Change]:
+    """Several changes of a setting at one step are one."""
+    merged: dict[tuple[int, str], Change] = {}
+    for row in rows:
+        key = row["step"], row["setting"]
+        merged[key] = {**row, "was": merged[key]["was"]} if key in merged else row
+    return [row for row in merged.values() if row["was"] != row["now"]]
+
+
+def _place(run: RunFolder, step: int, recipe: Recipe) -> _Place:
+    state = read_json(run.checkpoint(step) / "state.json")
+    stage = [stage for stage in recipe.stage if stage.steps][state["stage"]]
+    over = state["stage_complete"] and not is_reopened(run, stage.name, step)
+    return _Place(stage=stage.name, done=state["stage_step"], over=over)
+
+
+def _refuse_what_is_over(
+    place: _Place, step: int, now: Recipe, settings: Sequence[str], differ: Sequence[Change]
+) -> None:
+    names = [stage.name for stage in now.stage]
+    own = f"stage.{place.stage}."
+    mine = [given for given in settings if given.startswith(own)]
+    for given in settings:
+        if given.startswith("stage.") and names.index(_stage_of(given)) < names.index(place.stage):
+            raise ConfigError(
+                f"stage {_stage_of(given)} was over at step {step}, so {given!r} would change nothing; leave it out"
+            )
+    stage = now.stage[names.index(place.stage)]
+    if mine:
+        _refuse_within(stage, place, step, mine[0], [row for row in differ if row["setting"].startswith(own)])
+
+
+def _refuse_within(stage: SftStage | RlStage, place: _Place, step: int, given: str, changes: Sequence[Change]) -> None:
+    own = f"stage.{stage.name}."
+    if stage.steps <= place.done:
+        raise ConfigError(
+            f"stage {stage.name} has made its {place.done} steps at step {step} of the run, so {given!r} would change "
+            f"nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
+            "stage.NAME.steps=NUMBER"
+        )
+    if place.over and not changes:
+        raise ConfigError(f"stage {stage.name} was over at step {step} under this very setting, {given!r}; change one")
+    for row in changes:
+        setting = row["setting"].removeprefix(own)
+        if setting.startswith(FIXED) or (setting == REFERENCE and not row["was"]):
+            raise ConfigError(
+                f"{own}{setting} cannot change at step {step}, because stage {stage.name} has begun with it; leave it "
+                "out, or add a stage with stage.NAME.kind=rl and stage.NAME.steps=NUMBER"
+            )

@@ -1,0 +1,158 @@
+"""Which problems a stage learns from, and which of them a step takes.
+
+Stage 3 of the paper keeps only problems that the latest policy does not solve in all of 8 attempts (§4.3). The choice
+is made once, when the stage begins. What is found of each problem is written into `pools/<stage>.jsonl` as it is found:
+a killed run asks only for the rest, and no more attempts are in memory than those under way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rocstar.config.sections import RlStage
+from rocstar.errors import RunHalted
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import Journal, read_journal
+from rocstar.record.rollouts import Tally, recorded_tallies
+from rocstar.rollout.collect import Roller
+from rocstar.rollout.together import all_or_none
+from rocstar.types import Group, Problem, Stop, Verdict, seed_for
+
+NEEDS = {"id": str, "attempts": int, "right": int, "reused": int}
+"""What a row of a pool's journal holds."""
+
+
+async def stage_pool(
+    stage: RlStage,
+    problems: Sequence[Problem],
+    roller: Roller,
+    *,
+    seed: int,
+    run: RunFolder,
+    version: int,
+    fault_budget: float,
+    said: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Problem]:
+    """The stage's problems, in order. version: of the policy, which decides what recorded attempts count
+    (`data.drop_solved_age`). said: hears how many of how many problems are asked. Raises RunHalted when a larger share
+    of problems than `fault_budget` could not be asked, and OSError when what is found cannot be written."""
+    attempts = stage.data.drop_solved_attempts
+    if attempts is None:
+        return list(problems)
+    record = run.pool(stage.name)
+    journal = record.with_suffix(".jsonl")
+    record.parent.mkdir(exist_ok=True)
+    if not record.exists():
+        recorded = recorded_tallies(run, version - stage.data.drop_solved_age)
+        at_once = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem // attempts
+        known = {row["id"] for row in read_journal(journal, NEEDS)}
+        left = [problem for problem in problems if problem.id not in known]
+        count = partial(_count, iter(range(len(problems) - len(left) + 1, len(problems) + 1)), len(problems), said)
+        with Journal(journal) as found:
+            seeded = seed_for(seed, "pool", stage.name)
+            await _ask(left, roller, found, recorded, attempts, seeded, max(1, at_once), count)
+        rows = read_journal(journal, NEEDS)
+        _refuse_faults(stage.name, problems, rows, fault_budget)
+        write_json(record, _summary(problems, rows, attempts=attempts, version=version))
+    return _unsolved(problems, read_journal(journal, NEEDS))
+
+
+async def _ask(
+    problems: Sequence[Problem],
+    roller: Roller,
+    found: Journal,
+    recorded: Mapping[str, Tally],
+    attempts: int,
+    seed: int,
+    at_once: int,
+    count: Callable[[], None],
+) -> None:
+    """Write a row for each problem as its attempts end; none for one that met a fault of ours. `count` is called with
+    each that has ended."""
+    room = asyncio.Semaphore(at_once)
+
+    async def ask(problem: Problem) -> None:
+        before = recorded.get(problem.id, Tally())
+        more = max(0, attempts - before.attempts) if before.right == before.attempts else 0  # one failure decides
+        right = 0
+        if more:
+            async with room:
+                (group,) = await roller.roll([problem], attempts=more, seed=seed)
+            count()
+            if any(attempt.stop is Stop.ENVIRONMENT_FAILED for attempt in group.trajectories):
+                return
+            right = _right(group)
+        else:
+            count()
+        found.append(
+            {
+                "id": problem.id,
+                "attempts": before.attempts + more,
+                "right": before.right + right,
+                "reused": before.attempts,
+            }
+        )
+
+    await all_or_none(ask(problem) for problem in problems)
+
+
+def _count(numbers: Iterator[int], total: int, said: Callable[[int, int], None]) -> None:
+    said(next(numbers), total)
+
+
+def _refuse_faults(stage: str, problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]], budget: float) -> None:
+    unasked = len(problems) - len({row["id"] for row in rows})
+    if unasked > budget * len(problems):
+        raise RunHalted(
+            f"stage {stage}: the attempts at {unasked} of {len(problems)} problems ended by failures "
+            f"outside the model, "
+            f"run.fault_budget allows {budget:.0%}; what was found is kept, and a resumed run asks for the rest"
+        )
+
+
+def _summary(
+    problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]], *, attempts: int, version: int
+) -> dict[str, Any]:
+    kept = _unsolved(problems, rows)
+    solved_of = Counter(f"{row['right']}/{row['attempts']}" for row in rows)
+    return {
+        "attempts": attempts,
+        "policy_version": version,
+        "asked": len(problems),
+        "solved": len(problems) - len(kept),
+        "reused_attempts": sum(row["reused"] for row in rows),
+        "right_of_attempts": dict(sorted(solved_of.items())),
+        "kept_sha256": hashlib.sha256(json.dumps([problem.id for problem in kept]).encode()).hexdigest(),
+    }
+
+
+def _unsolved(problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]]) -> list[Problem]:
+    solved = {row["id"] for row in rows if row["right"] == row["attempts"]}
+    return [problem for problem in problems if problem.id not in solved]
+
+
+def _right(group: Group) -> int:
+    """Attempts found RIGHT; a fault or a missing verdict is no proof of mastery."""
+    return sum(t.outcome is not None and t.outcome.verdict is Verdict.RIGHT for t in group.trajectories)
+
+
+def is_solved(group: Group) -> bool:
+    """Every attempt is RIGHT."""
+    return _right(group) == len(group.trajectories)
+
+
+def problems_of_step(pool: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
+    """`count` different problems for one step of a stage (0 is the first), from epochs in seeded orders; all of the
+    pool when it has no more. Rests shorter than a step are left to the next epoch's order."""
+    count = min(count, len(pool))
+    epoch, place = divmod(step, len(pool) // count)
+    order = list(pool)
+    random.Random(seed_for(seed, "order", epoch)).shuffle(order)
+    return order[place * count : (place + 1) * count]

@@ -1,0 +1,63 @@
+"""When an RL stage is over before its steps are, judged by its own metrics: pure rules over rows of metrics.jsonl.
+
+The paper changed stages by hand (§4.3): from 1 to 2 when the share of truncated attempts was stable near 10% and the
+reward flat, from 2 to 3 when over 70% of the groups were solved by every attempt, and it stopped when the reward had
+saturated and began to fall. The rules here say the same in numbers. Their form is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocstar.config.sections import EndSection
+from rocstar.run.windows import Row, window_mean, window_means
+
+REWARD, TRUNCATED, SOLVED = "reward/mean", "len/truncated", "group/solved_share"
+
+
+def why_over(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    """Why a stage with these steps is over, in words; None while it goes on. rows: its metrics, one a step."""
+    return _saturated(rule, rows) or _declined(rule, rows) or _flat(rule, rows)
+
+
+def _saturated(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    share = window_mean(rows, SOLVED, rule.window)
+    if rule.solved_share is None or share is None or share < rule.solved_share:
+        return None
+    return (
+        f"every attempt was right in {share:.0%} of the groups of its last {rule.window} steps (end.solved_share is "
+        f"{rule.solved_share:g})"
+    )
+
+
+def _declined(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    last = window_mean(rows, REWARD, rule.window)
+    if rule.reward_loss is None or last is None:
+        return None
+    best = max(window_means(rows, REWARD, rule.window))
+    if best - last < rule.reward_loss:
+        return None
+    return (
+        f"the mean reward of its last {rule.window} steps, {last:.3f}, is {best - last:.3f} below the best so many "
+        f"steps (end.reward_loss is {rule.reward_loss:g})"
+    )
+
+
+def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
+    last, before = (window_mean(rows, REWARD, rule.window, back) for back in (0, rule.window))
+    if rule.reward_gain is None or last is None or before is None or last - before >= rule.reward_gain:
+        return None
+    if rule.truncated_share is not None and not _is_truncation_stable(rule, rows):
+        return None
+    return (
+        f"the mean reward of its last {rule.window} steps, {last:.3f}, is {last - before:+.3f} against the steps "
+        f"before them (end.reward_gain is {rule.reward_gain:g})"
+    )
+
+
+def _is_truncation_stable(rule: EndSection, rows: Sequence[Row]) -> bool:
+    shares = [window_mean(rows, TRUNCATED, rule.window, back) for back in (0, rule.window)]
+    wanted = rule.truncated_share
+    return wanted is not None and all(
+        share is not None and abs(share - wanted) <= rule.truncated_band for share in shares
+    )

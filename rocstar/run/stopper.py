@@ -1,0 +1,116 @@
+"""Ctrl-C, or a scheduler's SIGTERM, during a run: attempts under way are given up, updates under way are finished.
+
+The weights between two updates of a step are those of no step, so a step that has changed them is finished first, and
+what the run is in the middle of writing down is written. Whatever else is under way can be made again and ends at once.
+A second signal ends the process.
+
+Python runs a handler only when the main thread is back from what it calls. An exchange with a learner rank that is
+stopped, not dead, does not come back for half an hour. So a thread hears of signals too (`support/signals.py`), and
+ends the ranks where a signal that should stop the run is not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rocstar.support.signals import END_SECONDS, end_at_once, heard
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE_SECONDS = 2.0  # for the main thread to take a signal: longer than most calls of a step, short for a person
+LOOK_SECONDS = 0.05
+
+
+class Stopper:
+    """What a signal does now."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        """`note` tells a person a sentence."""
+        self._note = note
+        self._held = 0
+        self._came = self._taken = self._seen = 0
+        self._over = threading.Event()
+        self._broken_off = False
+        self._task: asyncio.Task[object] | None = None
+        self.asked = False
+        """Whether the run is to stop."""
+        self.half_changed: Callable[[], bool] = lambda: False
+        """Whether the weights are those of no whole step."""
+        self.break_off: Callable[[], None] = lambda: None
+        """Makes the call that the main thread waits in fail; called by another thread."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Raises KeyboardInterrupt for a run that was stopped."""
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            with heard(self._heard):
+                yield
+        except asyncio.CancelledError:
+            if not self.asked:
+                raise
+            raise KeyboardInterrupt from None
+        finally:
+            self._over.set()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stops(self, task: asyncio.Task[object] | None) -> None:
+        """From here on the run is this task, which is cancelled to stop it."""
+        self._task = task
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """What is done in this context is finished first."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    @property
+    def finishes(self) -> bool:
+        """Whether something is under way that must be finished."""
+        return self._held > 0 or self.half_changed()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._taken += 1
+        again, self.asked = self.asked or self._broken_off, True
+        if again or not self.finishes:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Where the run itself computes it is interrupted there. Where others do on its behalf, or nobody, it is
+        cancelled: an exception out of one of many attempts would leave the others behind."""
+        task = self._task
+        if task is None or task.done() or asyncio.current_task(task.get_loop()) is task:
+            raise KeyboardInterrupt
+        task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def _heard(self, number: int) -> None:
+        """In a thread. Signals of one number that come while the main thread is away are taken as one, so what is
+        counted here is how many came, and whether any was taken since the last."""
+        if number not in SIGNALS:
+            return
+        self._came += 1
+        if self._came == 1 and self.finishes:
+            self._note("finishing this update, then saving; press Ctrl-C again to stop at once")
+        elif not self._is_taken():
+            self._note("waiting for the computation under way; press Ctrl-C again to stop at once")
+            self._broken_off = True
+            os.kill(os.getpid(), number)  # two that were taken as one have only asked for a save
+            self.break_off()
+        self._seen = self._taken
+        if self._came > 1 and not self._over.wait(END_SECONDS):
+            end_at_once()
+
+    def _is_taken(self) -> bool:
+        """Whether the main thread takes the signal in time, or is out of the run by then."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while self._taken == self._seen and time.monotonic() < until and not self._over.wait(LOOK_SECONDS):
+            pass
+        return self._taken > self._seen or self._over.is_set()

@@ -1,0 +1,169 @@
+"""What a run learns, made from a `[data]` section: arithmetic, problems of files, or a Task of the user's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence, Set
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from rocstar.config.sections import DataSection, StageDataSection, TaskSection
+from rocstar.data.arithmetic import arithmetic_problems
+from rocstar.data.demonstrations import perform, plan_demonstrations
+from rocstar.data.files import load_problems
+from rocstar.errors import ConfigError
+from rocstar.protocols import DemonstratingTask, Task
+from rocstar.support.plugins import check_call, is_reference, load
+from rocstar.types import Demonstration, Problem, seed_for
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+class ArithmeticTask(Task):
+    """Synthetic problems that need Python; demonstrations are noisy on purpose (see data/demonstrations.py)."""
+
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        self._data = data
+        self._tool_name = tool_name
+        self._seed = seed
+        # The held-out problems are the same for every seed, so that runs can be compared.
+        self._heldout = arithmetic_problems(data.families, heldout, seed_for("heldout"))
+        self._taken = frozenset(problem.id for problem in self._heldout)
+
+    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
+        count = self._data.pool if isinstance(self._data, StageDataSection) else 0
+        taken = self._taken | exclude
+        return arithmetic_problems(self._data.families, count, seed_for(self._seed, "train"), exclude=taken)
+
+    def heldout(self) -> list[Problem]:
+        return self._heldout
+
+    def demonstrations(self, count: int) -> list[Demonstration]:
+        seed = seed_for(self._seed, "demonstrations")
+        problems = arithmetic_problems(self._data.families, count, seed, exclude=self._taken)
+        plans = plan_demonstrations(problems, self._data.demo_mix, seed)
+        return perform(plans, tool_name=self._tool_name)
+
+
+class FileTask(Task):
+    """Problems from files; a question that stands in them twice is one problem. It has no demonstrations."""
+
+    def __init__(self, data: TaskSection, *, tool_name: str, seed: int, heldout: int) -> None:
+        self._data = data
+        self._seed = seed
+        self._count = heldout
+
+    def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
+        """In the order of the files."""
+        if not self._data.train_files:
+            raise ConfigError("data.train_files is empty; give at least one JSONL, CSV or parquet file")
+        held = exclude | {problem.id for problem in self.heldout()}
+        return [problem for problem in self._read(self._data.train_files) if problem.id not in held]
+
+    def heldout(self) -> list[Problem]:
+        """The first `evaluate.problems` of the test files, in a seeded order."""
+        problems = self._read(self._data.test_files) if isinstance(self._data, DataSection) else []
+        random.Random(seed_for(self._seed, "heldout")).shuffle(problems)
+        return problems[: self._count]
+
+    def _read(self, paths: Sequence[str]) -> list[Problem]:
+        columns, limit = self._data.columns, self._data.max_problems
+        problems = (
+            problem
+            for path in paths
+            for problem in load_problems(Path(path), question=columns.question, answer=columns.answer, limit=limit)
+        )
+        return list({problem.id: problem for problem in problems}.values())
+
+
+BUILT_IN: Mapping[str, type[ArithmeticTask | FileTask]] = {"arithmetic": ArithmeticTask, "files": FileTask}
+
+
+def make_task(
+    data: TaskSection, *, tool_name: str, seed: int, heldout: int, folders: Sequence[Path | str] = ()
+) -> Task:
+    """The Task that a `[data]` section (the run's or a stage's) asks for.
+
+    heldout: the most problems to hold out. folders: where modules of the user's own are found (`support/plugins.py`).
+    Raises ConfigError or DataError."""
+    if not is_reference(data.source):
+        return _built_in(data)(data, tool_name=tool_name, seed=seed, heldout=heldout)
+    said = f"data.source = {data.source!r}"
+    made = load(data.source, folders=folders, setting="data.source")
+    check_call(made, ("data",), ("tool_name", "seed", "heldout"), said=said)
+    task: Task = made(data, tool_name=tool_name, seed=seed, heldout=heldout)
+    for name in ("atoms", "problems", "heldout"):
+        if not hasattr(task, name):
+            raise ConfigError(f"{said} has no {name}; make it a subclass of rocstar.protocols.Task, or add it")
+    return task
+
+
+def heldout_problems(task: Task) -> list[Problem]:
+    """`task.heldout`, no id twice. Raises ConfigError when a Task breaks its promise."""
+    return _with_ids_of_their_own(task, task.heldout(), "held-out problems")
+
+
+def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
+    """`task.problems`, none of them held out and no id twice. Raises ConfigError when a Task breaks its promise."""
+    held = frozenset(problem.id for problem in heldout)
+    problems = task.problems(exclude=held)
+    leaked = [problem for problem in problems if problem.id in held]
+    if leaked:
+        raise ConfigError(
+            f"{type(task).__name__}: {len(leaked)} problems to train on are held-out ones, the first is "
+            f"{leaked[0].question!r}; leave out the ids that problems(exclude) is given"
+        )
+    return _with_ids_of_their_own(task, problems, "problems to train on")
+
+
+def require_demonstrations(task: Task, stage: str) -> DemonstratingTask:
+    """The task itself. Raises ConfigError when it has no demonstrations for an sft stage to learn from."""
+    if isinstance(task, DemonstratingTask):
+        return task
+    raise ConfigError(
+        f"stage {stage}: an sft stage needs demonstrations and {type(task).__name__} has none; set sft.rows_file to a "
+        "JSONL of messages, or give the Task a method demonstrations(count)"
+    )
+
+
+def checked_options(kind: type[Options], data: TaskSection) -> Options:
+    """`[data.options]` as a Task's own pydantic model.
+
+    Raises ConfigError, one sentence about the first thing wrong, with the nearest option for an unknown one."""
+    given: Mapping[str, Any] = data.options
+    unknown = next((name for name in given if name not in kind.model_fields), None)
+    if unknown is not None:
+        close = get_close_matches(unknown, kind.model_fields, n=1, cutoff=0.0)
+        hint = f"did you mean data.options.{close[0]}?" if close else "it has no options"
+        raise ConfigError(f"{data.source} has no option {unknown}; {hint}")
+    try:
+        return kind.model_validate(dict(given), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "options"
+        what = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"data.options.{name} = {first['input']!r}: {what}") from None
+
+
+def _with_ids_of_their_own(task: Task, problems: list[Problem], said: str) -> list[Problem]:
+    if len({problem.id for problem in problems}) < len(problems):
+        raise ConfigError(f"{type(task).__name__}: {said} share an id; give each question one of its own")
+    return problems
+
+
+def _built_in(data: TaskSection) -> type[ArithmeticTask | FileTask]:
+    if data.source in BUILT_IN and data.options:
+        name = next(iter(data.options))
+        raise ConfigError(
+            f"data.options.{name} is for a Task of your own; data.source = {data.source!r} has no options"
+        )
+    if data.source in BUILT_IN:
+        return BUILT_IN[data.source]
+    close = get_close_matches(data.source, BUILT_IN, n=1, cutoff=0.0)[0]
+    raise ConfigError(
+        f"data.source = {data.source!r} is none of {', '.join(BUILT_IN)}; did you mean {close!r}? "
+        "A Task of your own is written package.module:name"
+    )

@@ -1,0 +1,97 @@
+"""Hearing of signals by a thread, whatever the main thread does meanwhile.
+
+Python runs a handler only when the main thread is back from what it calls. By a descriptor that Python writes to at
+once a thread hears of a signal all the same. And the KeyboardInterrupt that the handler raises is lost where Python
+happens to be in a destructor or a callback, of which imports have many: it is asked for again. Not here: what handlers
+do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rocstar.support.exits import INTERRUPTED
+
+END_SECONDS = 1.0  # for what is open to be given back after the second signal
+AGAIN_SECONDS = 0.02  # until a destructor that lost a KeyboardInterrupt has ended
+
+
+@contextmanager
+def heard(act: Callable[[int], None]) -> Iterator[None]:
+    """While the context lasts, `act` is called in a thread with each signal that has a handler of Python's, and nobody
+    else hears of signals this way. To be entered by the main thread."""
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_hear, args=(reading, act), name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writing.close()  # the thread reads its end
+
+
+def _hear(reading: socket.socket, act: Callable[[int], None]) -> None:
+    """Consumes numbers of signals, waits for nothing else; ends with the context."""
+    with reading:
+        while found := reading.recv(1):
+            act(found[0])
+
+
+class SecondEnds:
+    """Ends this process END_SECONDS after the second Ctrl-C, wherever the first has got to. Children end with their
+    parent, and files are renamed into place, so nothing is lost that a kill would not lose."""
+
+    def __init__(self) -> None:
+        self._came = 0
+        self._lost = 0
+
+    def lost(self) -> None:
+        """One, heard of or about to be, will come again."""
+        self._lost += 1
+
+    def came(self) -> bool:
+        """Whether there was a first, the one in whose handler the caller may be included."""
+        time.sleep(AGAIN_SECONDS)
+        return self._came > 0
+
+    def __call__(self, number: int) -> None:
+        self._came += number == signal.SIGINT
+        if self._came - self._lost > 1:  # uvicorn sends itself one as it ends in order, and is gone by then
+            time.sleep(END_SECONDS)
+            end_at_once()
+
+
+@contextmanager
+def answered() -> Iterator[SecondEnds]:
+    """While the context lasts, one Ctrl-C raises KeyboardInterrupt, also where Python loses the first, and two end this
+    process. To be entered by the main thread."""
+    second, ignored = SecondEnds(), sys.unraisablehook
+
+    def told(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            ignored(unraisable)
+            return
+        second.lost()
+        again = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = told
+    try:
+        with heard(second):
+            yield second
+    finally:
+        sys.unraisablehook = ignored
+
+
+def end_at_once() -> None:
+    """Without waiting for anything."""
+    print("rocstar: stopped at once", file=sys.__stderr__, flush=True)
+    os._exit(INTERRUPTED)

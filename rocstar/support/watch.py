@@ -1,0 +1,261 @@
+"""Says what a run waits for when nothing moves any more, so that it never hangs in silence.
+
+Whoever works notes what it waits for (`Watch.note`). A thread looks on, also while the event loop is blocked. Anything
+noted, and any token that an engine writes, is a move. Without one for long enough the thread makes a report with the
+stacks of all tasks and threads, and stops the run where that is wanted. A C function that never lets go of the
+interpreter's lock, such as a regular expression that takes for ever, stops this thread too; then Python's faulthandler
+writes the stacks of all threads to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rocstar.errors import RunHalted
+from rocstar.support.exits import FAILED
+from rocstar.support.stacks import all_stacks
+from rocstar.types import EngineLoad
+
+if TYPE_CHECKING:
+    from rocstar.config.sections import RunSection
+
+RUN = "run"
+"""Who notes the phases of a run; everybody else is an attempt, or a group of them."""
+LOOK_SECONDS = 1.0
+UNWIND_SECONDS = 30.0  # for what is open to be given back, once the run was told to stop
+NAMED = 3  # of those that wait for the same
+
+Policy = Literal["warn", "halt"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Nothing moves."""
+
+    seconds: float
+    """For how long."""
+    phase: str | None
+    """What the run was doing."""
+    waiting: Mapping[str, Sequence[tuple[str, float]]]
+    """What is waited for -> who waits, and for how many seconds, the longest first."""
+    load: EngineLoad | None
+    """Of the engine, where it says one."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is waited for -> how many wait."""
+        return {what: len(waiters) for what, waiters in self.waiting.items()}
+
+    @property
+    def headline(self) -> str:
+        phase = f" in {self.phase}" if self.phase else ""
+        waiting = ", ".join(f"{count} wait for {what}" for what, count in self.counts.items())
+        return f"nothing has moved for {self.seconds:.0f} s{phase}" + (f": {waiting}" if waiting else "")
+
+    def report(self) -> str:
+        """The headline, a line for each thing that is waited for, and one about the engine."""
+        lines = [self.headline]
+        lines += [_line(what, waiters) for what, waiters in self.waiting.items()]
+        if load := self.load:
+            lines.append(
+                f"  engine: {load.running} requests decode and {load.waiting} wait, {load.used_tokens} of "
+                f"{load.capacity_tokens} tokens of cache in use, {load.produced_tokens} tokens written, policy version "
+                f"{load.policy_version}"
+            )
+        return "\n".join(lines)
+
+
+def _line(what: str, waiters: Sequence[tuple[str, float]]) -> str:
+    named = ", ".join(who for who, _ in waiters[:NAMED])
+    more = f" and {len(waiters) - NAMED} more" if len(waiters) > NAMED else ""
+    return f"  {len(waiters)} wait for {what}, the longest for {waiters[0][1]:.0f} s: {named}{more}"
+
+
+class Watch:
+    """Who waits for what, and since when. May be told and asked from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stages: dict[str, tuple[str, float]] = {}
+        self._notes = 0
+        self._seen: Hashable = None
+        self._still = 0.0
+        self.load: Callable[[], EngineLoad] | None = None
+        """Of the engine, once there is one: the tokens it feeds and writes are moves."""
+        self._far: Callable[[float], str] | None = None
+
+    def note(self, who: str, what: str | None) -> None:
+        """`who` now waits for `what`; None: it waits no more and has ended."""
+        self._notes += 1
+        if what is None:
+            self._stages.pop(who, None)
+        else:
+            self._stages[who] = (what, self._clock())
+
+    @property
+    def has_attempts(self) -> bool:
+        """Whether somebody else than the run itself waits."""
+        return bool(self._stages.keys() - {RUN})
+
+    def doing(self) -> str:
+        """What the run does and what its attempts wait for, for whoever looks on; empty where it is between phases."""
+        phase = self._stages.get(RUN)
+        if phase is None:
+            return ""
+        waiting = Counter(what for who, (what, _) in dict(self._stages).items() if who != RUN)
+        told = ", ".join(f"{count} {'waits' if count == 1 else 'wait'} for {what}" for what, count in waiting.items())
+        seconds = self._clock() - phase[1]
+        far = self._far(seconds) if self._far else ""
+        return f"{phase[0]} for {seconds:.0f} s" + (": " if far or told else "") + "; ".join(filter(None, (far, told)))
+
+    @contextmanager
+    def telling(self, far: Callable[[float], str]) -> Iterator[None]:
+        """While the context lasts, what the run does is told with how far it is: `far` is called by the thread that
+        looks on, with the seconds of the phase under way."""
+        self._far = far
+        try:
+            yield
+        finally:
+            self._far = None
+
+    def look(self, passed: float) -> float:
+        """Seconds for which nothing has moved, `passed` seconds after the last look. Looks are added up, not times: a
+        process that was stopped for an hour has stalled no second of it."""
+        load = self.asked()
+        seen = (self._notes, load and (load.produced_tokens, load.recomputed_tokens, load.policy_version))
+        self._still = self._still + passed if seen == self._seen else 0.0
+        self._seen = seen
+        return self._still
+
+    def stall(self) -> Stall:
+        """What is waited for now."""
+        now, stages = self._clock(), dict(self._stages)
+        phase = stages.pop(RUN, None)
+        waiting: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
+        for who, (what, since) in sorted(stages.items(), key=lambda item: item[1][1]):
+            waiting[what].append((who, now - since))
+        return Stall(seconds=self._still, phase=phase and phase[0], waiting=waiting, load=self.asked())
+
+    def asked(self) -> EngineLoad | None:
+        """The engine's load; None while there is none to ask."""
+        try:
+            return self.load() if self.load else None
+        except Exception:  # a broken engine is what this has to survive, and to report
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long nothing may move, and what happens then."""
+
+    seconds: float
+    """While attempts are made."""
+    otherwise_seconds: float
+    """While none are: learning, saving, starting."""
+    policy: Policy
+    """warn: say it, and again whenever it has lasted twice as long; halt: stop the run."""
+
+    @classmethod
+    def of_run(cls, run: RunSection) -> Patience:
+        return cls(seconds=run.stall_seconds, otherwise_seconds=run.stall_learning_seconds, policy=run.stall_policy)
+
+    def of(self, watch: Watch) -> float:
+        return self.seconds if watch.has_attempts else self.otherwise_seconds
+
+    @property
+    def look_seconds(self) -> float:
+        return min(LOOK_SECONDS, self.seconds / 4)
+
+
+@contextmanager
+def watching(
+    watch: Watch,
+    patience: Patience,
+    tell: Callable[[Stall, str], None],
+    *,
+    remedy: str = "run it again",
+    break_off: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Look on while the context lasts. `tell` is called by the thread with each stall and the stacks. Under `halt` the
+    task that entered is cancelled and the context raises RunHalted; where that is not taken in UNWIND_SECONDS,
+    `break_off` must make what the main thread waits for fail, and in the end the process is ended: what a kill leaves
+    can be resumed. `remedy` says how to go on then. To be entered by a task."""
+    observer = _Observer(watch, patience, tell, remedy, break_off)
+    observer.thread.start()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if observer.halted is None:
+            raise
+        raise RunHalted(observer.halted) from None
+    finally:
+        observer.over.set()
+        observer.thread.join()
+
+
+class _Observer:
+    """Thread `watch`: consumes notes and loads, produces reports, waits for nothing but time; `over` ends it."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        patience: Patience,
+        tell: Callable[[Stall, str], None],
+        remedy: str,
+        break_off: Callable[[], None],
+    ) -> None:
+        self._watch, self._patience, self._tell = watch, patience, tell
+        self._remedy, self._break_off = remedy, break_off
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self.over = threading.Event()
+        self.halted: str | None = None
+        """Why the run was told to stop; None while it was not."""
+        self.thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+
+    def _look_on(self) -> None:
+        told = 0.0
+        while not self.over.wait(self._patience.look_seconds):
+            self._rearm()
+            still = self._watch.look(self._patience.look_seconds)
+            if still == 0.0:
+                told = 0.0
+            elif still >= max(self._patience.of(self._watch), 2 * told):
+                told = still
+                self._explain(self._watch.stall())
+        faulthandler.cancel_dump_traceback_later()
+
+    def _rearm(self) -> None:
+        """Stacks, unless the next look comes in time. Needs a true file: what stands for stderr may be none."""
+        if sys.__stderr__ is not None:
+            seconds = self._patience.of(self._watch) + LOOK_SECONDS
+            faulthandler.dump_traceback_later(seconds, repeat=True, file=sys.__stderr__)
+
+    def _explain(self, stall: Stall) -> None:
+        try:
+            self._tell(stall, all_stacks(self._loop))
+        except Exception as error:  # a full disk, say: the report itself must come through
+            print(f"warning: {stall.report()}\n  (its record failed: {error!r})", file=sys.stderr, flush=True)
+        if self._patience.policy == "halt":
+            self._halt(f"the run was halted because {stall.headline}; {self._remedy}")
+
+    def _halt(self, sentence: str) -> None:
+        self.halted = sentence
+        if self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self.over.wait(UNWIND_SECONDS):
+            return
+        self._break_off()
+        if not self.over.wait(UNWIND_SECONDS):
+            print(f"rocstar: {sentence}", file=sys.stderr, flush=True)
+            os._exit(FAILED)

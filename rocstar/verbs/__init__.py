@@ -1,1 +1,0 @@
-"""Verbs of the rooms that are useful alone, one Typer app each; `rocstar.cli` puts them together."""

@@ -1,0 +1,101 @@
+"""How large the house may be. Who needs more raises a number here in the same commit and says what concept costs it;
+who removes something lowers it. The numbers are of rooms, not of files."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+import pytest
+
+from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, room_of
+
+LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
+    "__main__": (17, 1),
+    "adapters": (1258, 9),
+    "analysis": (2277, 16),
+    "answers": (3326, 22),
+    "cli": (3362, 24),
+    "cluster": (706, 8),
+    "config": (1682, 11),
+    "data": (5408, 53),
+    "dialogue": (1515, 14),
+    "engines": (3418, 24),
+    "errors": (48, 1),
+    "evaluation": (4113, 29),
+    "forecast": (2586, 15),
+    "learning": (3124, 26),
+    "parts": (888, 7),
+    "protocols": (206, 1),
+    "record": (2710, 29),
+    "rollout": (1888, 13),
+    "run": (3045, 22),
+    "sandbox": (8203, 43),
+    "serving": (896, 9),
+    "support": (1236, 10),
+    "tools": (658, 8),
+    "train": (199, 1),
+    "types": (604, 8),
+    "view": (1758, 11),
+}
+CLASSES, FUNCTIONS = 570, 3925
+LONGEST_CHAIN = 23
+DOUBLED_CLASS_NAMES = 40
+ENTRIES_AT_THE_TOP = 27
+SIGNATURES_WITH_RECIPE = 101
+SLACK = 0.02
+"""A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    """(lines, files) by room."""
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for module, source in modules().items():
+        found[room_of(module)][0] += source.count("\n")
+        found[room_of(module)][1] += 1
+    return {room: (lines, files) for room, (lines, files) in found.items() if room}
+
+
+@pytest.mark.parametrize("room", sorted(sizes()))
+def test_a_room_keeps_its_budget(room: str) -> None:
+    lines, files = sizes()[room]
+    assert room in LINES_AND_FILES, f"{room} has {lines} lines in {files} files and no budget yet"
+    most_lines, most_files = LINES_AND_FILES[room]
+    assert lines <= most_lines, f"{room} has {lines} lines, its budget is {most_lines}"
+    assert files <= most_files, f"{room} has {files} files, its budget is {most_files}"
+    assert most_lines <= lines * (1 + SLACK) + 10, f"{room} has only {lines} lines; lower its budget of {most_lines}"
+
+
+def test_every_budget_is_of_a_room() -> None:
+    assert LINES_AND_FILES.keys() == sizes().keys()
+
+
+def test_names_keep_their_budget() -> None:
+    nodes = [node for source in modules().values() for node in ast.walk(parsed(source))]
+    classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    doubled = sorted(name for name, count in classes.items() if count > 1)
+    takes_recipe = sum("recipe: Recipe" in ast.unparse(function.args) for function in functions)
+    assert classes.total() <= CLASSES, f"{classes.total()} classes"
+    assert len(functions) <= FUNCTIONS, f"{len(functions)} functions"
+    assert len(doubled) <= DOUBLED_CLASS_NAMES, f"classes of one name in several files: {', '.join(doubled)}"
+    assert takes_recipe <= SIGNATURES_WITH_RECIPE, f"{takes_recipe} functions take a whole recipe"
+
+
+def test_entries_at_the_top_keep_their_budget() -> None:
+    entries = sorted(path.name for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed"))
+    assert len(entries) <= ENTRIES_AT_THE_TOP, ", ".join(entries)
+
+
+@functools.cache
+def chain_from(module: str) -> tuple[str, ...]:
+    """The longest chain of imports from a module down. Raises RecursionError where imports go in a circle."""
+    targets = {target for target, _ in imported(modules()[module])} & modules().keys() - {module}
+    return (module, *max(map(chain_from, sorted(targets)), key=len, default=()))
+
+
+def test_imports_go_one_way_and_not_far() -> None:
+    longest = max(map(chain_from, modules()), key=len)
+    assert len(longest) <= LONGEST_CHAIN, f"{len(longest)} modules: {' -> '.join(longest)}"

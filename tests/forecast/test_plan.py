@@ -1,0 +1,171 @@
+"""What a recipe would take on given GPUs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocstar.config.recipe import load_recipe
+from rocstar.config.sections import ModelSection
+from rocstar.errors import ConfigError
+from rocstar.forecast.gpus import GPUS
+from rocstar.forecast.plan import Assumptions, Plan, make_plan, shared_out
+from rocstar.parts.fits import refuse_here, refuse_on_gpu
+from rocstar.parts.memory import Load, engine_bytes, host_memory, learner_bytes, total
+from rocstar.parts.shape import PUBLISHED, shape_of
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resample.keep=4")
+
+
+def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> Plan:
+    recipe = load_recipe(RECIPES / name, settings)
+    return make_plan(recipe, gpu, GPUS[gpu], gpus, replace(Assumptions(), **assumed))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen/Qwen3-14B-Base", 14.8),
+        ("Qwen/Qwen2.5-32B-Instruct", 32.8),
+        ("Qwen/Qwen2.5-7B-Instruct", 7.6),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1.54),
+    ],
+)
+def test_published_shapes_have_the_published_number_of_parameters(name: str, billions: float) -> None:
+    assert PUBLISHED[name].parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_a_shape_is_counted_as_transformers_counts_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        intermediate_size=160, vocab_size=300, tie_word_embeddings=False,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
+    shape = shape_of(ModelSection(path=str(tmp_path)))
+    assert shape.parameters == matrices
+    assert shape.kv_bytes(2) == 2 * 2 * 2 * 32 * 2
+
+
+def test_a_model_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'some/model' is no folder here and none of Qwen/Qwen3-14B-Base"):
+        shape_of(ModelSection(path="some/model"))
+
+
+def test_gpus_are_shared_out_as_the_recipe_does_it() -> None:
+    paper, alone = load_recipe(RECIPES / "paper/stage3.toml"), load_recipe(RECIPES / "quickstart.toml")
+    assert [shared_out(paper, gpus) for gpus in (64, 8, 2)] == [(32, 32), (4, 4), (1, 1)]
+    assert shared_out(alone, 1) == (1, 1)
+    with pytest.raises(ConfigError, match="1 GPU is too few"):
+        shared_out(paper, 1)
+
+
+def test_the_papers_run_fits_its_gpus_and_takes_days_not_hours_or_months() -> None:
+    made = plan("paper/stage3.toml", "mi300x", 64)
+    assert not made.refusals
+    assert 2 < made.hours / 24 < 14  # the paper: about a week
+    assert made.stages[1].calls == pytest.approx(45_000, rel=0.05)
+    assert max(made.matters.values()) == made.matters["length_share"]
+
+
+def test_what_does_not_fit_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpus", "2", "--gpu", "4090"]) == 4
+    told = capsys.readouterr().out
+    assert "does not fit: a learner needs" in told and "cluster.offload_optimizer" in told
+    assert "an engine's KV cache would hold 0 tokens" in told
+    assert run(["plan", str(RECIPES / "paper/stage1.toml"), "--gpu", "b200"]) == 2
+
+
+def test_a_plan_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "7b-8gpu.toml"), *SMALL, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["engines"] == 4 and found["hours"] > 0 and found["assumptions"]["tool_calls"] == 2.7
+
+
+def test_more_gpus_longer_answers_and_overlap_do_what_they_should() -> None:
+    whole = plan("7b-8gpu.toml", "h100", 8, *SMALL)
+    assert plan("7b-8gpu.toml", "h100", 16, *SMALL).hours < whole.hours
+    assert plan("7b-8gpu.toml", "h100", 8, *SMALL, length_share=0.8).hours > 1.5 * whole.hours
+    assert plan("7b-8gpu.toml", "h100", 8, *SMALL, "rollout.max_staleness_steps=1").hours < whole.hours
+    assert plan("7b-8gpu.toml", "h200", 8, *SMALL).kv_tokens > whole.kv_tokens
+
+
+def test_memory_is_shared_by_ranks_and_spared_by_what_is_switched_on() -> None:
+    recipe = load_recipe(RECIPES / "7b-8gpu.toml")
+    shape = shape_of(recipe.model)
+    alone, four = (total(learner_bytes(recipe, shape, ranks)) for ranks in (1, 4))
+    assert alone > 16 * shape.parameters > four
+    offloaded = load_recipe(RECIPES / "7b-8gpu.toml", ["cluster.offload_optimizer=true"])
+    assert four - total(learner_bytes(offloaded, shape, 4)) == pytest.approx(8 * shape.parameters / 4)
+    assert total(engine_bytes(shape, 1000)) == 2 * shape.parameters + 1000 * shape.kv_bytes(2)
+
+
+def test_training_is_refused_on_gpus_that_cannot_hold_it_and_not_on_those_that_can() -> None:
+    recipe = load_recipe(RECIPES / "7b-8gpu.toml")
+    shape = shape_of(recipe.model)
+    refuse_on_gpu(recipe, shape, GPUS["h200"].memory_bytes)
+    with pytest.raises(ConfigError, match=r"a learner needs \d+ GB and a GPU here gives 22 GB; the largest part is"):
+        refuse_on_gpu(recipe, shape, GPUS["4090"].memory_bytes)
+
+
+def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(RECIPES / "quickstart.toml", ["rollout.kv_tokens=1024"])
+    two = recipe.model_copy(update={"engine": load_recipe(RECIPES / "7b-8gpu.toml").engine[:1]})
+    shape = shape_of(ModelSection(hidden_size=1024, num_layers=10, num_heads=8, intermediate_size=4096))
+    load = Load(positions=256, problems={}, heldout=100, rows={})
+    alone, more = host_memory(recipe, shape, load), host_memory(two, shape, load)
+    assert more.bytes - alone.bytes > 4 * shape.parameters
+    monkeypatch.setattr("rocstar.parts.fits.host_bytes", lambda: int(alone.bytes + 1e8))
+    refuse_here(alone)
+    with pytest.raises(ConfigError, match=r"on CPUs the run takes up to \d+\.\d GB .* \d+\.\d GB of memory are"):
+        refuse_here(more)
+
+
+def test_a_small_model_is_counted_in_thousands(capsys: pytest.CaptureFixture[str]) -> None:
+    from rocstar.cli.main import run
+
+    assert run(["plan", str(RECIPES / "quickstart.toml"), "--gpus", "1", *SMALL]) == 0
+    assert "344.06K parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "said"),
+    [
+        ("quickstart.toml", 100_000_000, "100000000 learners are more than the"),
+        ("paper/stage1.toml", 100_000, "engines are more than the"),
+    ],
+)
+def test_gpus_that_would_have_nothing_to_do_are_refused(name: str, gpus: int, said: str) -> None:
+    made = plan(name, "h200", gpus)
+    assert any(said in refusal for refusal in made.refusals) and not made.stages
+
+
+def test_epochs_are_planned_where_their_rows_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rocstar.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    command = ["plan", str(RECIPES / "paper/sft.toml"), "--gpus", "64", "--gpu", "mi300x", "--json"]
+    run(command)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["stages"][0]["steps"] == 0
+    assert "the steps of epochs are not planned: " in told.err and "sft/rows.jsonl" in told.err
+    Path("sft").mkdir()
+    row = {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}
+    Path("sft/rows.jsonl").write_text((json.dumps(row) + "\n") * 1000)
+    run([*command, "stage.sft.sft.warmup_steps=1"])
+    assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 24  # 3 x 1,000 / 128

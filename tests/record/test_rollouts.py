@@ -1,0 +1,137 @@
+"""Rollout files: every attempt with what was sampled, what the tools said, and why it was kept or dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from rocstar.errors import DataError
+from rocstar.record.rollouts import COLUMNS, AttemptRecord, attempts_of, read_rollouts, trajectory_of, write_rollouts
+from rocstar.types import ToolCall, Turn, Verdict
+from tests.record.examples import PROBLEM, decode, resampled, run, trajectory
+
+
+def record(index: int, verdict: Verdict | None) -> AttemptRecord:
+    return AttemptRecord(problem=PROBLEM, trajectory=trajectory(index, verdict=verdict), policy_version=5)
+
+
+def test_a_written_step_reads_back_with_every_column(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    kept = resampled()
+    attempt = AttemptRecord(
+        problem=PROBLEM,
+        trajectory=kept.group.trajectories[0],
+        choice=kept.choices[0],
+        advantage=-0.5,
+        policy_version=7,
+        entropies=[0.0] * 5 + [0.5] * 3,
+    )
+    write_rollouts(folder, 42, [attempt], decode)
+    assert folder.rollout_file(42).name == "step=000042.parquet"
+    (row,) = read_rollouts(folder, 42)
+    assert list(row) == list(COLUMNS)
+    source = attempt.trajectory
+    assert tuple(row["token_ids"]) == source.token_ids == (1, 2, 11, 12, 7, 8, 9, 13)
+    assert tuple(row["loss_mask"]) == source.loss_mask
+    assert row["sampled_logprobs"] == [0, 0, -0.5, -0.25, 0, 0, 0, -1.0]
+    assert row["entropies"] == [0.0] * 5 + [0.5] * 3
+    expected = {
+        "step": 42,
+        "question": "1+1?",
+        "gold": "2",
+        "source": "tests",
+        "index": 0,
+        "text": ["<11> <12>", "<13>"],
+        "verdict": "right",
+        "reward": 1.0,
+        "extracted": "2",
+        "method": "integer",
+        "penalty_errors": 1.0,
+        "penalty_format": 0.5,
+        "penalty_total": 1.5,
+        "kept": False,
+        "reason": "dropped.quality",
+        "weight": 0.75,
+        "advantage": -0.5,
+        "stop": "answered",
+        "fault": None,
+        "response_tokens": 6,
+        "calls": 1,
+        "failed_calls": 1,
+        "seconds": 1.5,
+        "tool_seconds": 0.5,
+        "policy_version": 7,
+    }
+    assert {key: row[key] for key in expected} == expected
+    (call,), (result,) = row["turns"][0]["calls"], row["turns"][0]["results"]
+    assert call["arguments"] == {"code": "print(2)"}
+    assert (result["status"], result["run_seconds"], result["isolation"]) == ("code_error", 0.25, "L2")
+    assert row["turns"][1]["calls"] == []
+    assert [(turn["engine_seconds"], turn["tool_seconds"]) for turn in row["turns"]] == [(0.75, 0.25), (None, None)]
+    assert [turn.engine_seconds for turn in trajectory_of(row).turns] == [0.75, None]
+    older = [{key: value for key, value in turn.items() if "_seconds" not in key} for turn in row["turns"]]
+    assert [turn.tool_seconds for turn in trajectory_of({**row, "turns": older}).turns] == [None, None]
+
+
+def test_attempts_that_reached_no_group_are_there_with_their_reason(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    attempts = [
+        *attempts_of([resampled()], policy_version=3),
+        record(3, None),
+        record(4, Verdict.UNDECIDED),
+        record(5, Verdict.WRONG),
+    ]
+    write_rollouts(folder, 1, attempts, None)
+    rows = read_rollouts(folder.path, 1)
+    assert [row["reason"] for row in rows] == [
+        "dropped.quality",
+        "kept.negative",
+        "kept.quality",
+        "dropped.environment_failed",
+        "dropped.undecided",
+        None,
+    ]
+    assert [row["kept"] for row in rows] == [False, True, True, False, False, False]
+    assert [row["index"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert (rows[3]["fault"], rows[3]["verdict"], rows[3]["reward"]) == ("the sandbox is gone", None, None)
+    assert rows[3]["advantage"] is None and rows[3]["entropies"] is None
+
+
+def test_arguments_of_any_kind_and_odd_characters_are_kept_as_far_as_json_goes(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    source = trajectory(0)
+    arguments = MappingProxyType({"a": float("nan"), "b": MappingProxyType({"c": [1, None]}), "d": "\ud800"})
+    call = ToolCall(id="0", tool="python", arguments=arguments, raw="")
+    turn = Turn(completion=source.turns[0].completion, calls=(call,), results=source.turns[0].results, reply_ids=(1,))
+    attempt = AttemptRecord(problem=PROBLEM, trajectory=replace(source, turns=(turn,)), policy_version=0)
+    write_rollouts(folder, 1, [attempt], lambda ids: "\ud800")
+    (row,) = read_rollouts(folder, 1)
+    assert row["turns"][0]["calls"][0]["arguments"] == {"a": None, "b": {"c": [1, None]}, "d": "\ud800"}
+    assert row["text"] == ["?"]
+
+
+def test_a_step_without_attempts_is_a_file_without_rows(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    write_rollouts(folder, 1, [], None)
+    assert read_rollouts(folder, 1) == []
+
+
+def test_a_step_without_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"step=000009\.parquet does not exist"):
+        read_rollouts(run(tmp_path), 9)
+
+
+def test_the_page_explains_every_column() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
+    assert [column for column in COLUMNS if f"`{column}`" not in page] == []
+
+
+def test_a_path_given_as_text_is_read_too(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    write_rollouts(folder, 1, attempts_of([resampled()]), None)
+    assert read_rollouts(str(folder.path), 1) == read_rollouts(folder, 1)
+    with pytest.raises(DataError, match="step 2 has no rollouts"):
+        read_rollouts(str(folder.path), 2)

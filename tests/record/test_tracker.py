@@ -1,0 +1,97 @@
+"""The tracker: everything recorded is on disk after close, and a failing disk is told, never raised."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rocstar.protocols import Tracker
+from rocstar.record import tracker as tracker_module
+from rocstar.record.folder import RunFolder
+from rocstar.record.journal import read_journal
+from rocstar.record.rollouts import attempts_of, read_rollouts
+from rocstar.record.tracker import WAITING_STEPS, RunTracker
+from tests.record.examples import decode, resampled, run
+
+
+def test_metrics_carry_their_stage_and_events_their_time(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    with RunTracker(folder) as tracker:
+        tracker.start_stage("cold", "sft", 2)
+        tracker.log(1, {"loss": 0.5})
+        tracker.log(2, {"loss": float("nan")})
+        assert read_journal(folder.metrics) == [
+            {"step": 1, "stage": "cold", "loss": 0.5},
+            {"step": 2, "stage": "cold", "loss": None},
+        ]
+    (event,) = read_journal(folder.events)
+    assert {key: event[key] for key in ("event", "name", "steps")} == {"event": "stage", "name": "cold", "steps": 2}
+    assert event["time"] > 0
+
+
+def test_it_is_a_tracker_and_writes_more_steps_than_its_queue_holds(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    with RunTracker(folder, decode=decode) as kept_open:
+        tracker: Tracker = kept_open
+        for step in range(1, WAITING_STEPS + 4):
+            tracker.record(step, [resampled()])
+        kept_open.flush()
+        assert len(list(folder.rollouts.iterdir())) == WAITING_STEPS + 3
+    assert [row["text"][0] for row in read_rollouts(folder, 1)] == ["<11> <12>"] * 3
+    assert kept_open.failure is None
+
+
+def test_rollouts_are_written_by_a_named_thread_that_close_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def note_thread(*arguments: object) -> None:
+        names.append(threading.current_thread().name)
+
+    monkeypatch.setattr(tracker_module, "write_rollouts", note_thread)
+    tracker = RunTracker(run(tmp_path))
+    tracker.record(1, [resampled()])
+    tracker.close()
+    tracker.close()
+    assert names == ["rollout-writer"]
+    assert "rollout-writer" not in [thread.name for thread in threading.enumerate()]
+
+
+def gone(folder: RunFolder) -> RunFolder:
+    """A folder that cannot be written to, for root as well: its parts are missing."""
+    return RunFolder(folder.path / "missing")
+
+
+def test_a_failing_disk_is_told_once_and_never_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = RunTracker(gone(run(tmp_path)))
+    tracker.log(1, {"loss": 1.0})
+    tracker.event("note")
+    tracker.record(1, [resampled()])
+    tracker.close()
+    assert tracker.failure is not None and "No such file" in tracker.failure
+    assert capsys.readouterr().err == f"warning: {tracker.failure}\n"
+
+
+def test_rollouts_that_cannot_be_written_end_in_failure_and_block_nobody(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    folder.rollouts.rmdir()
+    tracker = RunTracker(folder)
+    for step in range(WAITING_STEPS * 3):
+        tracker.record_attempts(step, attempts_of([resampled()]))
+    tracker.flush()
+    tracker.close()
+    assert tracker.failure is not None and "No such file" in tracker.failure
+
+
+def test_a_bug_in_writing_never_leaves_the_trainer_waiting(tmp_path: Path) -> None:
+    def broken(token_ids: object) -> str:
+        raise KeyError(3)
+
+    tracker = RunTracker(run(tmp_path), decode=broken)
+    for step in range(WAITING_STEPS * 3):
+        tracker.record(step, [resampled()])
+    tracker.close()
+    assert tracker.failure == "the rollouts of step 0 could not be written: KeyError(3)"

@@ -1,0 +1,89 @@
+"""What a person is told of a stage that goes wrong without failing."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocstar.run.alarms import LEVELS, WINDOW, Evaluated, alarms
+from rocstar.run.windows import Row
+
+HEALTHY: Row = {
+    "verdict/right": 0.5,
+    "verdict/undecided": 0.002,
+    "learn/updates": 2.0,
+    "learn/skipped": 0.0,
+    "len/truncated": 0.1,
+    "tool/none_share": 0.1,
+    "tool/failed_call_share_in_correct": 0.1,
+    "group/solved_share": 0.2,
+    "policy/entropy": 0.3,
+    "policy/logprob_gap": 1e-4,
+    "suspect/constant_print": 0.02,
+    "suspect/unfounded_answer": 0.1,
+    "suspect/several_boxes": 0.0,
+}
+
+
+def stage(*changes: Row) -> list[Row]:
+    """WINDOW healthy steps, then WINDOW steps for each change."""
+    return [{**HEALTHY, **change} for change in ({}, *changes) for _ in range(WINDOW)]
+
+
+def names(rows: list[Row], *evaluations: float, tools: bool = True) -> list[str]:
+    seen = [Evaluated(step=step, accuracy=accuracy) for step, accuracy in enumerate(evaluations)]
+    return [alarm.name for alarm in alarms(rows, seen, tools=tools)]
+
+
+def test_a_healthy_stage_raises_none() -> None:
+    assert names(stage()) == names(stage({})) == names([]) == []
+    assert names(stage({"verdict/right": 0.9}), 0.3, 0.5, 0.8) == []
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+def test_each_level_raises_its_alarm_when_it_is_reached_and_not_before(level: object) -> None:
+    limit = level.most if level.most is not None else level.least  # type: ignore[attr-defined]
+    assert names(stage({level.metric: limit})) == [level.name]  # type: ignore[attr-defined]
+    assert names(stage({level.metric: limit})[:-1]) == []  # type: ignore[attr-defined]
+    (alarm,) = alarms(stage({level.metric: limit}))  # type: ignore[attr-defined]
+    assert "{" not in alarm.evidence and alarm.action
+
+
+def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follows_from_it() -> None:
+    """At 106e4d7 the first of three warnings, after five steps, was that no update was made."""
+    cut: Row = {"len/truncated": 1.0, "learn/updates": 0.0, "tool/none_share": 1.0, "verdict/right": 0.0}
+    assert names([{**HEALTHY, **cut}]) == ["all cut"] and names(stage(cut))[0] == "all cut"
+    assert not {"nothing learnt", "truncation", "no tool"} & set(names(stage(cut)))
+    (alarm,) = alarms([{**HEALTHY, **cut}])
+    assert alarm.evidence.startswith("every attempt is cut by the token limit, because none ends its first turn")
+    (alarm,) = alarms([{**HEALTHY, **cut, "tool/none_share": 0.4}])
+    assert "because some call the tool until the limit" in alarm.evidence
+    assert names([{**HEALTHY, **cut, "len/truncated": 0.99}]) == []
+
+
+def test_without_tools_nobody_misses_them() -> None:
+    rows = stage({"tool/none_share": 1.0})
+    assert names(rows) == ["no tool"] and names(rows, tools=False) == []
+
+
+def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:
+    assert names(stage({"verdict/right": 0.36})) == []
+    assert names(stage({"verdict/right": 0.34})) == ["reward collapse"]
+
+
+def test_entropy_and_tool_errors_that_grow_are_told() -> None:
+    assert names(stage({"policy/entropy": 0.95})) == ["entropy growth"]
+    assert names(stage({"tool/failed_call_share_in_correct": 0.25})) == ["tool errors"]
+
+
+def test_a_reward_that_rises_while_the_evaluation_does_not_is_told() -> None:
+    rising = stage({"verdict/right": 0.8})
+    assert names(rising, 0.40, 0.39, 0.40) == ["evaluation is flat"]
+    assert names(rising, 0.40, 0.45, 0.40) == []
+    assert names(rising, 0.40, 0.40) == [], "two evaluations say little"
+    assert names(stage(), 0.40, 0.39, 0.40) == [], "the reward did not rise either"
+
+
+def test_a_stage_shorter_than_the_window_is_told_that_it_learnt_nothing() -> None:
+    rows = [{**HEALTHY, "learn/updates": 0.0}] * 3
+    assert [alarm.name for alarm in alarms(rows, steps=3)] == ["nothing learnt"]
+    assert not alarms(rows[:2], steps=3) and not alarms(rows, steps=WINDOW)

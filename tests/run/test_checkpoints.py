@@ -1,0 +1,101 @@
+"""Checkpoints are whole or absent; the newest whole one is found, and old ones go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rocstar.config.sections import LearningSection
+from rocstar.learning.learner import GrpoLearner
+from rocstar.learning.models import load_model
+from rocstar.learning.policy import Policy
+from rocstar.record.folder import RunFolder
+from rocstar.run.checkpoints import Progress, latest, prune, save
+from tests.learning.examples import policy
+from tests.record.examples import run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return run(tmp_path)
+
+
+def saved(folder: RunFolder, step: int, *, complete: bool = False) -> Policy:
+    mine = policy()
+    learner = GrpoLearner(mine, LearningSection())
+    progress = Progress(stage=1, stage_step=step, step=step, policy_version=2 * step, stage_complete=complete)
+    save(folder, progress, mine, learner)
+    return mine
+
+
+def test_the_newest_checkpoint_says_where_the_run_stands(folder: RunFolder) -> None:
+    assert latest(folder) is None
+    saved(folder, 1)
+    mine = saved(folder, 12, complete=True)
+    found = latest(folder)
+    assert found is not None
+    progress, path = found
+    assert progress == Progress(stage=1, stage_step=12, step=12, policy_version=24, stage_complete=True)
+    weights = load_model(path / "model").state_dict()
+    assert all(bool((weights[name] == value).all()) for name, value in mine.model.state_dict().items())
+    assert (path / "learner").is_dir()
+
+
+def test_a_torn_checkpoint_is_passed_over(folder: RunFolder) -> None:
+    saved(folder, 3)
+    folder.checkpoint(4).mkdir()
+    found = latest(folder)
+    assert found is not None and found[0].step == 3
+
+
+def test_a_save_that_fails_leaves_the_last_checkpoint_and_no_rest(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(folder, 3)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(GrpoLearner, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        saved(folder, 4)
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step=000003"]
+
+
+def test_saving_a_step_again_replaces_it(folder: RunFolder) -> None:
+    saved(folder, 3)
+    saved(folder, 3, complete=True)
+    found = latest(folder)
+    assert found is not None and found[0].stage_complete
+
+
+def test_pruning_keeps_the_newest_and_the_last_of_each_stage(folder: RunFolder) -> None:
+    for step in range(1, 7):
+        saved(folder, step, complete=step == 2)
+    prune(folder, 2)
+    assert folder.checkpoint_steps() == [2, 5, 6]
+
+
+def test_pruning_is_not_stopped_by_a_torn_checkpoint(folder: RunFolder) -> None:
+    folder.checkpoint(1).mkdir()
+    for step in (2, 3):
+        saved(folder, step)
+    prune(folder, 1)
+    assert folder.checkpoint_steps() == [3]
+
+
+def test_a_checkpoint_makes_its_weights_durable_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    saved(folder, 3)
+    assert synced.count("model.safetensors") == 1

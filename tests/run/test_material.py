@@ -1,0 +1,236 @@
+"""What a run works on is read and checked before a run folder exists."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rocstar.config.recipe import recipe_of
+from rocstar.errors import ConfigError, DataError
+from rocstar.run.material import Material, fingerprint, read_material
+from rocstar.support.exits import NOT_READY, failure, install_command
+
+MESSAGES = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
+COLD = {"name": "cold", "kind": "sft", "steps": 1}
+RL = {"name": "rl", "kind": "rl", "steps": 1, "rollout": {"max_response_tokens": 64}}
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def material(*stages: dict[str, Any], **base: Any) -> Material:
+    return read_material(recipe_of({"rollout": {"max_response_tokens": 64}, **base}, list(stages)))
+
+
+def test_the_memory_of_all_engines_together_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone fits; each process has a cache of its own."""
+    monkeypatch.setattr("rocstar.run.material.host_bytes", lambda: 50_000_000)
+    base = {"model": {"device": "cpu"}, "rollout": {"max_response_tokens": 64, "engine_rows": 200}}
+    material(COLD, RL, **base)
+    with pytest.raises(ConfigError, match=r"of \d+ tokens .* lower rollout.kv_tokens"):
+        material(COLD, RL, **base, engine=[{"name": "e", "kind": "torch", "count": 3}])
+
+
+def test_a_missing_vllm_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCSTAR_VLLM_PYTHON", raising=False)
+    with pytest.raises(ConfigError, match=r"engine\.v needs a Python that has vLLM and was given none; make one with"):
+        material(COLD, RL, engine=[{"name": "v", "kind": "vllm"}])
+    material(COLD, RL, engine=[{"name": "v", "kind": "vllm", "url": "http://127.0.0.1:8000"}])
+
+
+def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
+    data = {
+        "source": "files",
+        "train_files": [write(tmp_path / "a.jsonl", *rows)],
+        "test_files": [write(tmp_path / "b.jsonl", *rows[2:])],
+    }
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    made = material(cold, RL, data=data)
+    assert [p.question for p in made.problems["rl"]] == ["0+1?", "1+1?"]
+    assert len(made.heldout) == 2 and len(made.layouts["cold"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        ({"source": "files", "train_files": ["absent.jsonl"]}, "absent.jsonl"),
+        ({"source": "files", "train_files": []}, "data.train_files is empty"),
+        ({"source": "files", "train_files": ["a.jsonl"], "columns": {"question": "Body"}}, 'no field "Body"'),
+    ],
+)
+def test_data_that_is_not_there_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any], told: str
+) -> None:
+    """At d725079 a missing file was found after the first evaluation."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    with pytest.raises((ConfigError, DataError), match=told):
+        material(cold, RL, data=base)
+
+
+def test_a_stage_whose_problems_are_all_held_out_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    with pytest.raises(ConfigError, match="stage rl has no problems to learn from"):
+        material(cold, RL, data={"source": "files", "train_files": [file], "test_files": [file]})
+
+
+def test_a_source_without_demonstrations_needs_a_file_of_them(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+    with pytest.raises(ConfigError, match=r"stage cold: .* demonstrations and FileTask has none; set sft.rows_file"):
+        material(COLD, RL, data={"source": "files", "train_files": [file]})
+
+
+def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a model folder: it has no config\.json"):
+        material(RL, model={"path": str(tmp_path)})
+
+
+def test_a_missing_ray_is_told_before_there_is_a_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At da2c6d8 cluster.launcher was read nowhere."""
+    monkeypatch.setattr("rocstar.support.exits.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        material(COLD, cluster={"launcher": "ray", "learners": 2})
+    code, sentence = failure(caught.value) or (0, "")
+    assert code == NOT_READY and sentence.startswith("ray is not installed; install what is missing with: ")
+    assert sentence.endswith(install_command("cluster"))
+
+
+def test_another_number_of_learners_than_torchrun_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match=r"cluster\.learners is 8 but torchrun started 4 processes"):
+        material(COLD, cluster={"learners": 8})
+
+
+def test_other_answers_are_other_problems(tmp_path: Path) -> None:
+    """At d725079 a resumed run went on with whatever its files held by then."""
+    cold = {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+    data = {"source": "files", "train_files": [str(tmp_path / "a.jsonl")]}
+    found = []
+    for answer in ("2", "2", "999"):
+        write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": answer})
+        found.append(fingerprint(material(cold, RL, data=data)))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_model_that_main_memory_cannot_hold_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys and values alone would fit."""
+    for place in ("training.material", "plan.fits"):
+        monkeypatch.setattr(f"rocstar.{place}.host_bytes", lambda: 10_000_000_000)
+    shape = {"hidden_size": 4096, "num_layers": 8, "num_heads": 32, "num_kv_heads": 4, "intermediate_size": 11008}
+    base = {"model": {"device": "cpu", **shape}, "rollout": {"max_response_tokens": 64, "engine_rows": 4}}
+    told = r"up to \d\d\.\d GB \(.*weights \d\.\d GB, optimizer 1\d\.\d GB.*and 10\.0 GB of memory are avail"
+    with pytest.raises(ConfigError, match=told):
+        material(COLD, RL, **base)
+
+
+@pytest.mark.parametrize(("kv_tokens", "fits"), [(96, False), (128, True)])
+def test_a_cache_without_room_for_prompt_and_cap_is_refused_before_there_is_a_run(kv_tokens: int, fits: bool) -> None:
+    """The cap alone would fit both; how long prompts are shows only once there is a tokenizer."""
+    rollout = {"max_response_tokens": 64, "template": "compact", "kv_tokens": kv_tokens - 20 * (not fits)}
+    base = {"rollout": rollout, "evaluate": {"problems": 4}}
+    rl = {**RL, "data": {"pool": 8}}
+    if fits:
+        material(COLD, rl, **base)
+        return
+    with pytest.raises(ConfigError, match=r"rollout.kv_tokens 76 is less than the (7[7-9]|[89]\d|1\d\d) tokens of the"):
+        material(COLD, rl, **base)
+
+
+def asked(tmp_path: Path, *words: int, name: str = "a.jsonl") -> str:
+    """A file of problems of so many words each."""
+    return write(
+        tmp_path / name, *({"question": f"{n} " + "word " * count, "answer": "2"} for n, count in enumerate(words))
+    )
+
+
+def imitating(tmp_path: Path) -> dict[str, Any]:
+    return {**COLD, "sft": {"rows_file": write(tmp_path / "rows.jsonl", {"messages": MESSAGES})}}
+
+
+def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> None:
+    data = {"source": "files", "train_files": [asked(tmp_path, 1, 400, 2, 900)]}
+    told = (
+        r"the longest prompt of \d+ tokens \(a\.jsonl line 4, and 1 more are too long\) need \d+ positions, .*; leave "
+        r"such problems out with data\.max_prompt_tokens=448, or"
+    )
+    with pytest.raises(ConfigError, match=told):
+        material(imitating(tmp_path), RL, data=data)
+
+
+def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: Path) -> None:
+    data = {
+        "source": "files",
+        "train_files": [asked(tmp_path, 1, 400, 2, 900)],
+        "test_files": [asked(tmp_path, 3, 700, name="b.jsonl")],
+        "max_prompt_tokens": 448,
+    }
+    made = material(imitating(tmp_path), RL, data=data)
+    of_stage, held_out = made.notes
+    assert re.fullmatch(
+        r"stage rl: data\.max_prompt_tokens leaves out 2 of 4 problems, whose prompts have more than 448 tokens: "
+        r"a\.jsonl line 2 \(\d+\), a\.jsonl line 4 \(\d+\)",
+        of_stage,
+    )
+    assert (
+        held_out.startswith("held out: data.max_prompt_tokens leaves out 1 of 2 problems")
+        and "b.jsonl line 2" in held_out
+    )
+    with pytest.raises(ConfigError, match=r"leaves out 4 of 4 problems, .* so nothing is left; raise it"):
+        material(imitating(tmp_path), RL, data={**data, "max_prompt_tokens": 1})
+
+
+def test_a_stage_may_leave_out_more_than_another(tmp_path: Path) -> None:
+    data = {"source": "files", "train_files": [asked(tmp_path, 1, 900)]}
+    strict = {**RL, "name": "strict", "data": {"max_prompt_tokens": 448}}
+    made = material(imitating(tmp_path), RL, strict, data=data, model={"max_positions": 4096})
+    assert [told.split(":")[0] for told in made.notes] == ["stage strict"]
+
+
+def epochs_of(tmp_path: Path, rows: int, **stage: Any) -> Material:
+    shown = {"rows_file": write(tmp_path / "rows.jsonl", *[{"messages": MESSAGES}] * rows), "batch_rows": 8}
+    sft = {**shown, "warmup_steps": 0, **stage.pop("sft", {})}
+    return material({"name": "cold", "kind": "sft", "sft": sft, **stage}, model={"max_positions": 256})
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "steps"), [(32, 3, 12), (33, 3, 13), (8, 1, 1), (5, 2, 2), (32, 0.5, 2), (222, 3, 84)]
+)
+def test_epochs_become_steps_once_the_rows_are_known(tmp_path: Path, rows: int, epochs: float, steps: int) -> None:
+    """The recorded recipe has the steps; no row is seen less often than asked for."""
+    made = epochs_of(tmp_path, rows, epochs=epochs)
+    (stage,) = made.recipe.stage
+    assert (stage.steps, stage.model_dump()["epochs"]) == (steps, 0)
+    assert steps * min(8, rows) >= epochs * rows
+    assert made.notes == [f"stage cold: epochs {epochs:g} of {rows} rows, 8 a step, are {steps} steps"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ({"epochs": 3, "steps": 5}, "steps 5 and epochs 3 are given; give steps or epochs"),
+        ({"epochs": 3, "steps": 0}, "steps 0 and epochs 3 are given; give steps or epochs"),
+        ({}, "steps is missing; give steps or epochs"),
+        (
+            {"epochs": 3, "sft": {"rows_file": None}},
+            "epochs 3 need sft.rows_file, .* give steps instead, or a file",
+        ),
+        (
+            {"epochs": 1, "sft": {"warmup_steps": 9}},
+            "are 4 steps, fewer than its sft.warmup_steps 9; lower those or raise",
+        ),
+    ],
+)
+def test_epochs_that_cannot_be_obeyed_are_refused(tmp_path: Path, stage: dict[str, Any], told: str) -> None:
+    with pytest.raises((ConfigError, ValidationError), match=told):
+        epochs_of(tmp_path, 32, **stage)

@@ -1,0 +1,177 @@
+"""Which problems a stage and a step take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from rocstar.config.sections import DataSection
+from rocstar.errors import DataError, RunHalted
+from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import AttemptRecord, write_rollouts
+from rocstar.run.pools import is_solved, problems_of_step, stage_pool
+from rocstar.types import Group, Problem, Verdict
+from tests.record.examples import recipe, run, trajectory
+
+POOL = [Problem(id=str(n), question=f"q{n}", answer="1") for n in range(10)]
+
+
+def ids(problems: list[Problem]) -> list[str]:
+    return [problem.id for problem in problems]
+
+
+@given(st.integers(1, 12), st.integers(0, 5), st.integers())
+def test_each_epoch_takes_every_problem_at_most_once_and_a_step_none_twice(count: int, epoch: int, seed: int) -> None:
+    steps = len(POOL) // min(count, len(POOL))
+    taken = [ids(problems_of_step(POOL, epoch * steps + place, count, seed)) for place in range(steps)]
+    flat = [problem for step in taken for problem in step]
+    assert len(flat) == len(set(flat)) == steps * min(count, len(POOL))
+    assert all(len(step) == min(count, len(POOL)) for step in taken)
+
+
+def test_an_epoch_that_divides_evenly_takes_every_problem() -> None:
+    taken = [problem for step in range(5) for problem in ids(problems_of_step(POOL, step, 2, seed=3))]
+    assert sorted(taken, key=int) == ids(POOL)
+
+
+def test_epochs_come_in_other_orders_and_the_same_seed_in_the_same() -> None:
+    first, second = (ids(problems_of_step(POOL, step, 10, seed=1)) for step in (0, 1))
+    assert first != second and sorted(first) == sorted(second)
+    assert ids(problems_of_step(POOL, 1, 10, seed=1)) == second
+    assert ids(problems_of_step(POOL, 0, 10, seed=2)) != first
+
+
+def test_a_pool_smaller_than_a_step_is_taken_whole() -> None:
+    assert sorted(ids(problems_of_step(POOL[:3], 7, 12, seed=0))) == ["0", "1", "2"]
+
+
+def group(*verdicts: Verdict | None, problem: Problem = POOL[0]) -> Group:
+    attempts = tuple(trajectory(n, verdict=verdict) for n, verdict in enumerate(verdicts))
+    return Group(problem=problem, trajectories=attempts)
+
+
+def test_only_a_problem_solved_in_every_attempt_is_solved() -> None:
+    assert is_solved(group(Verdict.RIGHT, Verdict.RIGHT))
+    assert not is_solved(group(Verdict.RIGHT, Verdict.WRONG))
+    assert not is_solved(group(Verdict.RIGHT, Verdict.UNDECIDED))
+    assert not is_solved(group(Verdict.RIGHT, None))
+
+
+class Scripted:
+    """Solves even problems; notes what it is asked. `faulty` ids end by a fault of ours."""
+
+    def __init__(self, *faulty: str) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.faulty = faulty
+        self.most = self.under_way = 0
+
+    async def roll(self, problems: list[Problem], *, attempts: int, seed: int) -> list[Group]:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self.asked += [(problem.id, attempts) for problem in problems]
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        return [group(*[Verdict.RIGHT] * (attempts - 1), self.last(p), problem=p) for p in problems]
+
+    def last(self, problem: Problem) -> Verdict | None:
+        if problem.id in self.faulty:
+            return None
+        return Verdict.WRONG if int(problem.id) % 2 else Verdict.RIGHT
+
+
+def stage(attempts: int | None, **data: int) -> Any:
+    rollout = recipe().stage[1].rollout.model_copy(update={"problems_per_step": 2, "attempts_per_problem": 16})  # type: ignore[union-attr]
+    section = DataSection(drop_solved_attempts=attempts, **data)
+    return recipe().stage[1].model_copy(update={"data": section, "rollout": rollout})
+
+
+async def pool_of(
+    folder: RunFolder, roller: Any, attempts: int | None = 8, *, version: int = 5, budget: float = 0.05, **data: int
+) -> list[str]:
+    made = stage(attempts, **data)
+    return ids(await stage_pool(made, POOL, roller, seed=1, run=folder, version=version, fault_budget=budget))
+
+
+async def test_a_stage_leaves_out_solved_problems_and_keeps_its_choice(tmp_path: Path) -> None:
+    roller, folder = Scripted(), run(tmp_path)
+    for _ in range(2):  # the second time, as on resume, the record decides
+        assert await pool_of(folder, roller) == ["1", "3", "5", "7", "9"]
+    assert sorted(roller.asked) == [(problem.id, 8) for problem in POOL]
+    record = json.loads((folder.path / "pools" / "stage1.json").read_text())
+    assert (record["attempts"], record["asked"], record["solved"], record["policy_version"]) == (8, 10, 5, 5)
+    assert record["right_of_attempts"] == {"7/8": 5, "8/8": 5}
+
+
+async def test_no_more_attempts_are_under_way_than_in_a_step(tmp_path: Path) -> None:
+    roller = Scripted()
+    await pool_of(run(tmp_path), roller)
+    assert roller.most == 2 * 16 // 8
+
+
+async def test_a_killed_choice_asks_only_for_the_rest(tmp_path: Path) -> None:
+    folder, first, second = run(tmp_path), Scripted(), Scripted()
+    await pool_of(folder, first)
+    record = folder.pool("stage1")
+    record.unlink()
+    journal = record.with_suffix(".jsonl")
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:6]) + '{"id": "torn')
+    known = {json.loads(line)["id"] for line in journal.read_text().splitlines()[:6]}
+    assert await pool_of(folder, second) == ["1", "3", "5", "7", "9"]
+    assert {name for name, _ in second.asked} == {problem.id for problem in POOL} - known
+
+
+async def test_faults_of_ours_are_no_proof_of_anything_and_are_asked_again(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    with pytest.raises(RunHalted, match=r"3 of 10 problems ended by failures outside the model"):
+        await pool_of(folder, Scripted("0", "1", "2"), budget=0.2)
+    again = Scripted()
+    assert await pool_of(folder, again) == ["1", "3", "5", "7", "9"]
+    assert sorted(again.asked) == [("0", 8), ("1", 8), ("2", 8)]
+    forgiven = run(tmp_path, "forgiven")
+    assert await pool_of(forgiven, Scripted("0"), budget=0.2) == ["0", "1", "3", "5", "7", "9"]
+
+
+async def test_recorded_attempts_of_young_enough_weights_count(tmp_path: Path) -> None:
+    """Two right ones at problem 0 by version 4, one wrong one at problem 2 by version 4, two right ones at problem 4 by
+    version 1."""
+    folder = run(tmp_path)
+    write_recorded(folder, 1, 1, {"4": [Verdict.RIGHT, Verdict.RIGHT]})
+    write_recorded(folder, 2, 4, {"0": [Verdict.RIGHT, Verdict.RIGHT], "2": [Verdict.RIGHT, Verdict.WRONG]})
+    roller = Scripted()
+    assert await pool_of(folder, roller, drop_solved_age=1) == ["1", "2", "3", "5", "7", "9"]
+    assert {name: n for name, n in roller.asked if n < 8} == {"0": 6}
+    assert "2" not in {name for name, _ in roller.asked}, "one failure decides"
+    record = json.loads(folder.pool("stage1").read_text())
+    assert record["reused_attempts"] == 4
+
+
+def write_recorded(folder: RunFolder, step: int, version: int, verdicts: dict[str, list[Verdict]]) -> None:
+    records = [
+        AttemptRecord(problem=POOL[int(name)], trajectory=trajectory(n, verdict=verdict), policy_version=version)
+        for name, found in verdicts.items()
+        for n, verdict in enumerate(found)
+    ]
+    write_rollouts(folder, step, records, None)
+
+
+async def test_other_stages_keep_all_problems_and_ask_nobody(tmp_path: Path) -> None:
+    folder, roller = run(tmp_path), Scripted()
+    assert await pool_of(folder, roller, None) == ids(POOL)
+    assert not roller.asked and not folder.pool("stage1").parent.exists()
+
+
+async def test_a_row_that_lacks_something_is_refused_with_its_line(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    journal = folder.pool("stage1").with_suffix(".jsonl")
+    journal.parent.mkdir()
+    journal.write_text('{"id": "1", "attempts": 8, "right": 8, "reused": 0}\n{"id": "2", "attempts": 8}\n')
+    with pytest.raises(DataError, match='line 2 has no "right"'):
+        await pool_of(folder, Scripted())

@@ -1,0 +1,120 @@
+"""What Ctrl-C does at which moment of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rocstar.rollout.together import all_or_none
+from rocstar.run import stopper as module
+from rocstar.run.stopper import Stopper
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second signal must not end the tests on a busy machine."""
+    monkeypatch.setattr(module, "END_SECONDS", 60.0)
+
+
+def interrupt_after(*seconds: float) -> None:
+    for each in seconds:
+        threading.Timer(each, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_the_first_asks_for_a_save_while_weights_change_and_the_second_stops() -> None:
+    notes: list[str] = []
+    stopper = Stopper(notes.append)
+    with stopper.installed(), stopper.holding(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        assert stopper.asked and "finishing this update" in notes[0]
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+
+def test_the_first_stops_at_once_where_nothing_must_be_finished() -> None:
+    stopper = Stopper(print)
+    with stopper.installed(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+
+def test_attempts_under_way_are_cancelled_and_seen_out() -> None:
+    stopper, ended = Stopper(print), []
+
+    async def attempt() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("attempt")
+
+    async def run() -> None:
+        stopper.stops(asyncio.current_task())
+        interrupt_after(0.1)
+        try:
+            await all_or_none(attempt() for _ in range(2))
+        finally:
+            ended.append("run")
+
+    with pytest.raises(KeyboardInterrupt), stopper.installed():
+        asyncio.run(run())
+    assert ended == ["attempt", "attempt", "run"]
+
+
+def test_where_the_run_itself_computes_it_is_interrupted_there_unless_the_weights_are_half_changed() -> None:
+    stopper, reached = Stopper(print), []
+
+    async def run() -> None:
+        stopper.stops(asyncio.current_task())
+        stopper.half_changed = lambda: True
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the end of the update")
+        stopper.half_changed = lambda: False
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached.append("more")
+
+    with pytest.raises(KeyboardInterrupt), stopper.installed():
+        asyncio.run(run())
+    assert reached == ["the end of the update"]
+
+
+def test_what_was_installed_before_is_there_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Stopper(print).installed():
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> None:
+    pytest.importorskip("torch")
+    from rocstar.config.places import ClusterSection
+    from rocstar.config.sections import LearningSection, ModelSection
+    from rocstar.dialogue.templates import template_named
+    from rocstar.learning.learner import GrpoLearner
+    from rocstar.learning.policy import Policy
+    from rocstar.learning.ranks import start
+    from tests.learning.examples import codec, model, rows
+
+    ranks = start(ClusterSection(learners=2), ModelSection(), {})
+    child: Any = ranks.children[0]
+    in_vain = threading.Timer(60, child.kill)  # the wait ends, but not by a KeyboardInterrupt
+    try:
+        learner = GrpoLearner(Policy(model(), codec(), template_named("compact"), ranks=ranks), LearningSection())
+        stopper = Stopper(lambda sentence: None)
+        stopper.break_off = ranks.abandon
+        in_vain.start()
+        with stopper.installed(), stopper.holding(), pytest.raises(KeyboardInterrupt):
+            child.send_signal(signal.SIGSTOP)
+            interrupt_after(0.5, 1.5)
+            learner.score(rows())
+        assert in_vain.is_alive()
+    finally:
+        in_vain.cancel()
+        ranks.close()

@@ -1,0 +1,148 @@
+"""Where a run's problems come from, and what is said of a Task that does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from rocstar.config.sections import DataSection, StageDataSection, TaskSection
+from rocstar.errors import ConfigError, DataError
+from rocstar.protocols import Task
+from rocstar.run.tasks import checked_options, heldout_problems, make_task, training_problems
+
+
+def rows(path: Path, numbers: range) -> str:
+    path.write_text("".join(json.dumps({"question": f"q{n}", "answer": str(n)}) + "\n" for n in numbers))
+    return str(path)
+
+
+def file_section(folder: Path, **changes: object) -> DataSection:
+    train, test = rows(folder / "a.jsonl", range(8)), rows(folder / "b.jsonl", range(6, 12))
+    files = {"source": "files", "train_files": [train], "test_files": [test]}
+    return DataSection.model_validate({**files, **changes})
+
+
+def made(data: TaskSection, heldout: int = 3, folder: Path | None = None) -> Task:
+    return make_task(data, tool_name="python", seed=1, heldout=heldout, folders=[folder] if folder else [])
+
+
+def test_held_out_questions_are_not_trained_on(tmp_path: Path) -> None:
+    task = made(file_section(tmp_path), heldout=100)
+    assert sorted(p.question for p in task.heldout()) == sorted(f"q{n}" for n in range(6, 12))
+    assert [p.question for p in task.problems()] == [f"q{n}" for n in range(6)]
+
+
+def test_a_stage_with_files_of_its_own_leaves_out_what_the_run_holds_out(tmp_path: Path) -> None:
+    base = file_section(tmp_path)
+    heldout = made(base, heldout=100).heldout()
+    stage = StageDataSection(source="files", train_files=[rows(tmp_path / "c.jsonl", range(4, 9))])
+    assert [p.question for p in training_problems(made(stage), heldout)] == ["q4", "q5"]
+
+
+def test_files_without_training_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.train_files is empty"):
+        made(file_section(tmp_path, train_files=[])).problems()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.jsonl"):
+        made(file_section(tmp_path, train_files=["gone.jsonl"])).problems()
+
+
+def test_an_unknown_source_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"data\.source = 'fils' is none of .* did you mean 'files'\?.*module:name"):
+        made(DataSection(source="fils"))
+
+
+def test_options_of_a_source_that_has_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.options\.pool is for a Task of your own; .* has no options"):
+        made(DataSection(options={"pool": 3}))
+
+
+# A Task of the user's own
+
+OWN = """
+from rocstar.protocols import Task
+from rocstar.types import Problem, problem_id
+
+class Own(Task):
+    def __init__(self, data, *, tool_name, seed, heldout):
+        self.made = (data.options["word"], tool_name, seed, heldout)
+    def problems(self, exclude=frozenset()):
+        return [Problem(id=problem_id(q), question=q, answer="1") for q in ("a", "b", "b")]
+    def heldout(self):
+        return [Problem(id=problem_id("a"), question="a", answer="1")]
+
+class Bare:
+    def __init__(self, data, *, tool_name, seed, heldout): pass
+
+def other(data): pass
+"""
+
+
+@pytest.fixture
+def own(modules: Path) -> Path:
+    (modules / "own_task_module.py").write_text(OWN)
+    return modules
+
+
+def test_a_task_is_made_with_its_section_and_the_settings_of_the_run(own: Path) -> None:
+    task: Any = made(DataSection(source="own_task_module:Own", options={"word": "x"}), folder=own)
+    assert task.made == ("x", "python", 1, 3)
+    assert task.atoms == ()
+
+
+def test_a_task_that_trains_on_held_out_problems_is_refused(own: Path) -> None:
+    task = made(DataSection(source="own_task_module:Own", options={"word": "x"}), folder=own)
+    with pytest.raises(ConfigError, match="Own: 1 problems to train on are held-out ones, the first is 'a'"):
+        training_problems(task, task.heldout())
+    with pytest.raises(ConfigError, match="Own: problems to train on share an id"):
+        training_problems(task, [])
+
+
+def test_a_task_that_holds_one_problem_out_twice_is_refused(own: Path) -> None:
+    task: Any = made(DataSection(source="own_task_module:Own", options={"word": "x"}), folder=own)
+    task.heldout = lambda: task.problems()
+    with pytest.raises(ConfigError, match="Own: held-out problems share an id; give each question one of its own"):
+        heldout_problems(task)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Bare", "data.source = 'own_task_module:Bare' has no atoms; make it a subclass of rocstar.protocols.Task"),
+        ("other", r"should take \(data, tool_name=..., seed=..., heldout=...\), but it takes \(data\)"),
+        ("Owm", "the nearest is 'Own'"),
+    ],
+)
+def test_what_is_no_task_is_refused(own: Path, name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made(DataSection(source=f"own_task_module:{name}"), folder=own)
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    share: float = Field(default=0.5, ge=0, le=1)
+    redraws: int = 3
+
+
+def test_options_of_a_task_are_checked_by_its_own_model() -> None:
+    assert checked_options(Options, DataSection(options={"share": 1})) == Options(share=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"redaws": 4}, "m:Own has no option redaws; did you mean data.options.redraws?"),
+        ({"share": 2.0}, "data.options.share = 2.0: Input should be less than or equal to 1"),
+        ({"redraws": "4"}, "data.options.redraws = '4': Input should be a valid integer"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        checked_options(Options, DataSection(source="m:Own", options=options))
+    assert str(refused.value) == said
