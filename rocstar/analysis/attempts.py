@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocstar.errors import DataError
-from rocstar.record.call_errors import error_of_result
+from rocstar.record.call_errors import calls_of
+from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows
 from rocstar.types import Verdict
 
-BATCH_ROWS = 256  # of a parquet file at once: 256 attempts of 30,000 tokens are some 100 MB
-READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole column is read, compressed, however long
-PLAIN = ("step", "problem_id", "verdict", "stop", "fault", "response_tokens", "turns", "reason", "penalty_total")
 TOKENS = ("prompt_ids", "token_ids", "loss_mask", "entropies")
 
 
@@ -30,7 +27,7 @@ class CallFacts:
     text: str
     """What was asked: the program, or the arguments as JSON."""
     error: str | None
-    """Class of its failure (errors.py); None where it did not fail."""
+    """Class of its failure (record/call_errors.py); None where it did not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +75,13 @@ def read_attempts(file: Path, *, tokens: bool) -> Iterator[Attempt]:
     """Attempts of one parquet file, in order; those that a fault of ours ended are left out.
 
     tokens: also read token ids and entropies. Raises DataError for a file that is no rollout file."""
-    from pyarrow import ArrowException, parquet
-
-    columns = [*PLAIN, *TOKENS] if tokens else [*PLAIN]
-    try:
-        for batch in parquet.ParquetFile(file, buffer_size=READ_BYTES).iter_batches(BATCH_ROWS, columns=columns):
-            yield from (attempt_of(row) for row in batch.to_pylist() if row["fault"] is None)
-    except (ArrowException, KeyError, ValueError) as error:
-        raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
+    rows = attempt_rows(file, [*SHORT_COLUMNS, *TOKENS] if tokens else SHORT_COLUMNS)
+    return (attempt_of(row) for row in rows if row["fault"] is None)
 
 
 def attempt_of(row: Mapping[str, Any]) -> Attempt:
-    """One row of `rocstar.record.rollouts.COLUMNS`."""
-    turns = json.loads(row["turns"])
+    """What an analysis takes of a recorded row."""
+    turns = row["turns"]
     return Attempt(
         step=row["step"],
         problem=row["problem_id"],
@@ -101,9 +92,9 @@ def attempt_of(row: Mapping[str, Any]) -> Attempt:
         cut=row["stop"] in ("max_tokens", "max_turns"),
         tokens=row["response_tokens"],
         calls=tuple(
-            CallFacts(turn=number, text=text_of_call(call), error=error_of_result(result, call["parse_error"]))
-            for number, turn in enumerate(turns)
-            for call, result in zip(turn["calls"], turn["results"], strict=False)
+            CallFacts(turn=number, text=text_of_call(call), error=error)
+            for number, call, result, error in calls_of(turns)
+            if result is not None
         ),
         turns=_turns(turns, len(row["prompt_ids"])) if "token_ids" in row else (),
         token_ids=row.get("token_ids") or (),

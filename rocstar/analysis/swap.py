@@ -9,7 +9,6 @@ are what intervals rest on. Source: ours.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.analysis.told import Falsehood, Replies, Told, holds
-from rocstar.errors import DataError
 from rocstar.evaluation.intervals import figure, mean_over_problems
-from rocstar.record.rollouts import COLUMNS, read_table, trajectory_of
+from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows, trajectory_of
 from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
 from rocstar.types import Problem, Sampling, Trajectory, Turn, Verdict, seed_for
 
-UNREAD = ("loss_mask", "sampled_logprobs", "entropies", "old_logprobs", "text")
-"""Columns of an attempts file, as long as its tokens, that nothing here asks for."""
 FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word")
 
 
@@ -58,13 +54,9 @@ class Variant:
 def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begun]:
     """Of each problem the first attempt in which a tool replied. problems: by id, with what rows do not keep. Raises
     DataError."""
-    try:
-        rows = read_table(file, [name for name in COLUMNS if name not in UNREAD]).to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
     seen = set()
-    for row in rows:
-        made = trajectory_of({**row, "turns": json.loads(row["turns"])})
+    for row in attempt_rows(file, [*SHORT_COLUMNS, "prompt_ids", "token_ids"]):
+        made = trajectory_of(row)
         last = next((n for n, turn in enumerate(made.turns) if turn.results and turn.reply_ids), None)
         if last is None or made.fault is not None or made.problem_id in seen:
             continue

@@ -32,17 +32,18 @@ from rocstar.config.origins import ABSENT, of_run
 from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
 from rocstar.record.atomic import plain
-from rocstar.record.attempts.messages import Feedback, feedback_of
 from rocstar.record.differences import settings_that_differ, varying
 from rocstar.record.folder import read_json
+from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
+from rocstar.record.rollouts import SHORT_COLUMNS
+from rocstar.record.table import BadFilter, Where
 from rocstar.types import Problem
 from rocstar.view import query
-from rocstar.view.attempt import attempt_of, decoder_of, rows_of
+from rocstar.view.attempt import attempt_of, decoder_of
 from rocstar.view.curves import Curves
 from rocstar.view.evaluations import evaluation_of, paired
 from rocstar.view.index import Index, cache_folder, sweep_cache
-from rocstar.view.query import BadFilter, Where
 from rocstar.view.search import SHORTEST, Searches
 from rocstar.view.sources import Library, Remembered, RunSource, overview, settings_of
 from rocstar.view.whatif import TRIED, Recorded, recorded_group
@@ -66,14 +67,6 @@ HEADERS = {
 EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
 COLUMNS_SHOWN = 6  # of settings in the list of runs, unless others are asked for
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
-FACTS = (
-    *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
-    *("method", "penalty_format", "format_facts"),
-)
-"""Columns that a choice among siblings follows from, in older files without the last; with repetition also what was
-written."""
-TOKEN_COLUMNS = ("prompt_ids", "token_ids")
-
 Answer = Callable[["Desk", Request], Any]
 
 
@@ -297,7 +290,7 @@ def what_if(desk: Desk, request: Request) -> Any:
 def attempt(desk: Desk, request: Request) -> Any:
     index = desk.index(request)
     file, row = _file(index, request), _number(request.query_params, "row")
-    found = rows_of(index, file, row, row)
+    found = index.bodies(file, row, row)
     at = index.ask("SELECT grp FROM attempts WHERE file = ? AND row = ?", [file, row])
     if not found or not at:
         raise KeyError("attempt")
@@ -399,12 +392,12 @@ def _filtered(desk: Desk, request: Request) -> tuple[Index, Where, dict[str, Any
     stages = desk.curves(index.source).spans() if asked.get("stage") else []
     text = asked.get("q", "")
     if not text:
-        return index, query.where_of(asked, stages), about
+        return index, query.filtered(asked, stages), about
     if len(text) < SHORTEST:
         raise BadFilter(f"q={text}: look for at least {SHORTEST} characters")
     search = searches.find(text)
     about |= {"searched": search.done, "of": len(search.files)}
-    return index, query.where_of(asked, stages, search.number), about
+    return index, query.filtered(asked, stages, search.number), about
 
 
 def _recorded(desk: Desk, index: Index, request: Request) -> Recorded:
@@ -417,9 +410,8 @@ def _recorded(desk: Desk, index: Index, request: Request) -> Recorded:
         raise BadFilter(f"metrics.jsonl does not say yet which stage step {step} belongs to")
 
     def read(with_tokens: bool) -> list[dict[str, Any]]:
-        columns = [*FACTS, *(TOKEN_COLUMNS if with_tokens else ())]
-        there = f"COLUMNS('^({'|'.join(columns)})$')"
-        return rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], there)
+        columns = [*SHORT_COLUMNS, *(("prompt_ids", "token_ids") if with_tokens else ())]
+        return index.bodies(file, siblings[0]["row"], siblings[-1]["row"], columns)
 
     found = query.problem_of(index, siblings[0]["problem_id"])
     problem = Problem(id=found["problem_id"], question=found["question"], answer=found["gold"], source=found["source"])

@@ -6,7 +6,6 @@ Not here: questions to the table (query.py) and bodies of attempts (attempt.py).
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 import threading
@@ -20,23 +19,14 @@ from typing import Any
 
 import duckdb
 
-from rocstar.record.call_errors import error_of_result
+from rocstar.record.rollouts import COLUMNS, Row
+from rocstar.record.table import READ, ROWS, SETTINGS, failures_in, rows_in
 from rocstar.view.sources import AttemptFile, RunSource
 
 VERSION = 1  # of the tables; an older file is left alone and in time deleted
-MEMORY = "160MB"  # of all tables and queries of one run; more goes to the disk
-FETCHED_ROWS = 256
 LOOK_SECONDS = 1.0  # between two looks at the folder
 TOGETHER_BYTES = 16 * 2**20  # of files that are taken up in one go: each commit waits for the disk
 KEPT_DAYS = 30.0  # of an index that nobody opened
-SETTINGS: dict[str, Any] = {
-    "memory_limit": MEMORY,
-    "threads": 2,
-    "checkpoint_threshold": "2MB",  # rows in the log alone cannot leave the memory
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "preserve_insertion_order": True,
-}
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
     id INTEGER, path VARCHAR, part VARCHAR, step INTEGER, modified BIGINT, bytes BIGINT, broken VARCHAR);
@@ -49,33 +39,11 @@ CREATE TABLE IF NOT EXISTS attempts (
     seconds FLOAT, tool_seconds FLOAT, policy_version BIGINT, entropy FLOAT, tools VARCHAR[], errors VARCHAR[],
     preview VARCHAR);
 """
-READ = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
-# A model can write half a surrogate pair, which Python's JSON holds and DuckDB's refuses.
-SURROGATE = r"'\\u[dD][89a-fA-F][0-9a-fA-F]{2}'"
-# Siblings stand together; a problem that stands in a step twice begins again with a lower number.
-ROWS = f"""
-INSERT INTO attempts
-SELECT ?, file_row_number,
-    sum((problem_id IS DISTINCT FROM before OR index <= number)::INTEGER) OVER (ORDER BY file_row_number),
-    ?, ?, problem_id, index, verdict, reward, extracted, method, penalty_errors, penalty_format, penalty_total, kept,
-    reason, weight, advantage, stop, fault, response_tokens, n_turns, calls, failed_calls, seconds, tool_seconds,
-    policy_version, entropy, tools, coalesce(failures.errors, []), preview
-FROM (SELECT file_row_number, problem_id, index, verdict, reward, left(extracted, 200) AS extracted, method,
-    penalty_errors, penalty_format, penalty_total, kept, reason, weight, advantage, stop, left(fault, 300) AS fault,
-    response_tokens, json_array_length(turns) AS n_turns, calls, failed_calls, seconds, tool_seconds, policy_version,
-    list_sum(entropies) / greatest(1, list_sum(json_extract(turns, '$[*].sampled_tokens')::BIGINT[])) AS entropy,
-    list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview,
-    lag(problem_id) OVER (ORDER BY file_row_number) AS before, lag(index) OVER (ORDER BY file_row_number) AS number
-    FROM (SELECT * EXCLUDE turns, regexp_replace(turns, {SURROGATE}, '\\\\ufffd', 'g') AS turns FROM {READ}))
-LEFT JOIN (SELECT unnest(?::INTEGER[]) AS failed, unnest(?::VARCHAR[][]) AS errors) AS failures
-ON failures.failed = file_row_number
-"""
+ROWS_OF_FILE = f"INSERT INTO attempts BY NAME SELECT ? AS file, ? AS part, * REPLACE (? AS step) FROM ({ROWS})"
 PROBLEMS = f"""
 INSERT OR IGNORE INTO problems
 SELECT problem_id, any_value(question), any_value(gold), any_value(source) FROM {READ} GROUP BY problem_id
 """
-FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
-
 Found = tuple[AttemptFile, os.stat_result]
 """A file as it lies there."""
 
@@ -152,6 +120,15 @@ class Index:
             found = cursor.execute(sql, list(values))
             names = [column[0] for column in found.description or ()]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def bodies(self, file: int, first: int, last: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[Row]:
+        """Rows of a parquet file from one number to another, decoded; none where the file is not there. Raises
+        duckdb.Error for a broken file."""
+        path = self.ask("SELECT path FROM files WHERE id = ?", [file])
+        if not path:
+            return []
+        with self.cursor() as cursor:
+            return rows_in(cursor, str(self.source.root / path[0][0]), range(first, last + 1), columns)
 
     def follow(self) -> None:
         """Take up what is new in a thread of its own, unless one is at it or has just looked."""
@@ -251,12 +228,9 @@ class Index:
     def _insert(self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result) -> None:
         path = str(file.path)
         number = self._remember(cursor, file, state, None)
-        rows, errors = [], []
-        for row, turns in self._failed(path):
-            rows.append(row)
-            errors.append(_errors_of(turns))
+        failed = failures_in(cursor, path)
         cursor.execute(PROBLEMS, [path])
-        cursor.execute(ROWS, [number, file.part, file.step, path, rows, errors])
+        cursor.execute(ROWS_OF_FILE, [number, file.part, file.step, path, *failed])
 
     def _remember(
         self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result, broken: str | None
@@ -268,12 +242,6 @@ class Index:
         row = [number, path, file.part, step, state.st_mtime_ns, state.st_size, broken]
         cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return number
-
-    def _failed(self, path: str) -> Iterator[tuple[int, str]]:
-        with self.cursor() as cursor:
-            found = cursor.execute(FAILED, [path])
-            while some := found.fetchmany(FETCHED_ROWS):
-                yield from some
 
 
 def cache_folder() -> Path:
@@ -302,13 +270,3 @@ def _opened(file: Path) -> duckdb.DuckDBPyConnection:
         pass
     file.unlink(missing_ok=True)  # broken, or of another DuckDB
     return duckdb.connect(file, config=SETTINGS)
-
-
-def _errors_of(turns: str) -> list[str]:
-    """Names of the failures in a row's turns, each once, in order."""
-    found = [
-        error_of_result(result, call.get("parse_error"))
-        for turn in json.loads(turns)
-        for call, result in zip(turn["calls"], turn["results"], strict=False)
-    ]
-    return list(dict.fromkeys(name for name in found if name))

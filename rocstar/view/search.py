@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import duckdb
 
-from rocstar.view.index import READ, Index
+from rocstar.record.table import READ, SAID
+from rocstar.view.index import Index
 
 KEPT_SEARCHES = 8
 SHORTEST = 2  # characters of a text that is looked for
 WAIT_SECONDS = 0.15  # of the first answer for what can be found at once
 # Replies of tools stand in `turns`, as JSON.
 FOUND = f"""
-INSERT INTO found.hits SELECT ?, ?, file_row_number FROM {READ}
-WHERE contains(lower(array_to_string(text, chr(10))), ?) OR contains(lower(turns), ?) OR contains(lower(question), ?)
+INSERT INTO found.hits SELECT ?, ?, file_row_number FROM {READ} WHERE {SAID} OR contains(lower(turns), ?)
 """
 
 
@@ -81,7 +81,7 @@ class Searches:
                     return
                 file = str(self._index.source.root / path)
                 with suppress(duckdb.Error):  # closed, or gone meanwhile: then its attempts leave the table as well
-                    self._index.ask(FOUND, [search.number, number, file, wanted, escaped, wanted])
+                    self._index.ask(FOUND, [search.number, number, file, wanted, wanted, escaped])
                 search.done += 1
         finally:
             search.idle.set()

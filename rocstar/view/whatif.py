@@ -19,8 +19,8 @@ from rocstar.learning.resample import quality_of, resampler_of, seed_of_choice
 from rocstar.protocols import Resampler
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.rollouts import trajectory_of
+from rocstar.record.table import BadFilter
 from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_for
-from rocstar.view.query import BadFilter
 
 DRAWS = 1000  # an error of at most 1.6 points
 TRIED = (*ResampleSection.model_fields, "weight_errors")
@@ -83,7 +83,7 @@ def _told(made: Resampled, learnt: Mapping[int, float], kept: Sequence[Sequence[
 
 
 Read = Callable[[bool], Sequence[Mapping[str, Any]]]
-"""(with token ids) -> rows of the siblings in their order, `turns` decoded."""
+"""(with token ids) -> rows of the siblings in their order, decoded."""
 
 
 def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool) -> Recorded:

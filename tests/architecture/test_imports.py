@@ -221,7 +221,7 @@ def test_imports_inside_the_sandbox_make_short_chains_and_no_cycle() -> None:
         ("rocstar.train", "import torch", "torch is imported only"),
         ("rocstar.engines.scripted", "import torch", "torch is imported only"),
         ("rocstar.engines.vllm", "import torch", "torch is imported only"),
-        ("rocstar.record.attempts.formats", "import inspect_ai.log", "in adapters/ alone"),
+        ("rocstar.record.formats", "import inspect_ai.log", "in adapters/ alone"),
         ("rocstar.run.tasks", "from rocstar.adapters.rewards import TrlReward", "run may import"),
         ("rocstar.engines.vllm", "from vllm import LLM", "an environment of its own"),
         ("rocstar.engines.inside_vllm.rocstar_vllm_worker", "from rocstar.errors import DataError", "not installed"),
