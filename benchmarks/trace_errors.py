@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.messages import read_transcripts
-from rocstar.analysis.recovery import After
-from rocstar.analysis.tally import AttemptCounts, after_error_table
+from rocstar.analysis.attempts import read_transcripts
+from rocstar.analysis.tally import After, AttemptCounts, after_error_table
 
 JUDGED = Path(__file__).with_name("trace_errors_judged.jsonl")
 SETS = ("mathcoder", "tora")

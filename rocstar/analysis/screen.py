@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rocstar.analysis.methods import by_method
-from rocstar.analysis.recovery import After
-from rocstar.analysis.tally import KEPT
+from rocstar.analysis.tally import KEPT, After
 
 MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
 MOST_ERRORS = 12

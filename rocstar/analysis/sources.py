@@ -8,8 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.attempts import Attempt, read_attempts
-from rocstar.analysis.messages import read_transcripts
+from rocstar.analysis.attempts import Attempt, read_attempts, read_transcripts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
 from rocstar.parts.modelfolder import model_name

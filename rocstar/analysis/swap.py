@@ -1,27 +1,104 @@
 """Does a model read what its tool says? Recorded attempts go on from their first reply of a tool, with another text in
-its place (told.py). A model that does not read goes on alike; one that does takes a false word where it would have
-taken the true one.
+its place. A model that does not read goes on alike; one that does takes a false word where it would have taken the
+true one. The texts:
+
+    true      what the tool said
+    swapped   what a tool said in another attempt, after a call that ended alike (failed, or not)
+    blank     nothing
+    false     what the tool said but for one word: another reply's, else another number of as many digits
 
 Up to that reply an attempt is replayed token by token, its calls are run again, and what follows is drawn as in the
 evaluation, from the same seed for each text. Of each problem the first attempt that used a tool is taken, so problems
 are what intervals rest on. Source: ours.
+
+Not here: which evaluations a person named, and whose weights made them (replay.py).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.told import Falsehood, Replies, Told, holds
 from rocstar.evaluation.intervals import figure, mean_over_problems
 from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows, trajectory_of
 from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
 from rocstar.types import Problem, Sampling, Trajectory, Turn, Verdict, seed_for
+
+_PART = re.compile(r"\w+|\s+|[^\w\s]+")
+
+
+class ReplyText(StrEnum):
+    """What an attempt is told in the place of a tool's reply; see the head of this file."""
+
+    TRUE = "true"
+    SWAPPED = "swapped"
+    BLANK = "blank"
+    FALSE = "false"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Falsehood:
+    text: str
+    true_word: str
+    false_word: str
+    """What stands in the text in its place."""
+
+
+class Replies:
+    """What tools said in a set of attempts."""
+
+    def __init__(self, said: Iterable[tuple[bool, str]]) -> None:
+        """said: (whether the call failed, the reply)."""
+        self._alike: dict[bool, list[str]] = defaultdict(list)
+        self._of_length: dict[int, set[tuple[str, ...]]] = defaultdict(set)
+        for failed, text in said:
+            parts = tuple(_PART.findall(text))
+            self._alike[failed].append(text)
+            self._of_length[len(parts)].add(parts)
+
+    def another(self, failed: bool, text: str, rng: random.Random) -> str | None:
+        """What was said after another call that ended alike, as often as it was said; None where that is always the
+        same."""
+        others = [other for other in self._alike[failed] if other != text]
+        return rng.choice(others) if others else None
+
+    def false(self, text: str, read: str, rng: random.Random) -> Falsehood | None:
+        """With a word that stands neither in the text nor in `read`, which is all that the attempt has read and written
+        before; None where there is nothing to replace."""
+        parts = _PART.findall(text)
+        known = {*parts, *_PART.findall(read)}
+        others = sorted(self._of_length[len(parts)])
+        found = [(place, other[place]) for other in others if (place := _only_difference(parts, other)) is not None]
+        for some in (found, _last_number(parts, rng)):
+            if new := [(place, word) for place, word in some if word.isalnum() and word not in known]:
+                place, word = rng.choice(new)
+                changed = "".join([*parts[:place], word, *parts[place + 1 :]])
+                return Falsehood(text=changed, true_word=parts[place], false_word=word)
+        return None
+
+
+def holds(text: str, word: str) -> bool:
+    """Whether the word stands in the text as a whole word."""
+    return word in _PART.findall(text)
+
+
+def _only_difference(parts: Sequence[str], other: Sequence[str]) -> int | None:
+    places = [place for place, (ours, theirs) in enumerate(zip(parts, other, strict=True)) if ours != theirs]
+    return places[0] if len(places) == 1 else None
+
+
+def _last_number(parts: Sequence[str], rng: random.Random) -> list[tuple[int, str]]:
+    places = [place for place, part in enumerate(parts) if part.isascii() and part.isdigit()]
+    return [(place, "".join(rng.choice("123456789") for _ in parts[place])) for place in places[-1:]]
+
 
 FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word")
 
@@ -46,7 +123,7 @@ class Variant:
     """What one attempt is told."""
 
     begun: Begun
-    replies: Mapping[Told, tuple[int, ...]]
+    replies: Mapping[ReplyText, tuple[int, ...]]
     """As tokens; those texts that there are."""
     false: Falsehood | None
 
@@ -83,11 +160,11 @@ def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation:
     rng = random.Random(seed_for(seed, "told", begun.problem.id))
     false = replies.false(texts[-1], conversation.codec.decode(begun.attempt.token_ids), rng)
     others = [replies.another(begun.failed, text, rng) for text in texts]
-    said: dict[Told, Sequence[str | None]] = {
-        Told.TRUE: texts,
-        Told.SWAPPED: others,
-        Told.BLANK: [""] * len(texts),
-        Told.FALSE: [*texts[:-1], false.text if false else None],
+    said: dict[ReplyText, Sequence[str | None]] = {
+        ReplyText.TRUE: texts,
+        ReplyText.SWAPPED: others,
+        ReplyText.BLANK: [""] * len(texts),
+        ReplyText.FALSE: [*texts[:-1], false.text if false else None],
     }
     whole = {told: [text for text in some if text is not None] for told, some in said.items()}
     as_tokens = {told: ids(some) for told, some in whole.items() if len(some) == len(texts)}
@@ -121,16 +198,18 @@ async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], samp
 async def swap_test(variants: Sequence[Variant], roller: Roller, sampling: Sampling) -> list[dict[str, Any]]:
     """What became of attempts by what they were told, those after a failed call and after another one apart. Raises
     Unavailable. Keys: docs/analysis.md."""
-    ended = {told: await _ended(variants, told, roller, sampling) for told in Told}
+    ended = {told: await _ended(variants, told, roller, sampling) for told in ReplyText}
     return [
         {"after": after, "told": str(told), **_figures(some, ended, told, roller)}
         for after, failed in (("failed call", True), ("call that worked", False))
         if (some := [one for one in variants if one.begun.failed is failed])
-        for told in Told
+        for told in ReplyText
     ]
 
 
-async def _ended(variants: Sequence[Variant], told: Told, roller: Roller, sampling: Sampling) -> dict[str, Trajectory]:
+async def _ended(
+    variants: Sequence[Variant], told: ReplyText, roller: Roller, sampling: Sampling
+) -> dict[str, Trajectory]:
     """By problem; those that can be told this and were not ended by a fault of ours."""
     by_id = {one.begun.problem.id: one for one in variants if told in one.replies}
 
@@ -151,12 +230,12 @@ async def _ended(variants: Sequence[Variant], told: Told, roller: Roller, sampli
 
 
 def _figures(
-    variants: Sequence[Variant], ended: Mapping[Told, Mapping[str, Trajectory]], told: Told, roller: Roller
+    variants: Sequence[Variant], ended: Mapping[ReplyText, Mapping[str, Trajectory]], told: ReplyText, roller: Roller
 ) -> dict[str, Any]:
     """Over the attempts of one kind that were told this; a share of those it says something about."""
     found: dict[str, list[bool]] = {name: [] for name in FIGURES}
     for one in variants:
-        made, control = ended[told].get(one.begun.problem.id), ended[Told.TRUE].get(one.begun.problem.id)
+        made, control = ended[told].get(one.begun.problem.id), ended[ReplyText.TRUE].get(one.begun.problem.id)
         if made is not None and control is not None:
             for name, holding in _facts(one, made, control, roller):
                 found[name].append(holding)

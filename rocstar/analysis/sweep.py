@@ -27,8 +27,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.intervals import student
 from rocstar.record.differences import varying
 from rocstar.record.folder import RunFolder, list_runs, read_json, refuse_place
-from rocstar.record.show import COMPARED
-from rocstar.record.state import state_of
+from rocstar.record.show import COMPARED, state_of
 from rocstar.support.exits import INTERRUPTED
 
 MOST_RUNS = 1000

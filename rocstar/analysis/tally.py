@@ -1,20 +1,54 @@
-"""Counts of attempts by training step, and of a step's problems by difficulty; what is kept grows with steps only."""
+"""Counts of attempts by training step, and of a step's problems by difficulty; what is kept grows with steps only.
+
+What a model does after a failed call is decided by its next call of a later turn, because calls of the same turn were
+written before the failure was known:
+
+    next call            what it is
+    other text, works    REPAIRED
+    same text            REPEATED (white space apart), whether it works now or not
+    other text, fails    FAILED_AGAIN
+    none                 GAVE_UP: it went on without the tool; CUT where a limit ended the attempt
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
-from rocstar.analysis.recovery import After, after_errors
 
 KEPT = "kept."  # how the reasons of kept attempts begin
 LEVELS = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below 1", "always")
 """How often a problem's attempts of one step were right."""
+
+
+class After(StrEnum):
+    """What a model did after a failed call."""
+
+    REPAIRED = "repaired"
+    REPEATED = "repeated"
+    FAILED_AGAIN = "failed again"
+    GAVE_UP = "gave up"
+    CUT = "cut"
+
+
+def after_errors(attempt: Attempt) -> Iterator[tuple[str, After]]:
+    """(class of the failure, what came after) for each failed call of an attempt."""
+    for place, call in enumerate(attempt.calls):
+        if call.error is None:
+            continue
+        following = next((later for later in attempt.calls[place + 1 :] if later.turn > call.turn), None)
+        if following is None:
+            yield call.error, After.CUT if attempt.cut else After.GAVE_UP
+        elif following.text.split() == call.text.split():
+            yield call.error, After.REPEATED
+        else:
+            yield call.error, After.REPAIRED if following.error is None else After.FAILED_AGAIN
 
 
 @dataclass(slots=True)

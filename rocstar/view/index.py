@@ -1,16 +1,19 @@
 """A small table of all attempts of a run, so that lists and filters need no bodies: one DuckDB file in the user's cache
-folder, made from the parquet files and made again where it is missing. It is never the truth.
+folder, made from the parquet files and made again where it is missing. It is never the truth. Beside it searches in
+what was written: file after file, the newest first, in a thread of its own, so that the list shows what was found so
+far.
 
-Not here: questions to the table (query.py) and bodies of attempts (attempt.py)."""
+Not here: questions to the table (query.py) and what the page shows of an attempt (attempt.py)."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,7 +23,7 @@ from typing import Any
 import duckdb
 
 from rocstar.record.rollouts import COLUMNS, Row
-from rocstar.record.table import READ, ROWS, SETTINGS, failures_in, rows_in
+from rocstar.record.table import READ, ROWS, SAID, SETTINGS, failures_in, rows_in
 from rocstar.view.sources import AttemptFile, RunSource
 
 VERSION = 1  # of the tables; an older file is left alone and in time deleted
@@ -270,3 +273,81 @@ def _opened(file: Path) -> duckdb.DuckDBPyConnection:
         pass
     file.unlink(missing_ok=True)  # broken, or of another DuckDB
     return duckdb.connect(file, config=SETTINGS)
+
+
+KEPT_SEARCHES = 8
+SHORTEST = 2  # characters of a text that is looked for
+WAIT_SECONDS = 0.15  # of the first answer for what can be found at once
+# Replies of tools stand in `turns`, as JSON.
+FOUND = f"""
+INSERT INTO found.hits SELECT ?, ?, file_row_number FROM {READ} WHERE {SAID} OR contains(lower(turns), ?)
+"""
+
+
+@dataclass(slots=True)
+class Search:
+    """One text in the files of an index."""
+
+    number: int
+    text: str
+    done: int = 0
+    files: set[int] = field(default_factory=set)
+    """Those that were, or are being, looked into."""
+    idle: threading.Event = field(default_factory=threading.Event)
+    dropped: bool = False
+
+
+class Searches:
+    """The last few texts that were looked for; the same text is looked for once, however often its page is asked
+    for."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._kept: OrderedDict[str, Search] = OrderedDict()
+        self._next, self._choosing = 0, threading.Lock()
+        index.ask("ATTACH IF NOT EXISTS ':memory:' AS found")
+        index.ask("CREATE TABLE IF NOT EXISTS found.hits (search INTEGER, file INTEGER, row INTEGER)")
+
+    def find(self, text: str) -> Search:
+        """Looks into the files that were not looked into yet, then waits a moment."""
+        with self._choosing:
+            search = self._kept.get(text) or self._new(text)
+            self._kept.move_to_end(text)
+            while len(self._kept) > KEPT_SEARCHES:
+                self._drop(self._kept.popitem(last=False)[1])
+            if search.idle.is_set():
+                self._begin(search)
+        search.idle.wait(WAIT_SECONDS)
+        return search
+
+    def _new(self, text: str) -> Search:
+        self._next += 1
+        search = self._kept[text] = Search(self._next, text)
+        search.idle.set()
+        return search
+
+    def _begin(self, search: Search) -> None:
+        files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
+        new = [(number, path) for number, path in files if number not in search.files]
+        if new:
+            search.files |= {number for number, _ in new}
+            search.idle.clear()
+            threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
+
+    def _look(self, search: Search, files: list[tuple[int, str]]) -> None:
+        wanted = search.text.lower()
+        escaped = json.dumps(wanted)[1:-1]
+        try:
+            for number, path in files:
+                if search.dropped:
+                    return
+                file = str(self._index.source.root / path)
+                with suppress(duckdb.Error):  # closed, or gone meanwhile: then its attempts leave the table as well
+                    self._index.ask(FOUND, [search.number, number, file, wanted, wanted, escaped])
+                search.done += 1
+        finally:
+            search.idle.set()
+
+    def _drop(self, search: Search) -> None:
+        search.dropped = True
+        self._index.ask("DELETE FROM found.hits WHERE search = ?", [search.number])

@@ -17,8 +17,7 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.record.evaluations import RESULT, find_evaluation, is_evaluation, owner_of
 from rocstar.record.folder import RunFolder, list_runs, read_json, step_of
 from rocstar.record.journal import read_journal
-from rocstar.record.show import COMPARED
-from rocstar.record.state import failure_of, state_of
+from rocstar.record.show import COMPARED, failure_of, state_of
 
 PARTS = ("samples", "greedy")
 """Files of attempts in the folder of an evaluation."""

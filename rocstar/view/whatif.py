@@ -38,7 +38,7 @@ class Known(Quality):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedGroup:
     """A group as a run recorded it, with what its choice followed from."""
 
     group: Group
@@ -86,7 +86,9 @@ Read = Callable[[bool], Sequence[Mapping[str, Any]]]
 """(with token ids) -> rows of the siblings in their order, decoded."""
 
 
-def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool) -> Recorded:
+def recorded_group(
+    run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool
+) -> RecordedGroup:
     """repeats: repetition will be asked about, which follows from tokens. Raises BadFilter where the run lacks the
     stage."""
     settings = read_json(run.resolved)
@@ -95,7 +97,7 @@ def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read
         raise BadFilter(f"the run has no stage {stage} that resamples")
     used = ResampleSection.model_validate(found["resample"])
     rows = read(repeats or used.repetition_weight > 0)
-    return Recorded(
+    return RecordedGroup(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
         settings=used,
         normalize_by_std=found["learning"]["normalize_by_std"],

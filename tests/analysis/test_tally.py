@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
-from rocstar.analysis.recovery import After, after_errors
-from rocstar.analysis.tally import LEVELS, AttemptCounts, level_of, right_after
+from rocstar.analysis.tally import LEVELS, After, AttemptCounts, after_errors, level_of, right_after
 from rocstar.errors import DataError
 from rocstar.types import Choice, Penalty, Reason, Stop, Verdict
 from tests.analysis.rows import attempt, turn, written

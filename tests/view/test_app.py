@@ -15,8 +15,7 @@ from rocstar.analysis.sweep import planned
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.rollouts import read_rollouts, write_rollouts
-from rocstar.view.app import STATIC
-from rocstar.view.serve import serve
+from rocstar.view.app import STATIC, serve
 from rocstar.view.sources import Library, Remembered, overview
 from tests.view.recorded import RECIPE, add_evaluation, add_step, attempt, create, decode, page, problem, settled
 

@@ -205,8 +205,8 @@ def plot(
 
     Example: rocstar runs plot last --metric reward/mean --metric len/tokens --out curves.svg"""
     need("plot")
+    from rocstar.record.differences import plot as draw
     from rocstar.record.folder import RunFolder
-    from rocstar.record.plot import plot as draw
 
     draw([RunFolder.find(name, runs) for name in names], metric, axis, out)
     print(out)
@@ -413,9 +413,8 @@ def track(
 
     Example: rocstar runs track last --to tensorboard"""
     from rocstar.record.folder import RunFolder
-    from rocstar.record.tracking.children import run_goes_on
-    from rocstar.record.tracking.choose import open_sink
-    from rocstar.record.tracking.follow import follow as carry_out
+    from rocstar.record.trackers import follow as carry_out
+    from rocstar.record.trackers import open_sink, run_goes_on
 
     folder = RunFolder.find(name, runs)
     sink = open_sink(to, folder)
@@ -427,8 +426,7 @@ def track(
 @app.command()
 def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     """What each run takes on the disk."""
-    from rocstar.record.folder import list_runs
-    from rocstar.record.space import sizes
+    from rocstar.record.folder import list_runs, sizes
 
     found = {run.name: sizes(run) for run in list_runs(runs)}
     if as_json:
@@ -446,8 +444,7 @@ def rm(
     runs: Runs = Path("runs"),
 ) -> None:
     """Delete runs with all they left."""
-    from rocstar.record.folder import list_runs
-    from rocstar.record.space import branches_of, remove, size_of
+    from rocstar.record.folder import branches_of, list_runs, remove, size_of
 
     known = {run.name: run for run in list_runs(runs)}
     chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
@@ -483,8 +480,7 @@ def gc(
     stages go too, from which `train --branch` could start.
 
     Example: rocstar runs gc --keep 1 --dry-run"""
-    from rocstar.record.folder import list_runs
-    from rocstar.record.space import delete, leftovers, size_of
+    from rocstar.record.folder import delete, leftovers, list_runs, size_of
 
     total = 0
     gone: list[str] = []
