@@ -15,7 +15,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1258, 9),
-    "analysis": (2234, 12),
+    "analysis": (2233, 12),
     "answers": (3326, 22),
     "cli": (3355, 24),
     "cluster": (706, 8),
@@ -38,9 +38,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "tools": (658, 8),
     "train": (199, 1),
     "types": (604, 8),
-    "view": (1574, 8),
+    "view": (1573, 8),
 }
-CLASSES, FUNCTIONS = 565, 3924
+CLASSES, FUNCTIONS = 565, 3925
 LONGEST_CHAIN = 23
 DOUBLED_CLASS_NAMES = 39
 ENTRIES_AT_THE_TOP = 27
