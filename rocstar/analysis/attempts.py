@@ -61,7 +61,7 @@ class Attempt:
     """One attempt of a run, an evaluation or a transcript, with what analyses look at."""
 
     step: int
-    """Of the run; 0 for transcripts from elsewhere."""
+    """The step of the run; 0 for transcripts from elsewhere."""
     problem: str
     """Names the problem."""
     right: bool | None
@@ -209,7 +209,7 @@ def _decoded(arguments: Any) -> Any:
 
 
 def _text(content: Any) -> str:
-    """Of a message: a string, or a list of parts."""
+    """The text of a message's content, which is a string or a list of parts."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
     return "" if content is None else str(content)

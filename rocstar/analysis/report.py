@@ -55,7 +55,7 @@ class Examples:
                 self.found[what] = (rank, _shown(attempt, kinds, piece))
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """By what each is an example of."""
+        """The examples, by what each is an example of."""
         return {what: {"figure": FIGURES[what], "count": rank[1], **one} for what, (rank, one) in self.found.items()}
 
 

@@ -71,8 +71,8 @@ class Replies:
         return rng.choice(others) if others else None
 
     def false(self, text: str, read: str, rng: random.Random) -> Falsehood | None:
-        """With a word that stands neither in the text nor in `read`, which is all that the attempt has read and written
-        before; None where there is nothing to replace."""
+        """Replace a word of the text by one that stands neither in it nor in `read`, which is all that the attempt has
+        read and written before; None where there is nothing to replace."""
         parts = _PART.findall(text)
         known = {*parts, *_PART.findall(read)}
         others = sorted(self._of_length[len(parts)])
@@ -104,7 +104,7 @@ FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class StartedAttempt:
     problem: Problem
     attempt: Trajectory
     """Up to the first reply of a tool."""
@@ -122,15 +122,15 @@ class Begun:
 class Variant:
     """What one attempt is told."""
 
-    begun: Begun
+    begun: StartedAttempt
     replies: Mapping[ReplyText, tuple[int, ...]]
-    """As tokens; those texts that there are."""
+    """The texts that there are, as tokens."""
     false: Falsehood | None
 
 
-def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begun]:
-    """Of each problem the first attempt in which a tool replied. problems: by id, with what rows do not keep. Raises
-    DataError."""
+def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[StartedAttempt]:
+    """Yield the first attempt at each problem in which a tool replied. problems: by id, with what rows do not keep.
+    Raises DataError."""
     seen = set()
     for row in attempt_rows(file, [*SHORT_COLUMNS, "prompt_ids", "token_ids"]):
         made = trajectory_of(row)
@@ -140,10 +140,10 @@ def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begu
         seen.add(made.problem_id)
         asked = Problem(id=made.problem_id, question=row["question"], answer=row["gold"], source=row["source"])
         attempt = replace(made, turns=made.turns[: last + 1])
-        yield Begun(problem=problems.get(made.problem_id, asked), attempt=attempt)
+        yield StartedAttempt(problem=problems.get(made.problem_id, asked), attempt=attempt)
 
 
-def variants_of(attempts: Sequence[Begun], conversation: Conversation, seed: int) -> list[Variant]:
+def variants_of(attempts: Sequence[StartedAttempt], conversation: Conversation, seed: int) -> list[Variant]:
     """All that can be told: where an environment of one's own words replies its own way, nothing."""
     words = [[conversation.feedback(result) for result in begun.last.results] for begun in attempts]
     replies = Replies((begun.failed, text) for begun, texts in zip(attempts, words, strict=True) for text in texts)
@@ -151,7 +151,9 @@ def variants_of(attempts: Sequence[Begun], conversation: Conversation, seed: int
     return [one for one in made if one.replies]
 
 
-def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int) -> Variant:
+def _variant(
+    begun: StartedAttempt, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int
+) -> Variant:
     def ids(said: Sequence[str]) -> tuple[int, ...]:
         return conversation.after(begun.last.completion, conversation.template.reply(said))
 
@@ -171,7 +173,7 @@ def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation:
     return Variant(begun=begun, replies=as_tokens, false=false)
 
 
-async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
+async def resumed(roller: Roller, begun: StartedAttempt, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
     """The rest of an attempt after that reply; one that is longer than the true one costs nothing of its limits. Raises
     Unavailable where its calls cannot be run again."""
     attempt = begun.attempt
@@ -210,7 +212,7 @@ async def swap_test(variants: Sequence[Variant], roller: Roller, sampling: Sampl
 async def _ended(
     variants: Sequence[Variant], told: ReplyText, roller: Roller, sampling: Sampling
 ) -> dict[str, Trajectory]:
-    """By problem; those that can be told this and were not ended by a fault of ours."""
+    """Attempts by problem: those that can be told this and were not ended by a fault of ours."""
     by_id = {one.begun.problem.id: one for one in variants if told in one.replies}
 
     async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
@@ -232,7 +234,7 @@ async def _ended(
 def _figures(
     variants: Sequence[Variant], ended: Mapping[ReplyText, Mapping[str, Trajectory]], told: ReplyText, roller: Roller
 ) -> dict[str, Any]:
-    """Over the attempts of one kind that were told this; a share of those it says something about."""
+    """Figures over the attempts of one kind that were told this; each is a share of those it says something about."""
     found: dict[str, list[bool]] = {name: [] for name in FIGURES}
     for one in variants:
         made, control = ended[told].get(one.begun.problem.id), ended[ReplyText.TRUE].get(one.begun.problem.id)

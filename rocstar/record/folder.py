@@ -108,7 +108,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Of the folder, or of the link to it."""
+        """The name of the folder, or of the link to it."""
         return os.path.basename(os.path.abspath(self.path))
 
     @property

@@ -111,7 +111,7 @@ class Origin(NamedTuple):
     """Where attempts come from."""
 
     name: str
-    """As a person reads it: a run's name, or RUN/EVALUATION@STEP."""
+    """The name that a person reads: a run's, or RUN/EVALUATION@STEP."""
     model: str
     """Names the policy."""
     started: str

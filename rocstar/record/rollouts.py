@@ -47,7 +47,7 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens kept."""
 
 VERSION = 2
-"""Of the file format. Files of version 1 have no `segments` in their turns, and the oldest no `format_facts`."""
+"""The version of the file format. Turns have no `segments` in files of version 1."""
 ROW_GROUP_TOKENS = 1 << 20  # some 5 MB of a file: one attempt is read in 20 ms, and the footer stays small
 BATCH_ROWS = 256  # that are read at once: 256 attempts of 30,000 tokens are some 100 MB
 READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole column is read, compressed, however long
@@ -92,6 +92,8 @@ TOKEN_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind.startswith(
 """One value for each token."""
 SHORT_COLUMNS = tuple(name for name in COLUMNS if name not in (*TOKEN_COLUMNS, "text"))
 """All but what grows with what was written, `turns` included: enough for whatever needs neither tokens nor text."""
+LATER_COLUMNS = ("old_logprobs", "format_facts")
+"""Older files of version 1 lack them."""
 Row = dict[str, Any]
 """One attempt, as `decoded` leaves it."""
 
@@ -111,7 +113,7 @@ class AttemptRecord:
     advantage: float | None = None
     """What the step learnt with; None for an attempt that it did not learn from."""
     policy_version: int
-    """Of the weights that learnt from the step; they wrote it too unless attempts are made ahead of updates."""
+    """The version of the weights that learnt from the step; they wrote it too unless attempts are made ahead."""
     entropies: Sequence[float] | None = None
     """[T] nats of the next-token distribution, 0.0 where the policy wrote nothing; None when not kept."""
     old_logprobs: Sequence[float] | None = None
@@ -205,7 +207,7 @@ def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterato
 
     try:
         with parquet.ParquetFile(file, buffer_size=READ_BYTES) as opened:
-            absent = {*columns} - {*opened.schema_arrow.names, "format_facts"}
+            absent = {*columns} - {*opened.schema_arrow.names, *LATER_COLUMNS}
             if absent:
                 raise ValueError(f"it has no column {', '.join(sorted(absent))}")
             for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
@@ -330,7 +332,7 @@ class Tally(NamedTuple):
 
 
 def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
-    """By problem id: the recorded attempts that weights of version `oldest` or newer wrote."""
+    """Count the recorded attempts that weights of version `oldest` or newer wrote, by problem id."""
     found: dict[str, Tally] = {}
     for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
         columns = ["problem_id", "verdict", "policy_version"]

@@ -45,7 +45,7 @@ def note_failure(run: RunFolder, reason: str) -> None:
 
 
 def state_of(run: RunFolder) -> str:
-    """A run on another machine is running while it writes. Raises DataError."""
+    """How a run stands. One on another machine is running while it writes. Raises DataError."""
     if run.summary.exists():
         return "finished"
     writing = is_written(run.path)
@@ -62,12 +62,12 @@ def failure_of(run: RunFolder) -> str | None:
 
 
 def failure_in(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """The same from its events."""
+    """The sentence with which the events of a run end; None unless an error ended it."""
     return str(events[-1].get("reason")) if events and events[-1].get("event") == ENDED else None
 
 
 def show_or_broken(folder: RunFolder) -> Row:
-    """The same as `show_run`; of a run whose files are not what they should be, its name, its path and the reason."""
+    """Show a run as `show_run` does; where its files are not what they should be, only its name, its path and why."""
     try:
         return show_run(folder)
     except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:

@@ -74,7 +74,7 @@ def state_file(folder: RunFolder, name: str) -> Path:
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    """Without what names the step, and without what is not a number."""
+    """The numbers of a row of metrics, without the step and the stage that it names."""
     left_out = ("step", "stage")
     numbers = {key: value for key, value in row.items() if key not in left_out and isinstance(value, int | float)}
     return {key: float(value) for key, value in numbers.items() if not isinstance(value, bool)}

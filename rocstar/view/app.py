@@ -49,7 +49,7 @@ from rocstar.view.attempt import attempt_of, decoder_of
 from rocstar.view.curves import Curves
 from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
 from rocstar.view.query import evaluation_of, paired
-from rocstar.view.sources import Library, Remembered, RunSource, overview, settings_of
+from rocstar.view.sources import FileCache, Library, RunSource, overview, settings_of
 from rocstar.view.whatif import TRIED, RecordedGroup, recorded_group
 
 STATIC = Path(__file__).parent / "static"
@@ -141,7 +141,7 @@ class AppState:
         self._indexes: dict[str, tuple[Index, Searches]] = {}
         self._curves: dict[Path, Curves] = {}
         self._opening = threading.Lock()
-        self.remembered = Remembered()
+        self.remembered = FileCache()
 
     def source(self, request: Request) -> RunSource:
         return self.library.source(request.path_params["name"])

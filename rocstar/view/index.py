@@ -70,7 +70,7 @@ class Index:
     waiting: int = 0
     """Files that are not in the table yet."""
     _last_number: int = 0
-    """Of a file; a number is never given again while this index is open, because searches remember them."""
+    """The last file's number; none is given again while this index is open, because searches remember them."""
 
     @classmethod
     def open(cls, source: RunSource, cache: Path | None = None) -> Index:
@@ -292,7 +292,7 @@ class Search:
     text: str
     done: int = 0
     files: set[int] = field(default_factory=set)
-    """Those that were, or are being, looked into."""
+    """Numbers of the files that were, or are being, looked into."""
     idle: threading.Event = field(default_factory=threading.Event)
     dropped: bool = False
 

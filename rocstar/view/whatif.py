@@ -28,7 +28,7 @@ TRIED = (*ResampleSection.model_fields, "weight_errors")
 
 
 @dataclass(frozen=True, slots=True)
-class Known(Quality):
+class ComputedQuality(Quality):
     """Penalties that were computed already, by sibling."""
 
     penalties: Mapping[int, Penalty] | None = None
@@ -45,7 +45,7 @@ class RecordedGroup:
     settings: ResampleSection
     normalize_by_std: bool
     seed: int
-    """Of the choice."""
+    """The seed of the choice."""
 
     def choice(self) -> Resampled:
         """The choice that training made."""
@@ -56,7 +56,7 @@ class RecordedGroup:
         settings, weight = _changed(self.settings, asked), _weight_of_errors(asked)
         quality = quality_of(settings)
         penalties = {t.index: _weighted(quality.penalty(t), weight) for t in self.group.trajectories}
-        known = Known(drop_truncated=quality.drop_truncated, penalties=penalties)
+        known = ComputedQuality(drop_truncated=quality.drop_truncated, penalties=penalties)
         resample = replace(resampler_of(settings), quality=known)  # type: ignore[type-var]
         return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
 

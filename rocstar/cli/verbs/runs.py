@@ -120,8 +120,8 @@ def compare(
 
 
 def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
-    """Of each evaluation that both have the last step that both made it at, else the last of each, which the result
-    says (`step_a`, `step_b`); `refused` says why two can't be compared."""
+    """Compare each evaluation that both runs have: at the last step that both made it at, else at the last of each,
+    which the result says (`step_a`, `step_b`); `refused` says why two can't be compared."""
     from rocstar.errors import DataError
     from rocstar.evaluation.compare import compared, read_kept, refuse_different
 
@@ -143,7 +143,7 @@ def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
 
 
 def _steps_by_name(run: RunFolder) -> dict[str, list[int]]:
-    """At which steps each evaluation was made, ascending."""
+    """The steps at which each evaluation was made, ascending, by its name."""
     found: dict[str, list[int]] = {}
     for name, step, _ in run.evaluations():
         found.setdefault(name, []).append(step)
