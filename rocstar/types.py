@@ -189,13 +189,13 @@ class EngineLoad:
     """What an engine holds right now, in tokens of KV cache and in requests, and what it has done so far."""
 
     capacity_tokens: int
-    """Of KV cache; what one request needs beyond it is refused."""
+    """Tokens of KV cache that it has room for; a request that needs more is refused."""
     used_tokens: int
     """Held by requests that decode, and by sessions that wait for their next request."""
     running: int
     waiting: int
     policy_version: int = 0
-    """Of the weights it holds."""
+    """Version of the weights it holds."""
     produced_tokens: int = 0
     """Sampled since the engine started."""
     recomputed_tokens: int = 0

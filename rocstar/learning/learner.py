@@ -24,9 +24,8 @@ from rocstar.learning.head import ChunkLoss
 from rocstar.learning.loss import importance_weights, kl_to_reference, loss_of
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch, pick
-from rocstar.learning.policy import Policy
+from rocstar.learning.policy import Policy, load_state, save_state
 from rocstar.learning.ranks import Ranks, together
-from rocstar.learning.state import load_state, save_state
 from rocstar.learning.update import TokenNumbers, Updater
 from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update

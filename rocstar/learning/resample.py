@@ -57,7 +57,7 @@ Choose = Callable[[Sequence[bool], Sequence[float], random.Random], list[Fate]]
 
 
 def seed_of_choice(run_seed: int, step: int, problem_id: str) -> int:
-    """Of the rng that a step's choice among a problem's siblings takes; whoever shows the run repeats it."""
+    """The seed of the rng by which a step chooses among a problem's siblings; the page of a run repeats the choice."""
     return seed_for(seed_for(run_seed, "step", step), "resample", problem_id)
 
 
@@ -308,7 +308,7 @@ def _choice(index: int, fate: Fate, penalty: Penalty) -> Choice:
 def _fates(
     rewards: Sequence[float], right: Sequence[bool], penalties: Sequence[float], rng: random.Random, choose: Choose
 ) -> list[Fate]:
-    """What every method does alike: no comparison, no choice; and what was chosen must be unequal too."""
+    """Chooses only where rewards are unequal, and drops the group where those of the chosen ones are equal."""
     if len(rewards) < 2:
         return [(Reason.DROPPED_TOO_FEW, 0.0)] * len(rewards)
     fates = choose(right, penalties, rng) if len(set(rewards)) > 1 else []

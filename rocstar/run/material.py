@@ -374,7 +374,7 @@ def _memory(
     if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
         if shape and not elsewhere:
             need("train")
-            from rocstar.learning.devices import gpu_bytes  # torch, as above
+            from rocstar.learning.models import gpu_bytes  # torch, as above
 
             if (memory := gpu_bytes()) is not None:
                 refuse_on_gpu(recipe, shape, memory)

@@ -14,7 +14,7 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1258, 9),
+    "adapters": (1248, 9),
     "analysis": (2277, 16),
     "answers": (3326, 22),
     "cli": (3362, 24),
@@ -26,7 +26,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "errors": (48, 1),
     "evaluation": (4113, 29),
     "forecast": (2587, 15),
-    "learning": (3188, 24),
+    "learning": (3133, 19),
     "parts": (888, 7),
     "protocols": (247, 1),
     "record": (2710, 29),
@@ -40,9 +40,9 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (518, 1),
     "view": (1769, 11),
 }
-CLASSES, FUNCTIONS = 568, 3929
+CLASSES, FUNCTIONS = 568, 3926
 LONGEST_CHAIN = 20
-DOUBLED_CLASS_NAMES = 40
+DOUBLED_CLASS_NAMES = 34
 ENTRIES_AT_THE_TOP = 27
 SIGNATURES_WITH_RECIPE = 101
 SLACK = 0.02
