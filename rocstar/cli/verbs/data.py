@@ -17,7 +17,7 @@ from rocstar.support.exits import OK, USAGE
 
 if TYPE_CHECKING:
     from rocstar.config.sections import ColumnsSection, Recipe
-    from rocstar.data.pool.check import Finding, Report, Wording
+    from rocstar.data.pool.check import FileReport, FindingCount, Wording
     from rocstar.data.pool.datasheet import Datasheet
     from rocstar.data.pool.decontamination import BenchmarkQuestion
     from rocstar.data.pool.judges import Check
@@ -72,8 +72,8 @@ def check_problems(
 
     Example: rocstar data check train.jsonl --recipe my.toml --against recipes/data/math_pool.toml"""
     from rocstar.answers.extract import boxed_answer
-    from rocstar.data.files import columns_of
     from rocstar.data.pool.check import check_file
+    from rocstar.data.problems import columns_of
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
@@ -202,11 +202,11 @@ def _print_funnel(sheet: Datasheet) -> None:
     print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json, datasheet.md")
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: FileReport) -> None:
     write(sys.stdout, "".join(f"{line}\n" for line in _report_lines(report)))
 
 
-def _report_lines(report: Report) -> Iterator[str]:
+def _report_lines(report: FileReport) -> Iterator[str]:
     yield f"{report.file}: {report.rows:,} {_rows(report.rows)}, sha256 {(report.sha256 or '-')[:16]}"
     if report.columns is not None:
         asked = " + ".join(report.columns.question)
@@ -241,6 +241,6 @@ def _rows(number: int) -> str:
     return "row" if number == 1 else "rows"
 
 
-def _finding_lines(title: str, finding: Finding) -> Iterator[str]:
+def _finding_lines(title: str, finding: FindingCount) -> Iterator[str]:
     yield f"{finding.rows:>7,} {title}"
     yield from (f"          {example}" for example in finding.examples)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rocstar.data.layouts import as_written
+from rocstar.data.problems import as_written
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
 from rocstar.types import problem_id

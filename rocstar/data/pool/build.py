@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.layouts import Columns, EmptyField, as_written, detect_columns, problem_of, value_at
-from rocstar.data.places import output_folder, refuse_missing
 from rocstar.data.pool.agreement import AnswerBook, disagreement
 from rocstar.data.pool.asking import ask_missing
 from rocstar.data.pool.config import InputSection, PoolConfig
@@ -26,7 +24,8 @@ from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
 from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
 from rocstar.data.pool.duplicates import QuestionIndex
 from rocstar.data.pool.judges import OVERLAP, RULE_NAMES, Check, Drop, Judges
-from rocstar.data.rows import fingerprint, read_rows
+from rocstar.data.problems import EmptyField, ProblemColumns, as_written, detect_columns, problem_of, value_at
+from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_missing, rows_and_faults
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import Problem, problem_id
 
@@ -165,10 +164,12 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
     empty ones are; without `drop` the first of either stops it. Raises DataError naming file, line and field."""
     path = _path_of(sheet.config, section)
     rows, columns = 0, None
-    for line, row in read_rows(path, lambda fault: _bad_row(sheet, section, drop, fault)):
-        rows += 1
-        sheet.counts[section.name, READ] += role == "source"
+    for line, row in rows_and_faults(path):
         try:
+            if isinstance(row, DataError):
+                raise row
+            rows += 1
+            sheet.counts[section.name, READ] += role == "source"
             columns = columns or columns_of(row, section, f"{path}, line {line}", role)
             problem = problem_of(row, columns, where=f"{path}, line {line}", source=section.name, line=line)
         except EmptyField as fault:
@@ -185,15 +186,15 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
     sheet.inputs.append(InputFile(rows=rows, sha256=digest, size_bytes=size, **file, **described))  # type: ignore[arg-type]
 
 
-def columns_of(row: Any, section: InputSection, where: str, role: str) -> Columns:
+def columns_of(row: Any, section: InputSection, where: str, role: str) -> ProblemColumns:
     """The columns a config names, or those that the layout of a row says. Raises DataError."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected one JSON object with columns, got {as_written(row)}.")
     needs_answer = role == "source"
     if section.question and (section.answer or not needs_answer):
-        return Columns(layout="given", question=tuple(section.question), answer=section.answer)
+        return ProblemColumns(layout="given", question=tuple(section.question), answer=section.answer)
     found = detect_columns(row, where=where, layout=section.layout, needs_answer=needs_answer and not section.answer)
-    return Columns(
+    return ProblemColumns(
         layout=found.layout,
         question=tuple(section.question) or found.question,
         answer=(section.answer or found.answer) if needs_answer else None,

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rocstar.data.places import output_folder, refuse_missing
+from rocstar.data.rows import output_folder, refuse_missing
 from rocstar.data.sft.cache import AnswerCache
 from rocstar.data.sft.collect import Bench, Passed, SourceCounts, collect
 from rocstar.data.sft.datasheet import datasheet
