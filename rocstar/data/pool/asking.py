@@ -15,9 +15,8 @@ from pathlib import Path
 
 from rocstar.data.pool.agreement import AnswerBook
 from rocstar.data.pool.config import AgreementSection, EndpointSection
-from rocstar.data.sft.cache import AnswerCache
-from rocstar.data.sft.endpoint import Endpoint, Service
-from rocstar.data.sft.refusal import Refused
+from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint
+from rocstar.data.sft.format import Refused
 from rocstar.errors import ConfigError
 from rocstar.types import Problem
 
@@ -48,37 +47,35 @@ def ask_missing(
 
 async def _ask_all(settings: EndpointSection, cache: AnswerCache, block: Sequence[Problem]) -> list[list[str]]:
     """[problem][attempt]."""
+    key = None
+    if settings.key_variable is not None:
+        key = os.environ.get(settings.key_variable)
+        if key is None:
+            raise ConfigError(f"agreement.endpoint.key_variable: there is no variable {settings.key_variable}; set it")
     by_attempt = []
     for attempt in range(settings.attempts):
-        async with Endpoint(_service(settings, attempt), cache) as endpoint:
+        endpoint = ChatEndpoint(
+            url=settings.url,
+            model=settings.model,
+            key=key,
+            concurrency=settings.concurrency,
+            timeout_seconds=settings.timeout_seconds,
+            # The seed makes attempts different requests, for the cache too.
+            parameters={"temperature": settings.temperature, "max_tokens": settings.max_tokens, "seed": attempt},
+            cache=cache,
+        )
+        async with endpoint:
             by_attempt.append(await asyncio.gather(*(_ask(endpoint, settings, problem) for problem in block)))
     return [list(texts) for texts in zip(*by_attempt, strict=True)]
 
 
-async def _ask(endpoint: Endpoint, settings: EndpointSection, problem: Problem) -> str:
+async def _ask(endpoint: ChatEndpoint, settings: EndpointSection, problem: Problem) -> str:
     """A response that was refused, cut or empty is an attempt that found nothing."""
     content = f"{problem.question}\n\n{settings.instruction}"
     try:
         return await endpoint.answer([{"role": "user", "content": content}])
     except Refused:
         return ""
-
-
-def _service(settings: EndpointSection, attempt: int) -> Service:
-    key = None
-    if settings.key_variable is not None:
-        key = os.environ.get(settings.key_variable)
-        if key is None:
-            raise ConfigError(f"agreement.endpoint.key_variable: there is no variable {settings.key_variable}; set it")
-    return Service(
-        url=settings.url,
-        model=settings.model,
-        key=key,
-        concurrency=settings.concurrency,
-        timeout_seconds=settings.timeout_seconds,
-        # The seed makes attempts different requests, for the cache too.
-        parameters={"temperature": settings.temperature, "max_tokens": settings.max_tokens, "seed": attempt},
-    )
 
 
 def _blocks(problems: Iterable[Problem]) -> Iterator[list[Problem]]:
