@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.data.pool.config import InputSection, PoolConfig
-from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion, Overlap
+from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, Overlap
 from rocstar.data.problems import load_problems
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import find_benchmarks, known

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rocstar.config.sections import ColumnsSection, Recipe
     from rocstar.data.pool.check import FileReport, FindingCount, Wording
     from rocstar.data.pool.datasheet import Datasheet
-    from rocstar.data.pool.decontamination import BenchmarkQuestion
-    from rocstar.data.pool.judges import Check
+    from rocstar.data.pool.overlap import BenchmarkQuestion
+    from rocstar.data.pool.rules import Check
 
 BAR_COLUMNS = 40
 READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules")

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
-from rocstar.data.pool.duplicates import QuestionIndex
-from rocstar.data.pool.integers import before_asking, same_form
-from rocstar.data.pool.judges import Check
+from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
+from rocstar.data.pool.rewording import before_asking, same_form
+from rocstar.data.pool.rules import Check
 from rocstar.data.problems import ProblemColumns, problem_of
 from rocstar.data.rows import fingerprint, rows_and_faults
 from rocstar.errors import DataError

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rocstar.data.pool.config import PoolConfig
-from rocstar.data.pool.integers import integer_of
+from rocstar.data.pool.rewording import integer_of
 from rocstar.types import Problem
 
 SCHEMA = 1

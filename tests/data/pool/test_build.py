@@ -11,7 +11,7 @@ import pytest
 from rocstar.data.pool.build import build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
-from rocstar.data.pool.decontamination import STOCK_QUESTIONS
+from rocstar.data.pool.overlap import STOCK_QUESTIONS
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError, DataError
 

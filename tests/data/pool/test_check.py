@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rocstar.data.pool.check import Wording, check_file
-from rocstar.data.pool.decontamination import BenchmarkQuestion
-from rocstar.data.pool.integers import ASK_FRACTION
+from rocstar.data.pool.overlap import BenchmarkQuestion
+from rocstar.data.pool.rewording import ASK_FRACTION
 from rocstar.data.problems import ProblemColumns, columns_of
 from rocstar.errors import DataError
 
