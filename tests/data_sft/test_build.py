@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rocstar.cli.verbs.data_sft import sft
+from rocstar.cli.verbs.data import sft
 from rocstar.config.layers import load
 from rocstar.data.sft.mix import quantiles
 from rocstar.data.sft.recipe import MixRecipe

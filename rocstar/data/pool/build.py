@@ -1,4 +1,5 @@
-"""The story of a pool: read every source, judge every row, write what is kept, what is dropped and why, and the counts.
+"""Build a pool of problems: read every source, judge every row, write the kept rows, the dropped ones with the reason,
+and the counts.
 
 One pass over the sources, then one over what was kept, for what is known only at the end. Memory does not grow with
 the rows: kept rows go to disk at once, and what later rows are compared with is in an SQLite file beside them.

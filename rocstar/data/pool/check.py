@@ -1,4 +1,4 @@
-"""Look at a file of problems before it is used: what is read from where, what a prompt looks like, what is wrong.
+"""Look at a file of problems before it is used: which columns are read, what a prompt looks like, what is wrong.
 
 Nothing is written or dropped; `build.py` does that. Rows that cannot be read are counted, not fatal.
 """
@@ -47,11 +47,11 @@ class Wording:
 
 @dataclass(slots=True)
 class FindingCount:
-    """How often something was found, and the first few sentences about it; one that holds of many rows stands once."""
+    """How many rows have one fault, and the first few sentences about it, each once with its number of rows."""
 
     rows: int = 0
     told: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """What is found but for its line -> the first sentence, and of how many rows it holds."""
+    """Sentence without its line -> (the first such sentence, rows it holds of)."""
 
     def add(self, told: str) -> None:
         self.rows += 1
@@ -62,7 +62,11 @@ class FindingCount:
 
     @property
     def examples(self) -> list[str]:
-        return [_cut(first) + (f" ({rows:,} rows)" * (rows > 1)) for first, rows in self.told.values()]
+        examples = []
+        for told, rows in self.told.values():
+            cut = told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…"
+            examples.append(f"{cut} ({rows:,} rows)" if rows > 1 else cut)
+        return examples
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class FileReport:
     prompt: str = ""
     """The first question as a prompt, special tokens in «»."""
     unit: str = "characters"
-    """Of the lengths."""
+    """Unit of the lengths: `tokens` or `characters`."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Length of the prompt -> rows."""
     bad: FindingCount = field(default_factory=FindingCount)
@@ -143,8 +147,7 @@ def check_file(
 ) -> FileReport:
     """Read the file once. Raises DataError when it cannot be read at all, or holds no row. Source: ours."""
     report = FileReport(file=path, unit=wording.unit)
-    found = fingerprint(path)
-    report.sha256 = found[0] if found else None
+    report.sha256 = (fingerprint(path) or (None,))[0]
     index = BenchmarkIndex(benchmarks)
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
@@ -152,7 +155,9 @@ def check_file(
             prompt = wording.render(problem.question)
             report.prompt = report.prompt or _visible(prompt, wording.markers)
             report.lengths[wording.length(prompt)] += 1
-            _verify(report, problem, check)
+            accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
+            if not accepted:
+                report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
             _compare(report, problem, check, seen, index)
     if not report.rows:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
@@ -173,16 +178,6 @@ def _readable(path: str, columns: ColumnsOf, report: FileReport) -> Iterator[Pro
             yield problem_of(row, found, where=where, source=Path(path).name, line=line)
         except DataError as fault:
             report.bad.add(str(fault))
-
-
-def _cut(told: str) -> str:
-    return told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…"
-
-
-def _verify(report: FileReport, problem: Problem, check: Check) -> None:
-    accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
-    if not accepted:
-        report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
 
 
 def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionIndex, index: BenchmarkIndex) -> None:

@@ -1,4 +1,4 @@
-"""The typed settings of a pool: what is read, which rules hold, where it goes; `toml/read.py` reads them."""
+"""The keys of a pool recipe, typed: what is read, which rules hold, where it goes. `config/layers.py` reads them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EndpointSection(Section):
     concurrency: int = Field(default=32, ge=1)
     """Requests under way at once."""
     timeout_seconds: float = Field(default=600.0, gt=0)
-    """Of one request."""
+    """Limit on one request."""
 
 
 class AgreementSection(Section):

@@ -148,7 +148,7 @@ RULES: Mapping[str, Rule] = {
     rule.__name__: rule
     for rule in (empty, long_question, picture, proof, multi_part, unverifiable, composite, huge_answer, not_integer)
 }
-"""By name, in the order in which they are applied; the first that speaks drops the row."""
+"""By name, in the order in which they are applied; the first that returns evidence drops the row."""
 
 
 def _follows(first: str, second: str) -> bool:
@@ -204,7 +204,7 @@ class Drop:
 
 @dataclass(slots=True, kw_only=True)
 class Judges:
-    """All that a row is judged by. Rows must come in order: of two equal ones the first is kept."""
+    """Decides about each row. Rows must come in order: of two equal ones the first is kept."""
 
     config: PoolConfig
     check: Check

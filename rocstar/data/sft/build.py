@@ -1,4 +1,4 @@
-"""The story of a build: sources become checked rows, rows become a mix, and a datasheet says what became of each.
+"""Build SFT rows: sources become checked rows, rows become a mix, and a datasheet says what became of each.
 
     rows.jsonl      the mix, in the order of training
     refused.jsonl   every row left out, with file, line, field and reason
@@ -48,7 +48,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """What all rows of a build are held against, and who rewrites them."""
+    """The checks that every row of a build must pass, and the endpoint that rewrites rows."""
 
     codec: Codec | None
     """None to measure nothing."""
@@ -60,12 +60,12 @@ class Checks:
 
 @dataclass(slots=True, kw_only=True)
 class SourceCounts:
-    """What became of a source's rows, counted."""
+    """Counts of the rows of one source by what became of them."""
 
     rows: int = 0
     """Lines read."""
     conversations: int = 0
-    """What the layout made of them; each is built or refused, and so is each line that gives none."""
+    """Conversations that the layout made of the lines; each is built or refused, and so is a line that gives none."""
     calls: int = 0
     """Tool calls of the built rows, each validated."""
     refused: Counter[Refusal] = field(default_factory=Counter)
@@ -332,8 +332,7 @@ def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: R
 
 
 def _sha256(path: str | Path) -> str | None:
-    found = fingerprint(path)
-    return found[0] if found else None
+    return (fingerprint(path) or (None,))[0]
 
 
 def _special_tokens(folder: Path) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-"""Whether a conversation may be learned from: roles, words, calls against their schemas, and that its text reads back
-as what was meant.
+"""Check whether a conversation may be learned from: roles, texts, calls against their schemas, and that its text reads
+back as what was meant. Read the rows that training learns from.
 
 Calls are held against a small part of JSON schema: known name, required arguments present, no unknown ones, types,
 enums, and the same inside objects and lists. Formats, ranges, patterns and `anyOf` are not looked at."""
@@ -58,7 +58,8 @@ def readable(row: Any) -> Any:
 
 
 def check(conversation: Chat, markers: Sequence[str]) -> int:
-    """Everything but tokens; the number of calls validated. `markers` are strings that no text may hold."""
+    """Check everything but tokens; return the number of calls validated. `markers` are strings that no text may hold.
+    Raises Refused."""
     check_roles(conversation.messages)
     for message in conversation.messages:
         _check_text(message, markers)
@@ -100,7 +101,7 @@ def check_roles(messages: Sequence[Message]) -> None:
 
 
 def check_tokens(row: SftRow, parts: Sequence[Piece], codec: TextCodec) -> None:
-    """That the learned tokens read back as exactly what the assistant writes. Tokenizers that compose characters
+    """Check that the learned tokens read back as exactly what the assistant writes. Tokenizers that compose characters
     (NFC, as Qwen's) may change how an accent is written, nothing else."""
     learned = codec.decode([t for t, on in zip(row.token_ids, row.loss_mask, strict=True) if on])
     meant = "".join(piece.text for piece in parts if piece.learned)

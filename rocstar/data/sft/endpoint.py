@@ -1,10 +1,10 @@
-"""Any OpenAI-compatible chat endpoint, asked with patience, and what it writes anew in a conversation. Asking can end
-in three ways, kept apart:
+"""Ask an OpenAI-compatible chat endpoint, with retries and a cache, and rewrite conversations with it. A request ends
+in one of three ways:
 
-- an answer, which goes to the cache before anyone sees it;
+- an answer, which is written to the cache before it is used;
 - `Refused`: the service read this request and will not answer it (content filter, too long); the row is left out;
-- a fault of the service or of the way there (no connection, 429, 5xx, an answer that is no answer): tried again with
-  growing pauses, then EngineUnavailable. A fault never becomes a row."""
+- a fault of the service or of the network (no connection, 429, 5xx, a body that is no chat completion): the request is
+  retried with growing pauses, then EngineUnavailable. A fault never becomes a row."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ChatEndpoint:
     concurrency: int = 16
     """Requests under way at once."""
     timeout_seconds: float = 120.0
-    """Of one request, seconds."""
+    """Limit on one request, seconds."""
     attempts: int = 6
     """Tries of one request."""
     parameters: Mapping[str, Any]
@@ -190,7 +190,7 @@ async def rewritten(conversation: Chat, steps: Sequence[str], endpoint: ChatEndp
 
 
 async def _reworded(messages: Sequence[Message], endpoint: ChatEndpoint) -> list[Message]:
-    """Its only user message anew; a later one would refer to words that are gone."""
+    """Reword the only user message. With several, the later ones would refer to words that are gone."""
     asked = [message for message in messages if message.role is Role.USER]
     if len(asked) != 1:
         raise Refused(Refusal.REWRITE, "messages", f"{len(asked)} user messages; only a single one can be reworded")
@@ -199,7 +199,7 @@ async def _reworded(messages: Sequence[Message], endpoint: ChatEndpoint) -> list
 
 
 async def _answered(old: Sequence[Message], endpoint: ChatEndpoint) -> list[Message]:
-    """Every assistant message anew, in order, each after those before it; one more where the user has the last word."""
+    """Rewrite every assistant message in order, each after the new ones before it; add one if the user speaks last."""
     messages: list[Message] = []
     told = [message for message in old if message.role is not Role.ASSISTANT]
     for message, following in zip(told, [*told[1:], None], strict=True):

@@ -19,11 +19,11 @@ from rocstar.data.sft.format import Chat, dumped, row_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one source gives to a mix, rows."""
+    """Number of rows that one source gives to a mix."""
 
     available: int
     wanted: int
-    """What its weight asks for."""
+    """Rows that its weight asks for."""
 
     @property
     def taken(self) -> int:
@@ -132,7 +132,7 @@ class RowStore:
         return True
 
     def positions(self, source: str) -> range:
-        """Where the rows of a source stand."""
+        """Positions of the rows of a source."""
         return self._starts.get(source, range(0))
 
     def lengths(self, positions: list[int] | range) -> list[int]:

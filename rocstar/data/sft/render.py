@@ -25,7 +25,7 @@ from rocstar.types import Demonstration, SftRow, ToolResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one side wrote in one go."""
+    """Consecutive text of one author."""
 
     segments: tuple[Segment, ...]
     learned: bool
