@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rocstar.data.files import columns_of, load_problems
+from rocstar.data.problems import columns_of, load_problems
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.evaluation.benchmark import Benchmark, ProtocolSection, checksum, refuse_no_folder
 from rocstar.evaluation.kinds import KINDS, BenchmarkKind

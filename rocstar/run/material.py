@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
 from rocstar.config.sections import BY_EPOCHS, Recipe, RlStage, SftStage, StageDataSection
-from rocstar.data.sft.loading import load_conversations
+from rocstar.data.sft.check import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of

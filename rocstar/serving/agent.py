@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rocstar.data.sft.format import Conversation as Messages
+from rocstar.data.sft.format import Chat
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.protocols import Environment, Reply, ToolSpec
 from rocstar.rollout.collect import Roller
@@ -44,7 +44,7 @@ class Ended:
 Event = Words | Ran | Ended
 
 
-def history_ids(messages: Messages, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
+def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
     """A conversation up to where the assistant is to write, as tokens. Its roles must have been checked."""
     template = roller.conversation.template
     return encoded(pieces(messages, template, specs), roller.codec, template.reserved).token_ids

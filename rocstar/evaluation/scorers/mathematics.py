@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rocstar.data.layouts import Columns, problem_of
+from rocstar.data.problems import ProblemColumns, problem_of
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows, lines
 from rocstar.types import Problem
@@ -15,8 +15,8 @@ def columns(file: BenchmarkFile) -> list[str]:
 
 
 def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
-    """Raises DataError. A number as the answer becomes text, as in any data file (`data/files.py`)."""
-    wanted = Columns(layout="given", question=(file.question,), answer=file.answer)
+    """Raises DataError. A number as the answer becomes text, as in any data file (`data/problems.py`)."""
+    wanted = ProblemColumns(layout="given", question=(file.question,), answer=file.answer)
     made = []
     for number, (part, where, row) in enumerate(lines(rows, file.files), start=1):
         if not isinstance(row, dict):
