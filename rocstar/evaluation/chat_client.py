@@ -48,7 +48,7 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChatChoice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
 
@@ -56,7 +56,7 @@ class _Choice(msgspec.Struct):
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what the files of attempts hold
 
 
-class _Usage(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     prompt_tokens: Tokens
     completion_tokens: Tokens
 
@@ -78,13 +78,13 @@ class _Agent(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None
+    choices: list[_ChatChoice]
+    usage: _TokenCounts | None = None
     rocstar: _Agent = msgspec.field(default_factory=_Agent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ChatAnswer:
     """One completion of an endpoint."""
 
     text: str
@@ -118,7 +118,7 @@ class ChatClient:
         self._sleep = sleep
         self._refused: ConfigError | None = None  # what is refused once would be refused for all that wait
 
-    async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> Written:
+    async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> ChatAnswer:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
         async with self._free:
             if self._refused is not None:
@@ -168,7 +168,7 @@ class ChatClient:
             return TooLong(text[:300])
         return ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
 
-    def _read(self, response: httpx.Response) -> Written:
+    def _read(self, response: httpx.Response) -> ChatAnswer:
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]
@@ -177,7 +177,7 @@ class ChatClient:
         if answer.usage is None:
             raise ConfigError(f"{self.url} does not say how many tokens it wrote (`usage`), so no length is known")
         calls = choice.message.tool_calls or []
-        return Written(
+        return ChatAnswer(
             text=choice.message.content or "",
             calls=tuple((call.id, call.function.name, call.function.arguments) for call in calls),
             cut=choice.finish_reason == "length",

@@ -24,27 +24,27 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "dialogue": (1515, 14),
     "engines": (3418, 24),
     "errors": (48, 1),
-    "evaluation": (4113, 29),
+    "evaluation": (3902, 23),
     "forecast": (2586, 15),
     "learning": (3124, 26),
-    "parts": (888, 7),
+    "parts": (894, 7),
     "protocols": (206, 1),
     "record": (2710, 29),
     "rollout": (1888, 13),
     "run": (3045, 22),
     "sandbox": (8203, 43),
-    "serving": (896, 9),
+    "serving": (822, 5),
     "support": (1236, 10),
     "tools": (658, 8),
     "train": (199, 1),
     "types": (604, 8),
     "view": (1758, 11),
 }
-CLASSES, FUNCTIONS = 570, 3925
-LONGEST_CHAIN = 23
-DOUBLED_CLASS_NAMES = 40
+CLASSES, FUNCTIONS = 559, 3888
+LONGEST_CHAIN = 22
+DOUBLED_CLASS_NAMES = 34
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 101
+SIGNATURES_WITH_RECIPE = 96
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
 
