@@ -129,6 +129,14 @@ class ChatClient:
                 self._refused = error
                 raise
 
+    async def ask(self, prompt: str, *, system: str) -> str:
+        """What the model says as a judge of answers (`scoring.Judge`). Raises VerifierUnavailable."""
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+        try:
+            return (await self.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)).text
+        except (EngineUnavailable, TooLong) as error:
+            raise VerifierUnavailable(f"the judge: {error}") from error
+
     async def close(self) -> None:
         await self._http.aclose()
 
@@ -202,22 +210,6 @@ def check_address(url: str) -> None:
     usable = parsed.host and (parsed.port is None or 0 < parsed.port < 65536)
     if not usable or not re.fullmatch(r"https?://[^\s?#]+", url):
         raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
-
-
-class EndpointJudge:
-    """A Judge behind an endpoint."""
-
-    def __init__(self, client: ChatClient) -> None:
-        self._client = client
-
-    async def ask(self, prompt: str, *, system: str) -> str:
-        """Raises VerifierUnavailable."""
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
-        try:
-            written = await self._client.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)
-        except (EngineUnavailable, TooLong) as error:
-            raise VerifierUnavailable(f"the judge: {error}") from error
-        return written.text
 
 
 def _asked_to_wait(response: httpx.Response) -> float | None:

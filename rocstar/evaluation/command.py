@@ -20,9 +20,9 @@ from rocstar.config.sections import Recipe
 from rocstar.dialogue.markup import SYSTEM
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
-from rocstar.evaluation.chat_client import ChatClient, EndpointJudge, check_address
+from rocstar.evaluation.chat_client import ChatClient, check_address
 from rocstar.evaluation.contamination import note_of
-from rocstar.evaluation.endpoint import ToolStyle
+from rocstar.evaluation.endpoint import EndpointSolver, ToolStyle
 from rocstar.evaluation.evaluate import CIRCUMSTANCES, Evaluation, Protocol, evaluate_policy, name_of, setup_of
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark, read_file
 from rocstar.evaluation.recall import Recall
@@ -294,13 +294,11 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
         if kind.needs_judge:
             assert spec.judge is not None and spec.judge_model is not None
             parallel = spec.parallel or PARALLEL
-            client = ChatClient(spec.judge, spec.judge_model, key=_key_in(JUDGE_KEY), parallel=parallel)
-            closing.push_async_callback(client.close)
-            judge = EndpointJudge(client)
-        opened = subject.solver(
-            kind, planned.positions, machines.sandbox, recall, judge, start_server=machines.start_server
-        )
-        solver = await closing.enter_async_context(opened)
+            judge = ChatClient(spec.judge, spec.judge_model, key=_key_in(JUDGE_KEY), parallel=parallel)
+            closing.push_async_callback(judge.close)
+        opened = subject.opened(planned.positions, machines.sandbox, start_server=machines.start_server)
+        usual: Roller | EndpointSolver = await closing.enter_async_context(opened)
+        solver = kind.solver(usual, recall, judge)
         if isinstance(solver, Roller):
             watch.load = solver.engine.load
             watch.note(RUN, "evaluation")

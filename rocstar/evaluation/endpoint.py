@@ -94,29 +94,29 @@ class EndpointSolver:
         """A fault of ours, or of the endpoint, ends it as ENVIRONMENT_FAILED. Raises ConfigError where the endpoint
         refuses what it is asked."""
         began = time.monotonic()
-        talk = Talk(self, problem, sampling)
+        made = EndpointAttempt(self, problem, sampling)
         stop, fault = Stop.ENVIRONMENT_FAILED, None
         try:
-            stop = await talk.carry_out()
+            stop = await made.carry_out()
         except Unavailable as error:
             fault = str(error)
         finally:
-            await talk.environment.close()
+            await made.environment.close()
         return Trajectory(
             problem_id=problem.id,
             index=index,
-            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in talk.asked))),
-            turns=tuple(talk.turns),
+            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in made.asked))),
+            turns=tuple(made.turns),
             stop=stop,
             fault=fault,
             seconds=time.monotonic() - began,
-            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in talk.turns),
-            told_tokens=talk.used_tokens,
+            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in made.turns),
+            told_tokens=made.used_tokens,
         )
 
 
-class Talk:
-    """The messages of one attempt."""
+class EndpointAttempt:
+    """The messages of one attempt, and its turns so far."""
 
     def __init__(self, solver: EndpointSolver, problem: Problem, sampling: Sampling) -> None:
         self._solver = solver

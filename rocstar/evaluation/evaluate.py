@@ -19,7 +19,6 @@ from rocstar.errors import RunHalted
 from rocstar.evaluation.intervals import figure
 from rocstar.evaluation.metrics import (
     EvalSummary,
-    Results,
     accuracy_by_budget,
     is_right,
     maj_at_k,
@@ -103,7 +102,12 @@ class Evaluation:
         OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, some in self.groups.items():
-            write_attempts(folder / f"{name}.parquet", step, _records(some), self.codec.decode)
+            records = [
+                AttemptRecord(problem=group.problem, trajectory=attempt, policy_version=_version(attempt))
+                for group in some
+                for attempt in group.trajectories
+            ]
+            write_attempts(folder / f"{name}.parquet", step, records, self.codec.decode)
         write_json(folder / "result.json", self.result)
 
 
@@ -265,11 +269,12 @@ COUNTS = [one.name for one in fields(EvalSummary) if one.type in ("int", "float 
 
 
 def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -> dict[str, Any]:
-    summary, majority = summarise(_results(sampled), attempts), maj_at_k(votes_PR(_results(sampled)))
+    by_greedy = summarise(greedy, 1)
+    summary, majority = summarise(sampled, attempts), maj_at_k(votes_PR(sampled))
     notes = _notes(summary)
     return {
         "accuracy": figure(summary.avg_at_k, *notes),
-        "greedy": _greedy_figure(greedy),
+        "greedy": figure(by_greedy.avg_at_k, *_notes(by_greedy)) if greedy else None,
         f"avg@{attempts}": figure(summary.avg_at_k, *notes),
         f"pass@{attempts}": figure(summary.pass_at_k, *notes),
         f"maj@{attempts}": majority and figure(majority, *notes),
@@ -287,29 +292,10 @@ def _longest_prompt(groups: Sequence[Group]) -> int | None:
     return max((len(attempt.prompt_ids) for attempt in first), default=0)
 
 
-def _greedy_figure(groups: Sequence[Group]) -> dict[str, Any] | None:
-    if not groups:
-        return None
-    summary = summarise(_results(groups), 1)
-    return figure(summary.avg_at_k, *_notes(summary))
-
-
 def _notes(summary: EvalSummary) -> tuple[int, float]:
     """`missing` and `undecided` of its figures."""
     judged = summary.attempts - summary.environment_failed
     return summary.environment_failed, summary.undecided / max(1, judged)
-
-
-def _results(groups: Sequence[Group]) -> Results:
-    return [(group.problem, group.trajectories) for group in groups]
-
-
-def _records(groups: Sequence[Group]) -> list[AttemptRecord]:
-    return [
-        AttemptRecord(problem=group.problem, trajectory=attempt, policy_version=_version(attempt))
-        for group in groups
-        for attempt in group.trajectories
-    ]
 
 
 def _version(attempt: Trajectory) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rocstar.config.sections import Recipe
 from rocstar.data.files import columns_of, load_problems
@@ -24,6 +24,7 @@ from rocstar.evaluation.benchmark import (
     lines,
     refuse_no_folder,
 )
+from rocstar.evaluation.endpoint import EndpointSolver
 from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
@@ -35,6 +36,7 @@ from rocstar.types import Problem
 
 OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
 """How keys begin that a benchmark of one turn has no use for."""
+OneSolver = TypeVar("OneSolver", bound=Roller | EndpointSolver)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +69,16 @@ class BenchmarkKind:
         """Raises ConfigError."""
         return OneTurn if self.one_turn else environment_of(recipe)
 
-    def roller(self, roller: Roller, recall: Recall, judge: Judge | None = None) -> Roller:
-        """The same engines, sandbox and limits, for attempts of this kind. recall: keeps what the judge says."""
-        conversation = self.conversation(roller.conversation)
-        parts = Parts(codec=roller.codec, calls=conversation.template.calls, recall=recall, judge=judge)
+    def solver(self, usual: OneSolver, recall: Recall, judge: Judge | None = None) -> OneSolver:
+        """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: keeps what the judge
+        says."""
+        conversation = self.conversation(usual.conversation)
+        parts = Parts(codec=usual.codec, calls=conversation.template.calls, recall=recall, judge=judge)
         return replace(
-            roller,
+            usual,
             conversation=conversation,
-            environment=OneTurn if self.one_turn else roller.environment,
-            verifier=self.scorer(parts) if self.scorer else roller.verifier,
+            environment=OneTurn if self.one_turn else usual.environment,
+            verifier=self.scorer(parts) if self.scorer else usual.verifier,
         )
 
 

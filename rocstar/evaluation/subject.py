@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
 
 from rocstar.answers.grade import Grader
 from rocstar.config.places import VllmEngines
@@ -24,11 +23,8 @@ from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import ChatClient, check_address
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
-from rocstar.evaluation.evaluate import Solver
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.evaluation.one_turn import specs_of
-from rocstar.evaluation.recall import Recall
-from rocstar.evaluation.scoring import Judge
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.learning.threads import use_threads
 from rocstar.parts.build import (
@@ -65,90 +61,33 @@ INSTEAD = {
 """What says it on the command line of `eval`."""
 
 
-class Subject(Protocol):
-    """What an evaluation asks, with its settings: a LocalModel or an EndpointModel."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """Settings in force."""
-        ...
-
-    @property
-    def run(self) -> RunFolder | None:
-        """None for a plain model folder and for an endpoint."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """Step of the run's checkpoint; 0 without a run."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """`setup.model` of the result."""
-        ...
-
-    @property
-    def folder(self) -> str:
-        """Name of the folder of its evaluations, where it has no run."""
-        ...
-
-    @property
-    def said(self) -> tuple[str, str]:
-        """What stands around questions, and who runs which tools, in words for a person."""
-        ...
-
-    def conversation(self, kind: BenchmarkKind) -> Conversation:
-        """How attempts talk; its tools run nothing. Raises ConfigError for a model folder, a template or a tool that
-        will not do."""
-        ...
-
-    def engine(self) -> Mapping[str, str]:
-        """`setup.engine` of the result: what computes."""
-        ...
-
-    def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind) -> tuple[Self, int]:
-        """Itself, its cap on tokens lowered where nobody asked for one and the model holds less, and the tokens of the
-        longest attempt, 0 where that is not known here. Raises ConfigError for whatever can be known to fail before
-        anything starts."""
-        ...
-
-    def solver(
-        self,
-        kind: BenchmarkKind,
-        positions: int,
-        sandbox: SandboxClient,
-        recall: Recall,
-        judge: Judge | None,
-        *,
-        start_server: StartServer,
-    ) -> AbstractAsyncContextManager[Solver]:
-        """What makes attempts of at most so many tokens at problems of this kind, for as long as the context."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """Weights that are here; a Subject."""
+    """Weights that are here, of a run's checkpoint or a plain model folder."""
 
     model: Path
     """Hugging Face folder."""
     recipe: Recipe
+    """Settings in force."""
     run: RunFolder | None = None
     step: int = 0
+    """Step of the run's checkpoint; 0 without a run."""
     capped: bool = True
     """A person, a benchmark or the run asked for the cap on tokens."""
 
     @property
     def name(self) -> str:
+        """`setup.model` of the result."""
         return str(self.model.resolve())
 
     @property
     def folder(self) -> str:
+        """Name of the folder of its evaluations, where it has no run."""
         return model_name(self.model)
 
     @property
     def said(self) -> tuple[str, str]:
+        """What stands around questions, and who runs which tools, in words for a person."""
         return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe)
 
     @property
@@ -162,18 +101,22 @@ class LocalModel:
         return tool_specs(self.recipe) if self.recipe.rollout.max_turns > 1 else ()
 
     def conversation(self, kind: BenchmarkKind = MATH) -> Conversation:
+        """How attempts talk; its tools run nothing. Raises ConfigError for a model folder, a template or a tool that
+        will not do."""
         codec, template = Codec.load(self.model), template_of(self.recipe, self.model)
         with_tools = self.recipe.rollout.max_turns > 1
         nothing_runs = SandboxClient(daemons=0)
         return kind.conversation(make_conversation(self.recipe, codec, template, nothing_runs, with_tools=with_tools))
 
     def engine(self) -> Mapping[str, str]:
+        """`setup.engine` of the result: what computes."""
         device = device_of(self.recipe.model)
         return {"device": device.type, "dtype": name_of_dtype(compute_dtype(self.recipe.model, device))}
 
     def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind = MATH) -> tuple[LocalModel, int]:
-        """Found without the model's weights. Raises ConfigError where the model holds less than is asked for, or a
-        prompt fills it."""
+        """Itself, its cap on tokens lowered where nobody asked for one and the model holds less, and the tokens of the
+        longest attempt; found without the weights. Raises ConfigError where the model holds less than is asked for, or
+        a prompt fills it."""
         conversation, environment = self.conversation(kind), kind.environment(self.recipe)
         holds, rollout = self.holds, self.recipe.rollout
         if not self.capped:
@@ -189,20 +132,6 @@ class LocalModel:
             model_positions=holds,
             environment=environment,
         )
-
-    @asynccontextmanager
-    async def solver(
-        self,
-        kind: BenchmarkKind,
-        positions: int,
-        sandbox: SandboxClient,
-        recall: Recall,
-        judge: Judge | None,
-        *,
-        start_server: StartServer,
-    ) -> AsyncIterator[Solver]:
-        async with self.opened(positions, sandbox, start_server=start_server) as roller:
-            yield kind.roller(roller, recall, judge)
 
     @asynccontextmanager
     async def opened(
@@ -262,7 +191,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointModel:
-    """A model behind an OpenAI-compatible endpoint; a Subject."""
+    """A model behind an OpenAI-compatible endpoint."""
 
     url: str
     name: str
@@ -302,7 +231,8 @@ class EndpointModel:
         return {"endpoint": self.url, "tools": self.tools}
 
     def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind) -> tuple[EndpointModel, int]:
-        """How many tokens the endpoint takes is known when it is asked."""
+        """Itself and 0: how many tokens the endpoint takes is known when it is asked. Raises ConfigError for whatever
+        can be known to fail before."""
         check_address(self.url)
         self.conversation(kind)
         if self.tools == "none" and any(map(specs_of, problems)):
@@ -310,16 +240,10 @@ class EndpointModel:
         return self, 0
 
     @asynccontextmanager
-    async def solver(
-        self,
-        kind: BenchmarkKind,
-        positions: int,
-        sandbox: SandboxClient,
-        recall: Recall,
-        judge: Judge | None,
-        *,
-        start_server: StartServer,
-    ) -> AsyncIterator[Solver]:
+    async def opened(
+        self, positions: int, sandbox: SandboxClient, *, start_server: StartServer = VllmServer.start
+    ) -> AsyncIterator[EndpointSolver]:
+        """Make attempts until the context ends. `positions` and `start_server` are the endpoint's own business."""
         client = ChatClient(self.url, self.name, key=self.key, parallel=self.parallel)
         codec, grader, template = CodePoints(), Grader(), self._template()
         try:
@@ -332,7 +256,6 @@ class EndpointModel:
                 sandbox=sandbox,
                 grader=grader,
             )
-            parts = kind.roller(parts, recall, judge)
             yield EndpointSolver(
                 client=client,
                 conversation=parts.conversation,
@@ -352,6 +275,10 @@ class EndpointModel:
         """The words that are sent around a question."""
         preamble = self.recipe.rollout.preamble
         return replace(PAPER, system=self.system, preamble=PREAMBLE if preamble is None else preamble)
+
+
+Subject = LocalModel | EndpointModel
+"""What an evaluation asks."""
 
 
 def find_subject(name: str, runs: Path) -> LocalModel:

@@ -89,7 +89,7 @@ async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> No
     plain = run.roller(recipe, recipe.rollout)
 
     def solver(recall: Recall) -> Roller:
-        return kind.roller(plain, recall)
+        return kind.solver(plain, recall)
 
     setup = _setup(
         run, recipe, recipe.rollout, solver(Recall()), problems, benchmark.protocol, benchmark.source.described
