@@ -82,7 +82,7 @@ class BenchmarkKind:
 
 
 def _math_problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
-    """Problems with a short answer. A number as the answer becomes text, as in any data file (data/problems.py); several
+    """Problems with a short answer. A number as the answer becomes text, as in any file (data/problems.py); several
     answers become one list in text: all of them are asked for (OlympiadBench). Raises DataError."""
     wanted = ProblemColumns(layout="given", question=(file.question,), answer=file.answer)
     made = []
