@@ -25,11 +25,11 @@ from rocstar.learning.batches import rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
-from rocstar.learning.threads import use_threads
 from rocstar.machines import Machines
 from rocstar.rollout.collect import Roller
 from rocstar.runs.folder import RunFolder
 from rocstar.screen import Screen
+from rocstar.threads import begin_threads_of_run
 from rocstar.training.ahead import StepsAhead, steps_ahead
 from rocstar.training.coldstart import load_sft_rows
 from rocstar.training.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
@@ -49,7 +49,8 @@ async def train(
 ) -> None:
     """Carry out all stages that are not done, between an evaluation before the first RL stage and one at the end.
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
-    use_threads(material.recipe.run.threads)
+    weights = material.pretrained.facts.folder if material.pretrained else None
+    begin_threads_of_run(material.recipe, weights, folder, screen.note)
     stopper.stops(asyncio.current_task())
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():

@@ -27,7 +27,6 @@ from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scoring import Judge, Parts, Scorer
 from rocstar.evaluation.subject import Subject, conversation_of, fitted, loaded, opened
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
-from rocstar.learning.threads import use_threads
 from rocstar.machines import Machines
 from rocstar.modelfolder import model_name
 from rocstar.parts import make_conversation, make_roller
@@ -36,6 +35,7 @@ from rocstar.rollout.environment import Conversation
 from rocstar.runs.evaluations import model_folder
 from rocstar.runs.folder import numbered
 from rocstar.sandbox.client import SandboxClient
+from rocstar.threads import begin_threads
 from rocstar.types import EngineLoad, Problem
 
 EngineLoader = Callable[[], EngineLoad]
@@ -186,7 +186,7 @@ class AskedWeights:
         self, positions: int, machines: Machines, judging: Judging
     ) -> AsyncIterator[tuple[Solver, EngineLoader | None]]:
         recipe = self.recipe
-        use_threads(recipe.run.threads)
+        begin_threads(recipe, self.subject.model)
         model = None if recipe.engine else loaded(self.subject, recipe)
         rows, tokens = recipe.rollout.engine_rows, recipe.rollout.kv_tokens
         async with opened(

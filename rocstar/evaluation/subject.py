@@ -18,6 +18,7 @@ from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
+from rocstar.learning.threads import threads_in_use
 from rocstar.lengths import positions_needed, prompt_tokens
 from rocstar.modelfolder import model_facts, model_named
 from rocstar.parts import (
@@ -148,6 +149,7 @@ async def opened(
             positions=positions,
             kv_tokens=kv_tokens,
             vocab_size=vocabulary,
+            threads=threads_in_use(),
         )
         logs = subject.run.path / "logs" if subject.run else Path(tempfile.gettempdir())
         _refuse_strangers(recipe)

@@ -21,7 +21,6 @@ from rocstar.errors import RunHalted
 from rocstar.evaluation.evaluate import Protocol, evaluate_policy
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
-from rocstar.learning.threads import use_threads
 from rocstar.lengths import prompt_tokens
 from rocstar.machines import Machines, opened_machines
 from rocstar.parts import rollouts_of
@@ -36,6 +35,7 @@ from rocstar.rollout.workload import PlannedAttempt, TurnLengths
 from rocstar.runs.folder import RunFolder
 from rocstar.sandbox.daemon.watch import TICKS, descendants, numbers, stat
 from rocstar.screen import Screen
+from rocstar.threads import begin_threads
 from rocstar.train import rl_step
 from rocstar.training.ahead import steps_ahead
 from rocstar.training.checkpoints import save
@@ -58,7 +58,7 @@ def predicted(recipe: Recipe, screen: Screen, *, wall: bool = True, length_share
 
     wall: seconds by the clock; else of CPU, which other work on the machine disturbs less. length_share: see
     Assumptions; only where nothing is imitated."""
-    use_threads(recipe.run.threads)
+    begin_threads(recipe, None)
     stages = [stage for stage in recipe.stage if stage.steps]
     model = recipe.model.model_copy(update={"device": "cpu"})
     recipe = recipe.model_copy(update={"stage": stages, "model": model})

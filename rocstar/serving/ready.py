@@ -10,12 +10,12 @@ from pathlib import Path
 from rocstar.config import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.subject import Subject, conversation_of, find_subject, loaded, opened, settings_in_force
-from rocstar.learning.threads import use_threads
 from rocstar.machines import started_sandbox
 from rocstar.modelfolder import model_facts
 from rocstar.parts import specs_of
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
+from rocstar.threads import begin_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Ready:
     @asynccontextmanager
     async def opened(self, *, positions: int, rows: int) -> AsyncIterator[Roller]:
         """Engine and sandbox for conversations of so many tokens, so many at once. Raises what opening them raises."""
-        use_threads(self.recipe.run.threads)
+        begin_threads(self.recipe, self.subject.model)
         weights = loaded(self.subject, self.recipe)
         with started_sandbox(self.recipe.sandbox) as sandbox:
             async with opened(weights, self.subject, self.recipe, sandbox, positions=positions, rows=rows) as roller:
