@@ -50,9 +50,8 @@ class Threads:
 
     def told(self) -> str:
         took = ", ".join(f"{value:.2f} ms with {count}" for count, value in self.milliseconds.items())
-        why = f"a product of this model's size takes {took}" if took else "more do not pay for a model of this size"
-        threads, cores = (f"{n} {word}{'s' * (n > 1)}" for n, word in ((self.count, "thread"), (self.cores, "core")))
-        return f"computing with {threads} on {cores}: {why} (run.threads=NUMBER decides)"
+        threads = f"{self.count} thread{'s' * (self.count > 1)} on {self.cores} cores"
+        return f"computing with {threads}: a product of this model's size takes {took} (run.threads=NUMBER decides)"
 
 
 def on_stderr(sentence: str) -> None:
@@ -60,13 +59,13 @@ def on_stderr(sentence: str) -> None:
 
 
 def begin_threads(recipe: Recipe, model: Path | None, tell: Callable[[str], None] = on_stderr) -> Threads:
-    """Let torch compute with as many threads as `run.threads` says, and tell a person what `auto` came to. model: the
-    folder of the weights, None for the recipe's own shape."""
+    """Let torch compute with as many threads as `run.threads` says, and tell a person what was timed for `auto`. model:
+    the folder of the weights, None for the recipe's own shape."""
     from rocstar.learning.threads import use_threads
 
     given = recipe.run.threads
     found = _chosen(recipe, model) if given == "auto" else Threads(count=given, cores=cores())
-    if given == "auto" and found.cores > 1:
+    if found.milliseconds:
         tell(found.told())
     use_threads(found.count)
     return found
