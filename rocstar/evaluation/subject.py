@@ -19,7 +19,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.learning.threads import threads_in_use
-from rocstar.lengths import positions_needed, prompt_tokens
+from rocstar.lengths import named, positions_needed, prompt_tokens
 from rocstar.modelfolder import model_facts, model_named
 from rocstar.parts import (
     OwnedEngine,
@@ -111,10 +111,16 @@ def fitted(
     holds = model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions
     cap = recipe.rollout.max_response_tokens
     if not capped:
-        longest = max(prompt_tokens(problem, conversation, environment) for problem in problems)
-        if (room := min(cap, holds - longest)) > 0:
-            rollout = recipe.rollout.model_copy(update={"max_response_tokens": room})
-            return recipe.model_copy(update={"rollout": rollout}), longest + room
+        longest, asked = max(((prompt_tokens(p, conversation, environment), p) for p in problems), key=lambda p: p[0])
+        if longest >= holds:
+            raise ConfigError(
+                f"the longest prompt, {longest} tokens ({named(asked)}), fills the {holds} positions of the model; take "
+                f"a template that writes less around it than {recipe.rollout.template!r} (--template), leave such "
+                "problems out, or take a model that holds more"
+            )
+        room = min(cap, holds - longest)
+        rollout = recipe.rollout.model_copy(update={"max_response_tokens": room})
+        return recipe.model_copy(update={"rollout": rollout}), longest + room
     return recipe, positions_needed(
         problems, conversation, response_tokens=cap, model_positions=holds, environment=environment
     )
