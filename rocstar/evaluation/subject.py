@@ -114,8 +114,8 @@ def fitted(
         longest, asked = max(((prompt_tokens(p, conversation, environment), p) for p in problems), key=lambda p: p[0])
         if longest >= holds:
             raise ConfigError(
-                f"the longest prompt, {longest} tokens ({named(asked)}), fills the {holds} positions of the model; take "
-                f"a template that writes less around it than {recipe.rollout.template!r} (--template), leave such "
+                f"the longest prompt, {longest} tokens ({named(asked)}), fills the {holds} positions of the model; "
+                f"take a template that writes less around it than {recipe.rollout.template!r} (--template), leave such "
                 "problems out, or take a model that holds more"
             )
         room = min(cap, holds - longest)
