@@ -26,7 +26,7 @@ from rocstar.learning.advantages import advantage_of, rows_of, split, top_entrop
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
-from rocstar.learning.threads import use_threads
+from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
 from rocstar.run.ahead import StepsAhead, steps_ahead
@@ -49,7 +49,8 @@ async def train(
 ) -> None:
     """Carry out all stages that are not done, between an evaluation before the first RL stage and one at the end.
     Raises RunHalted, and KeyboardInterrupt after a save on Ctrl-C."""
-    use_threads(material.recipe.run.threads)
+    weights = material.pretrained.facts.folder if material.pretrained else None
+    begin_threads_of_run(material.recipe, weights, folder, screen.note)
     stopper.stops(asyncio.current_task())
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():

@@ -296,6 +296,7 @@ def test_engines_are_entries_with_names_and_each_process_has_one_of_its_own(fold
         ("max_turns=2", "did you mean rollout.max_turns?"),
         ("stage1.steps=2", "did you mean stage.stage1.KEY?"),
         ("rollout.max_turns=many", "rollout.max_turns = 'many' should be a valid integer"),
+        ("run.threads=many", "run.threads = 'many' should be a valid integer or 'auto'"),
         ("rollout.max_turns.x=1", "rollout.max_turns = {'x': 1} should be a valid integer"),
         ("rollout.max_turns", "not of the form section.key=value"),
         (".max_turns=2", "not of the form section.key=value"),

@@ -37,7 +37,7 @@ GAINS = ("accuracy", "greedy")
 COUNTED = ("tokens",)
 """Figures that are no shares."""
 ITS_OWN = ("run.name", "run.folder", "run.sweep")
-WHERE = ("cluster.", "engine.", "run.stall_")
+WHERE = ("cluster.", "engine.", "run.stall_", "run.threads")
 """Settings that may change when a run goes on."""
 
 
@@ -260,6 +260,7 @@ def _over_runs(key: tuple[str, str], values: Mapping[str, float]) -> dict[str, A
 
 # A batch script
 
+AUTO_CORES = 8  # to ask for where `run.threads` is to find out how many pay
 SLURM = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -287,7 +288,7 @@ def slurm_script(argv: Sequence[str], runs: Sequence[SweptRun]) -> str:
         )
     on_gpu = recipe.model.device == "cuda" or (recipe.model.device == "auto" and recipe.model.path is not None)
     vllm = sum(engine.count for engine in recipe.engine if engine.kind == "vllm" and not engine.url)
-    threads = int(recipe.run.threads) if str(recipe.run.threads).isdecimal() else 8
+    threads = AUTO_CORES if recipe.run.threads == "auto" else recipe.run.threads
     return SLURM.format(
         name=recipe.run.sweep,
         last=len(runs) - 1,

@@ -24,7 +24,7 @@ def run(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) 
     """Carry out a recipe's stages in `folder`, which is locked meanwhile. Raises KeyboardInterrupt when told to stop,
     after a save where there is something to save that is not saved yet. Another error is kept in the run's events."""
     recipe = material.recipe
-    quiet_torch(recipe.run.threads)
+    quiet_torch()
     identity = folder.path.resolve() / "run.json"
     with folder.locked(), _failure_noted(folder), opened_machines(recipe, identity) as machines:
         from rocstar.run.stopper import Stopper

@@ -35,7 +35,7 @@ class LearnerActor:
         """folder: where rank 0 works, on a file system that all machines share: checkpoint paths may be relative to it.
         Raises OSError where it is not there."""
         os.chdir(folder)
-        quiet_torch(1)  # before torch is loaded; rank 0 says later how many threads there are
+        quiet_torch()  # before torch is loaded; rank 0 says later how many threads there are
         from rocstar.learning.ranks import serve_rank
 
         self.serve_rank = serve_rank

@@ -80,9 +80,11 @@ def complaint(
 ) -> str:
     """One sentence about the first thing wrong with `table`, which `layers` and then `changes` made."""
     # An unknown key comes first: `stepz` also makes `steps` missing, and only the former says what to change.
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    place = _place(model, table, first["loc"])
-    what = _what(first, place, model, table)
+    errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    place, first = _place(model, table, errors[0]["loc"]), errors[0]
+    same = (e["msg"] for e in errors if _place(model, table, e["loc"]) == place)  # one for each type that it may have
+    wanted = " or ".join(message.removeprefix("Input should be ") for message in same)
+    what = _what(first, wanted, place, model, table)
     blamed = [place.keys] if place.keys else [tuple(key.split(".")) for key in MENTIONED_KEY.findall(first["msg"])]
     # What an entry does not say itself comes from the section of that name at the top.
     addresses = [address for keys in blamed for address in dict.fromkeys(((*place.entry, *keys), keys))]
@@ -92,7 +94,10 @@ def complaint(
 def _place(model: Model, table: Table, location: Sequence[int | str]) -> Place:
     """Of pydantic's location, in which entries are numbers, and tags of unions stand as if they were keys."""
     if len(location) < 2 or not lists_tables(annotation_at(model, table, (str(location[0]),))):
-        return Place(entry=(), keys=_texts(location), model=model)
+        keys = _texts(location)
+        above = annotation_at(model, table, keys[:-1])
+        tagged = len(keys) > 1 and above is not None and not members(above)
+        return Place(entry=(), keys=keys[:-1] if tagged else keys, model=model)
     kind, number, *rest = location
     entry = table[str(kind)][number]
     annotation = annotation_at(model, table, (str(kind),))
@@ -104,7 +109,7 @@ def _texts(location: Sequence[int | str]) -> Keys:
     return tuple(part for part in location if isinstance(part, str))
 
 
-def _what(fault: ErrorDetails, place: Place, top: Model, table: Table) -> str:
+def _what(fault: ErrorDetails, wanted: str, place: Place, top: Model, table: Table) -> str:
     kind, message, value, name = fault["type"], fault["msg"], fault["input"], place.name
     if kind == "extra_forbidden":
         return f"unknown key {name}; {_elsewhere(place, top, table) or _nearest(place)}"
@@ -117,7 +122,6 @@ def _what(fault: ErrorDetails, place: Place, top: Model, table: Table) -> str:
         return f"{name} is missing; {f'add a [[{name}]]' if entries else 'give it a value'}"
     if kind == "value_error":
         return f"{name}: {message.removeprefix('Value error, ')}".removeprefix(": ")
-    wanted = message.removeprefix("Input should be ")
     options = re.findall(r"'([^']*)'", wanted) if kind == "literal_error" else []
     close = difflib.get_close_matches(str(value), options, n=1)
     return f"{name} = {_short(value)} should be {wanted}" + (f"; did you mean {close[0]!r}?" if close else "")

@@ -76,7 +76,7 @@ class TorchEngines(Section):
     kind: Literal["torch"]
     """The kind of engine."""
     count: int = Field(default=1, ge=1, le=1024)
-    """Processes; each holds the model, `rollout.engine_rows` sequences and one torch thread."""
+    """Processes; each holds the model, `rollout.engine_rows` sequences and its share of `run.threads`."""
 
     @property
     def names(self) -> list[str]:

@@ -49,8 +49,10 @@ class RunSection(Section):
     seed: int = 0
     """Seed of everything random in the run. Each draw also depends on what it is for (step, problem, attempt), not on
     the order of work."""
-    threads: int = Field(default=1, ge=1, le=4096)
-    """Threads that torch computes with."""
+    threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
+    """Threads that torch computes with on the CPU, in the learner and in torch engines; results differ in their last
+    digits by this number. auto: as many of the cores there are as pay for this model, timed when a run starts and kept
+    in its run.json, which a resumed run reads."""
     checkpoint_seconds: float = Field(default=600.0, ge=0)
     """A checkpoint is written after the first step that ends at least this long after the last checkpoint, and at the
     end of each stage."""

@@ -51,6 +51,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     positions: int
     kv_tokens: int | None = None
     vocab_size: int
+    threads: int = 1
+    """That it computes with on a CPU."""
 
 
 class Open(Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""The torch engine in a process of its own, with one torch thread: the module that `process.py` starts."""
+"""The torch engine in a process of its own: the module that `process.py` starts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rocstar.types import Weights
 async def opened(settings: EngineSettings) -> TorchEngine:
     """Raises ConfigError where it does not fit into memory, EngineUnavailable where the folder cannot be read."""
     disable_progress_bar()
+    torch.set_num_threads(settings.threads)
     device = torch.device("cpu")
     if settings.device == "cuda":
         device = torch.device("cuda", settings.place % torch.cuda.device_count())
@@ -39,5 +40,4 @@ async def opened(settings: EngineSettings) -> TorchEngine:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     raise SystemExit(run(opened, sys.argv[1:]))

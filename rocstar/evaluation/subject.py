@@ -26,7 +26,7 @@ from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.kinds import MATH, BenchmarkKind
 from rocstar.evaluation.one_turn import specs_of
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
-from rocstar.learning.threads import use_threads
+from rocstar.learning.threads import threads_in_use
 from rocstar.parts.build import (
     OwnedEngine,
     as_evaluated,
@@ -37,8 +37,9 @@ from rocstar.parts.build import (
     template_of,
 )
 from rocstar.parts.build import specs_of as tool_specs
-from rocstar.parts.lengths import positions_needed, prompt_tokens
+from rocstar.parts.lengths import named, positions_needed, prompt_tokens
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
+from rocstar.parts.threads import begin_threads
 from rocstar.protocols import ToolSpec
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
@@ -120,11 +121,19 @@ class LocalModel:
         conversation, environment = self.conversation(kind), kind.environment(self.recipe)
         holds, rollout = self.holds, self.recipe.rollout
         if not self.capped:
-            longest = max(prompt_tokens(problem, conversation, environment) for problem in problems)
-            if (room := min(rollout.max_response_tokens, holds - longest)) > 0:
-                rollout = rollout.model_copy(update={"max_response_tokens": room})
-                recipe = self.recipe.model_copy(update={"rollout": rollout})
-                return replace(self, recipe=recipe), longest + room
+            longest, asked = max(
+                ((prompt_tokens(problem, conversation, environment), problem) for problem in problems),
+                key=lambda pair: pair[0],
+            )
+            if longest >= holds:
+                raise ConfigError(
+                    f"the longest prompt, {longest} tokens ({named(asked)}), fills the {holds} positions of the model; "
+                    f"take a template that writes less around it than {rollout.template!r} (--template), leave such "
+                    "problems out, or take a model that holds more"
+                )
+            room = min(rollout.max_response_tokens, holds - longest)
+            rollout = rollout.model_copy(update={"max_response_tokens": room})
+            return replace(self, recipe=self.recipe.model_copy(update={"rollout": rollout})), longest + room
         return self, positions_needed(
             problems,
             conversation,
@@ -147,7 +156,7 @@ class LocalModel:
         rows: so many at once on one engine in this process. None: on the engines of `[[engine]]`, which load the
         weights themselves, or on one in this process, with the rows and the cache of `[rollout]`. Raises ConfigError
         where there is no memory for so many, EngineUnavailable."""
-        use_threads(self.recipe.run.threads)
+        begin_threads(self.recipe, self.model)
         rollout = self.recipe.rollout
         codec, template = Codec.load(self.model), template_of(self.recipe, self.model)
         vocabulary = codec.vocab_size
@@ -184,6 +193,7 @@ class LocalModel:
             positions=positions,
             kv_tokens=kv_tokens,
             vocab_size=vocabulary,
+            threads=threads_in_use(),
         )
         logs = self.run.path / "logs" if self.run else Path(tempfile.gettempdir())
         return named_engines(self.recipe, settings, logs.resolve(), start_server)

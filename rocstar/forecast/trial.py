@@ -29,9 +29,9 @@ from rocstar.forecast.simulate import simulate
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
-from rocstar.learning.threads import use_threads
 from rocstar.parts.build import rollouts_of
 from rocstar.parts.lengths import prompt_tokens
+from rocstar.parts.threads import begin_threads
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.kv_scheduler import KvScheduler
@@ -59,7 +59,7 @@ def predicted(recipe: Recipe, screen: Screen, *, wall: bool = True, length_share
 
     wall: seconds by the clock; else of CPU, which other work on the machine disturbs less. length_share: see
     Assumptions; only where nothing is imitated."""
-    use_threads(recipe.run.threads)
+    begin_threads(recipe, None)
     stages = [stage for stage in recipe.stage if stage.steps]
     model = recipe.model.model_copy(update={"device": "cpu"})
     recipe = recipe.model_copy(update={"stage": stages, "model": model})

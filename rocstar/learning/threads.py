@@ -5,19 +5,38 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 import torch
+from torch.nn.functional import linear
 
 T = TypeVar("T")
+TRIES, MOST_TRIES, TIMED_SECONDS = 3, 100, 0.1
 
 
 def use_threads(count: int) -> None:
     """Compute with `count` threads from here on: a setting of the whole process, so only the verbs that own one call
     it."""
     torch.set_num_threads(count)
+
+
+def threads_in_use() -> int:
+    return torch.get_num_threads()
+
+
+def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int) -> float:
+    """The best of some products of a feed-forward layer of these widths, for so many tokens, with so many threads."""
+    torch.set_num_threads(threads)
+    up, down, given = torch.ones(intermediate, hidden), torch.ones(hidden, intermediate), torch.ones(tokens, hidden)
+    took: list[float] = []
+    while len(took) < TRIES or (sum(took) < TIMED_SECONDS and len(took) < MOST_TRIES):
+        began = time.perf_counter()
+        linear(linear(given, up), down)
+        took.append(time.perf_counter() - began)
+    return min(took)
 
 
 async def in_thread(work: Callable[[], T], *, device: torch.device, break_off: Callable[[], None] = lambda: None) -> T:

@@ -158,10 +158,12 @@ class OwnedEngine(Engine, Protocol):
 def named_engines(
     recipe: Recipe, settings: EngineSettings, logs: Path, start: StartServer
 ) -> dict[str, ProcessEngine | VllmEngine]:
-    """Those that `[[engine]]` names, by name, each with these settings in a place of its own; none of them runs yet.
-    logs: folder for what servers print. start: how a vLLM server is started. Raises ConfigError where there is no
-    vLLM."""
+    """Those that `[[engine]]` names, by name, each with these settings in a place of its own, and torch engines with
+    their share of the threads; none of them runs yet. logs: folder for what servers print. start: how a vLLM server is
+    started. Raises ConfigError where there is no vLLM."""
     kinds = [(name, entry) for entry in recipe.engine for name in entry.names]
+    share = settings.threads // max(1, sum(isinstance(entry, TorchEngines) for _, entry in kinds))
+    settings = with_fields(settings, threads=max(1, share))
     return {
         name: _engine(entry, with_fields(settings, place=place), logs / f"{name}.log", start)
         for place, (name, entry) in enumerate(kinds)

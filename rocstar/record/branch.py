@@ -46,7 +46,8 @@ def fill_branch(
             _share(path, fresh.path / path.relative_to(source.path))
     problems = read_json(source.problems)
     write_json(fresh.problems, {name: problems[name] for name in problems if name in {*begun, HELD_OUT}})
-    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes)}
+    threads = {name: source.identity[name] for name in ("threads",) if name in source.identity}
+    return {"branched_from": {"run": str(source.path.resolve()), "step": step}, "changes": list(changes), **threads}
 
 
 def _kept(source: RunFolder, step: int) -> Iterator[Path]:

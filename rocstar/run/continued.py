@@ -20,6 +20,8 @@ from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
 
 PLACES = ("cluster.", "engine.", "run.stall_")
+THREADS = "run.threads"
+"""May change as well, and is kept: the figures after it are others."""
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
 """Of a stage that has begun: what it learns from, and whose state its optimizer goes on with."""
 REFERENCE = "learning.kl_coefficient"
@@ -54,19 +56,19 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     """`run` after the checkpoint of `step` (None: there is none) under other settings, those of `flag`. own: a setting
     that it takes besides. Raises ConfigError for those that cannot change there, DataError."""
     for given in settings:
-        if not given.startswith((*PLACES, "stage.", *([own] if own else []))):
+        if not given.startswith((*PLACES, f"{THREADS}=", "stage.", *([own] if own else []))):
             raise ConfigError(
                 f"{flag} goes on with the settings of {run.name} and takes no {given!r}; leave that out (only "
-                f"stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY{own and ' and '}"
-                f"{own.rstrip('=')} may change)"
+                f"stage.NAME.KEY of stages that go on, cluster.KEY, engine.NAME.KEY, run.stall_KEY, {THREADS}"
+                f"{own and ' and '}{own.rstrip('=')} may change)"
             )
     was = resolved_from_json(run.resolved)
     now = changed(was, settings, {})
-    fresh = list(_differ(was, now, step or 0))
+    fresh = [*_differ(was, now, step or 0), *_other_threads(run, was, now, step or 0)]
     if step is not None:
         _refuse_what_is_over(_place(run, step, was), step, now, settings, fresh)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
-    anew = frozenset({_stage_of(row["setting"]) for row in fresh} - begun)
+    anew = frozenset({_stage_of(row["setting"]) for row in fresh if row["setting"] != THREADS} - begun)
     rows = {stage.name for stage in now.stage if isinstance(stage, SftStage) and stage.name not in begun}
     return Continued(
         recipe=now,
@@ -106,6 +108,12 @@ def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
         if stage.name not in known:
             told = f"{stage.kind}, {stage.steps} steps"
             yield {"step": step, "setting": f"stage.{stage.name}", "was": None, "now": told}
+
+
+def _other_threads(run: RunFolder, was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
+    before = run.identity.get("threads", {}).get("count", was.run.threads)
+    if now.run.threads not in (was.run.threads, before):
+        yield {"step": step, "setting": THREADS, "was": before, "now": now.run.threads}
 
 
 def _stage_of(setting: str) -> str:

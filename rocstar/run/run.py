@@ -28,7 +28,7 @@ from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
-from rocstar.learning.threads import in_thread
+from rocstar.learning.threads import in_thread, threads_in_use
 from rocstar.parts.build import OwnedEngine, make_roller, named_engines, opened_fleet, program_limits
 from rocstar.record.atomic import write_atomic, write_json
 from rocstar.record.folder import RunFolder, read_json
@@ -512,6 +512,7 @@ def _processes(
         positions=positions,
         kv_tokens=recipe.rollout.kv_tokens,
         vocab_size=policy.codec.vocab_size,
+        threads=threads_in_use(),
     )
     engines = named_engines(recipe, settings, folder.path.resolve() / "logs", machines.start_server)
     meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in engines.values()))

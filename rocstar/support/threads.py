@@ -7,8 +7,9 @@ import os
 KEPT_PRODUCTS = "64"
 
 
-def quiet_torch(threads: int) -> None:
-    """Threads that wait must sleep: spinning costs several times the work itself on a busy machine.
+def quiet_torch(threads: int = 1) -> None:
+    """Threads that wait must sleep: spinning costs several times the work itself on a busy machine. How many there are
+    is said again once torch is loaded (`parts/threads.py`).
 
     Matrix products must keep one summation order whatever the batch: MKL promises that in its strict mode only, which
     costs about 5% (measured on an AVX-512 Xeon, where the default mode breaks the engine's bit-for-bit invariance).

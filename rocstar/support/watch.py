@@ -93,6 +93,8 @@ class Watch:
         self.load: Callable[[], EngineLoad] | None = None
         """Of the engine, once there is one: the tokens it feeds and writes are moves."""
         self._far: Callable[[float], str] | None = None
+        self._written = 0
+        """Tokens that the engine had written when the phase under way began."""
 
     def note(self, who: str, what: str | None) -> None:
         """`who` now waits for `what`; None: it waits no more and has ended."""
@@ -101,6 +103,8 @@ class Watch:
             self._stages.pop(who, None)
         else:
             self._stages[who] = (what, self._clock())
+        if who == RUN:
+            self._written = self._produced()
 
     @property
     def has_attempts(self) -> bool:
@@ -115,7 +119,9 @@ class Watch:
         waiting = Counter(what for who, (what, _) in dict(self._stages).items() if who != RUN)
         told = ", ".join(f"{count} {'waits' if count == 1 else 'wait'} for {what}" for what, count in waiting.items())
         seconds = self._clock() - phase[1]
-        far = self._far(seconds) if self._far else ""
+        written = self._produced() - self._written
+        pace = f"{written / seconds:.0f} tokens/s" if written > 0 and seconds > 0 else ""
+        far = self._far(seconds) if self._far else pace
         return f"{phase[0]} for {seconds:.0f} s" + (": " if far or told else "") + "; ".join(filter(None, (far, told)))
 
     @contextmanager
@@ -145,6 +151,10 @@ class Watch:
         for who, (what, since) in sorted(stages.items(), key=lambda item: item[1][1]):
             waiting[what].append((who, now - since))
         return Stall(seconds=self._still, phase=phase and phase[0], waiting=waiting, load=self.asked())
+
+    def _produced(self) -> int:
+        load = self.asked()
+        return load.produced_tokens if load else 0
 
     def asked(self) -> EngineLoad | None:
         """The engine's load; None while there is none to ask."""

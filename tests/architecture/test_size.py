@@ -15,36 +15,36 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1248, 9),
-    "analysis": (2229, 12),
+    "analysis": (2230, 12),
     "answers": (3326, 22),
     "cli": (3293, 23),
     "cluster": (706, 8),
-    "config": (1736, 11),
+    "config": (1742, 11),
     "data": (4792, 24),
     "dialogue": (1515, 14),
-    "engines": (3418, 24),
+    "engines": (3420, 24),
     "errors": (48, 1),
-    "evaluation": (3784, 23),
+    "evaluation": (3794, 23),
     "forecast": (2587, 15),
-    "learning": (3133, 19),
-    "parts": (894, 7),
+    "learning": (3152, 19),
+    "parts": (1034, 8),
     "protocols": (247, 1),
-    "record": (2812, 17),
+    "record": (2813, 17),
     "rollout": (1888, 13),
-    "run": (3044, 22),
+    "run": (3053, 22),
     "sandbox": (8203, 43),
     "serving": (822, 5),
-    "support": (1255, 10),
+    "support": (1266, 10),
     "tools": (658, 8),
-    "train": (199, 1),
+    "train": (200, 1),
     "types": (518, 1),
     "view": (1584, 8),
 }
-CLASSES, FUNCTIONS = 552, 3822
+CLASSES, FUNCTIONS = 553, 3836
 LONGEST_CHAIN = 19
 DOUBLED_CLASS_NAMES = 19
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 96
+SIGNATURES_WITH_RECIPE = 100
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 pytest.importorskip("torch")
@@ -19,6 +21,15 @@ def layer(out: int, width: int, dtype: torch.dtype, bias: bool = True) -> nn.Lin
     return nn.Linear(width, out, bias=bias).to(dtype).requires_grad_(False)
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("out", "width"), SHAPES)
 def test_a_row_has_the_same_bits_whatever_stands_beside_it(out: int, width: int, dtype: torch.dtype) -> None:

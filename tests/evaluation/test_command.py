@@ -148,8 +148,11 @@ def test_a_prompt_that_fills_the_model_is_refused_whoever_asked_for_the_cap(
 ) -> None:
     (workplace / "long.jsonl").write_text(json.dumps({"question": "1+1?" * 200, "answer": "2"}))
     long = ["eval", str(model_folder), "--data", "long.jsonl", "--template", "compact", "sandbox.preload=[]"]
-    assert cli.run(long) == exits.USAGE
+    assert cli.run([*long, "--max-response-tokens", "8"]) == exits.USAGE
     assert "leave such problems out" in capsys.readouterr().err
+    assert cli.run(long) == exits.USAGE
+    told = capsys.readouterr().err  # no word of a cap that nobody gave
+    assert "(long.jsonl line 1), fills the 256 positions of the model; take a template" in told and "max_" not in told
 
 
 @pytest.mark.parametrize(

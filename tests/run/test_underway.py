@@ -9,6 +9,7 @@ from rocstar.engines.scripted import ScriptedEngine
 from rocstar.run.underway import Attempts, update_told
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Watch
+from rocstar.types import EngineLoad
 from tests.rollout.examples import ANSWER, CODEC, PROBLEM, program
 from tests.rollout.test_collect import OTHER, roller
 from tests.test_watch import Clock
@@ -44,6 +45,16 @@ def test_a_log_hears_how_far_a_rollout_is_and_from_the_second_step_on_how_long_i
         "rollout for 10 s: 31 of 128 attempts done, 500 tokens/s, 44 calls run, about 30 s left; 1 waits for an engine",
     ]
     assert "left" not in attempts.told(50.0, 1, 40.0)  # it took longer than the step before
+
+
+def test_an_evaluation_under_way_says_its_tokens_a_second() -> None:
+    clock = Clock()
+    watch, load = Watch(clock), EngineLoad(capacity_tokens=0, used_tokens=0, running=1, waiting=0, produced_tokens=100)
+    watch.load = lambda: load
+    watch.note(RUN, "evaluation")
+    clock.now, load = 5.0, replace(load, produced_tokens=600)
+    watch.note("p/0", "an engine")
+    assert watch.doing() == "evaluation for 5 s: 100 tokens/s; 1 waits for an engine"
 
 
 def test_an_update_under_way_says_its_tokens_a_second() -> None:

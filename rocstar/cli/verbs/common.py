@@ -65,10 +65,10 @@ def tell_next(*commands: str) -> None:
 
 
 def quiet() -> None:
-    """Before anything loads torch; how many threads it computes with is the recipe's to say, later."""
+    """Before anything loads torch; how many threads it computes with is said later (`parts/threads.py`)."""
     from rocstar.support.threads import quiet_torch
 
-    quiet_torch(1)
+    quiet_torch()
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def _here(recipe: Recipe, length_share: float, *, as_json: bool) -> None:
     from rocstar.support.threads import quiet_torch
 
     need("train")
-    quiet_torch(recipe.run.threads)
+    quiet_torch()
     from rocstar.forecast.trial import predicted
     from rocstar.support.screen import Screen
 
