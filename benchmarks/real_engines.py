@@ -158,8 +158,7 @@ class ByCpuSeconds:
 
     async def roll(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, count: int) -> Measured:
         members = {
-            f"engine{place}": _Member(_decoder(self._rows, self._pages), self._pages, self._reference)
-            for place in range(count)
+            f"engine{place}": _Member(_decoder(self._rows, self._pages), self._reference) for place in range(count)
         }
         run = _CpuRun(attempts, scheduler, members)
         while not run.over:
@@ -180,7 +179,7 @@ class ByCpuSeconds:
         """Begun at the first call; those that have ended since the last."""
         if self._calibration is None:
             decoder = _decoder(self._rows, self._pages)
-            self._calibration = _Calibration(workloads, lambda: _Member(decoder, self._pages, self._reference))
+            self._calibration = _Calibration(workloads, lambda: _Member(decoder, self._reference))
         return self._calibration.taken()
 
     async def close(self) -> None:
@@ -242,10 +241,8 @@ class _Reference:
 class _Member:
     """One decoder and its clock."""
 
-    def __init__(self, decoder: Any, pages: int, reference: _Reference) -> None:
-        from rocstar.engines.pages import PAGE
-
-        self.decoder, self._capacity, self._reference = decoder, pages * PAGE, reference
+    def __init__(self, decoder: Any, reference: _Reference) -> None:
+        self.decoder, self._reference = decoder, reference
         self.clock = self.busy = self.active_until = 0.0
 
     def timed(self, work: Callable[[], Any]) -> Any:
