@@ -179,27 +179,27 @@ class Clairvoyant:
         return max(response + 1.0, kin)
 
 
-BASELINES: Mapping[str, Callable[[], Scheduler]] = {
+OURS, CLAIRVOYANT = "rocstar", "clairvoyant"
+SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
     "static": StaticSplit,
     "round-robin": RoundRobin,
     "least-requests": LeastRequests,
     "worst-case": WorstCase,
+    OURS: KvScheduler,
 }
-OURS, CLAIRVOYANT = "rocstar", "clairvoyant"
-POLICIES = (*BASELINES, OURS, CLAIRVOYANT)
+POLICIES = (*SCHEDULERS, CLAIRVOYANT)
 
 
 def scheduler(policy: str, steps: Sequence[Sequence[PlannedAttempt]]) -> Scheduler:
-    """A fresh one. `steps` is what will be simulated with it; only the clairvoyant one looks. Raises ConfigError."""
-    if policy in BASELINES:
-        return BASELINES[policy]()
-    if policy == OURS:
-        return KvScheduler()
-    if policy == CLAIRVOYANT:
-        ends = {
-            f"{number}/{index}": attempt.response_tokens
-            for number, attempts in enumerate(steps)
-            for index, attempt in enumerate(attempts)
-        }
-        return KvScheduler(Clairvoyant(ends))
-    raise ConfigError(f"there is no policy {policy!r}; choose of {', '.join(POLICIES)}")
+    """A new scheduler. `steps` is what will be simulated with it; only the clairvoyant one reads it. Raises
+    ConfigError."""
+    if policy in SCHEDULERS:
+        return SCHEDULERS[policy]()
+    if policy != CLAIRVOYANT:
+        raise ConfigError(f"there is no policy {policy!r}; choose of {', '.join(POLICIES)}")
+    ends = {
+        f"{number}/{index}": attempt.response_tokens
+        for number, attempts in enumerate(steps)
+        for index, attempt in enumerate(attempts)
+    }
+    return KvScheduler(Clairvoyant(ends))
