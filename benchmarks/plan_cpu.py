@@ -131,9 +131,10 @@ def planned(case: str, recipes: Path, clock: str) -> dict[str, float]:
     from rocstar.forecast.cpu import RUN
     from rocstar.forecast.trial import predicted
     from rocstar.support.screen import Screen
+    from rocstar.train import rl_step
 
     name, settings = CASES[case]
-    plan = predicted(load_recipe(recipes / name, [*settings, *COMMON]), Screen(), wall=clock == "wall")
+    plan = predicted(load_recipe(recipes / name, [*settings, *COMMON]), Screen(), rl_step, wall=clock == "wall")
     imitation = sum(phase.seconds for phase in plan.phases if phase.name == "sft")
     before = sum(phase.seconds for phase in plan.phases if phase.name == "start")
     values = (imitation, plan.seconds - imitation - before, plan.seconds)

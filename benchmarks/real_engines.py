@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from rocstar.forecast.baselines import RoundRobin
 from rocstar.forecast.fit import Trial
+from rocstar.forecast.policies import RoundRobin
 from rocstar.forecast.workload import PlannedAttempt
 from rocstar.rollout.scheduler import Ask, Scheduler
 
@@ -82,8 +82,8 @@ class InProcesses:
         return cls(engines)
 
     async def roll(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, count: int) -> Measured:
-        from rocstar.forecast.played import Dictated, dictated_lengths, play
         from rocstar.rollout.fleet import Fleet
+        from tests.rollout.played import Dictated, dictated_lengths, play
 
         used = {name: engine for name, engine in list(self._engines.items())[:count]}
         dictated = {name: Dictated(engine) for name, engine in used.items()}
@@ -158,8 +158,7 @@ class ByCpuSeconds:
 
     async def roll(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, count: int) -> Measured:
         members = {
-            f"engine{place}": _Member(_decoder(self._rows, self._pages), self._pages, self._reference)
-            for place in range(count)
+            f"engine{place}": _Member(_decoder(self._rows, self._pages), self._reference) for place in range(count)
         }
         run = _CpuRun(attempts, scheduler, members)
         while not run.over:
@@ -170,7 +169,7 @@ class ByCpuSeconds:
         return Measured(
             ends=[run.ends[number] for number in range(len(attempts))],
             idle=1 - sum(member.busy for member in members.values()) / makespan / count,
-            evictions=sum(member.decoder.evictions for member in members.values()),
+            evictions=sum(member.decoder.load().evictions for member in members.values()),
             recomputed=sum(member.decoder.recomputed_tokens for member in members.values()),
             driver=0.0,
             stolen=0.0,
@@ -180,7 +179,7 @@ class ByCpuSeconds:
         """Begun at the first call; those that have ended since the last."""
         if self._calibration is None:
             decoder = _decoder(self._rows, self._pages)
-            self._calibration = _Calibration(workloads, lambda: _Member(decoder, self._pages, self._reference))
+            self._calibration = _Calibration(workloads, lambda: _Member(decoder, self._reference))
         return self._calibration.taken()
 
     async def close(self) -> None:
@@ -199,7 +198,7 @@ def _decoder(rows: int, pages: int) -> Any:
 
 
 def _work(request: str, session: str, ids: tuple[int, ...], tokens: int, owner: int = 0) -> Any:
-    from rocstar.engines.torch_rows import Work
+    from rocstar.engines.torch_table import Work
     from rocstar.types import Sampling
 
     sampling = Sampling(max_new_tokens=tokens, seed=owner)
@@ -242,10 +241,8 @@ class _Reference:
 class _Member:
     """One decoder and its clock."""
 
-    def __init__(self, decoder: Any, pages: int, reference: _Reference) -> None:
-        from rocstar.engines.pages import PAGE
-
-        self.decoder, self._capacity, self._reference = decoder, pages * PAGE, reference
+    def __init__(self, decoder: Any, reference: _Reference) -> None:
+        self.decoder, self._reference = decoder, reference
         self.clock = self.busy = self.active_until = 0.0
 
     def timed(self, work: Callable[[], Any]) -> Any:
@@ -274,25 +271,14 @@ class _Member:
         return list(ended)
 
     def load(self) -> Any:
-        from rocstar.types import EngineLoad
-
-        decoder = self.decoder
-        return EngineLoad(
-            capacity_tokens=self._capacity,
-            used_tokens=decoder.used_tokens,
-            running=decoder.active,
-            waiting=decoder.waiting,
-            produced_tokens=decoder.produced_tokens,
-            recomputed_tokens=decoder.recomputed_tokens,
-            evictions=decoder.evictions,
-        )
+        return self.decoder.load()
 
 
 class _CpuRun:
     """One step of ByCpuSeconds: whoever's clock is behind goes on first."""
 
     def __init__(self, attempts: Sequence[PlannedAttempt], scheduler: Scheduler, members: dict[str, _Member]) -> None:
-        from rocstar.forecast.played import _random_ids
+        from tests.rollout.played import _random_ids
 
         self._attempts, self._scheduler, self._members = attempts, scheduler, members
         self._draw = _random_ids

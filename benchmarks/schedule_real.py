@@ -79,8 +79,8 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from real_engines import ByCpuSeconds, InProcesses
 
-    from rocstar.forecast.fit import designed
     from rocstar.forecast.policies import POLICIES
+    from tests.rollout.played import designed
 
     torch.set_num_threads(1)
     make = InProcesses.start if options.clock == "wall" else ByCpuSeconds.start
@@ -113,7 +113,8 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 def fitted(trials: Sequence[Any], options: argparse.Namespace) -> Any:
     """The simulated engine with costs fitted to the trials, which are printed with what the fit leaves."""
-    from rocstar.forecast.fit import COSTS, fit
+    from rocstar.forecast.engine_model import COSTS
+    from rocstar.forecast.fit import fit
 
     found = fit(torch_sizes(options), trials)
     said = (f"{name} {getattr(found.model, name) * 1e6:,.2f} us" for name in COSTS)

@@ -30,7 +30,7 @@ from typing import Any
 import rocstar.rollout
 from rocstar.forecast.engine_model import EngineModel, torch_engine
 from rocstar.forecast.policies import CLAIRVOYANT, OURS, POLICIES, scheduler
-from rocstar.forecast.simulate import Report, simulate_steps
+from rocstar.forecast.simulate import StepReport, simulate_steps
 from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload
 from rocstar.rollout.scheduler import Assignment, Scheduler
 from rocstar.types import EngineLoad
@@ -225,7 +225,7 @@ def deaths_of(
     return {max(engines): simulate_steps(last, engines, scheduler("round-robin", last))[0].makespan / 2}
 
 
-def mean_idle(reports: list[Report]) -> float:
+def mean_idle(reports: list[StepReport]) -> float:
     shares = [share for report in reports for share in report.idle_share.values()]
     return sum(shares) / len(shares)
 

@@ -92,6 +92,30 @@ class Engine(Protocol):
         ...
 
 
+class ForwardingEngine:
+    """An engine that passes everything on to another one. A subclass overrides what it changes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
+    ) -> Completion:
+        return await self._engine.generate(token_ids, sampling, request_id=request_id, session_id=session_id)
+
+    def load(self) -> EngineLoad:
+        return self._engine.load()
+
+    async def load_weights(self, weights: Weights) -> None:
+        await self._engine.load_weights(weights)
+
+    async def abort(self, request_id: str) -> None:
+        await self._engine.abort(request_id)
+
+    async def close_session(self, session_id: str) -> None:
+        await self._engine.close_session(session_id)
+
+
 NewestWeights = Callable[[], Weights | None]
 """Asked when the weights are about to be read: an engine may take longer to start than a version is kept. None before
 the first were published."""

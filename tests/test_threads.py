@@ -16,7 +16,7 @@ from rocstar.config.places import TorchEngines
 from rocstar.config.recipe import load_recipe, resolved_from_json
 from rocstar.config.sections import ModelSection, Recipe, RunSection
 from rocstar.engines.process import EngineSettings, ProcessEngine
-from rocstar.engines.torch_child import opened
+from rocstar.engines.torch_engine import opened
 from rocstar.errors import EngineUnavailable
 from rocstar.learning import threads as of_torch
 from rocstar.parts import threads

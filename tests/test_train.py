@@ -176,7 +176,7 @@ def test_a_run_whose_second_rank_is_killed_goes_on_alone_as_if_nothing_had_been(
 
 def engines_of(command: Command) -> list[psutil.Process]:
     children = psutil.Process(command.process.pid).children()
-    return [child for child in children if "rocstar.engines.torch_child" in child.cmdline()]
+    return [child for child in children if "rocstar.engines.torch_engine" in child.cmdline()]
 
 
 def test_a_run_whose_engines_are_killed_in_turn_learns_as_if_nothing_had_been(

@@ -45,7 +45,7 @@ class ServerActor:
 
 
 class RayServer:
-    """A server in a place that Ray chose, as `engines.vllm_server.Server`."""
+    """A server in a place that Ray chose, as `engines.vllm_server.RunningServer`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor

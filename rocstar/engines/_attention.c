@@ -1,4 +1,4 @@
-/* Attention of single tokens over pages of keys and values on a CPU: the compiled twin of `torch_attention._gathered`.
+/* Attention of single tokens over pages of keys and values on a CPU: the compiled twin of `torch_cache._gathered`.
 
    Each token reads the pages of its own sequence where they lie, up to its own position and no further, and always in
    the same order: its result has the same bits in a long prefill and in a decode step, whoever is computed beside it.

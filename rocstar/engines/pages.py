@@ -1,7 +1,7 @@
 """Which pages of the KV cache are held by whom. Numbers only: keys and values are in torch_cache.py.
 
 A page has PAGE positions of one sequence. Sequences that open with the same tokens hold the same pages; one of them,
-the page's writer, feeds their tokens, the others wait for it. Whoever goes on differently takes a copy.
+the page's writer, feeds their tokens, the others wait for it. A sequence that goes on differently takes a copy.
 
     prompt of 40 tokens, PAGE 16    A  a0 a1 a2        a2 holds positions 32 to 38 of the prompt, and what A writes
                                     B  a0 a1 b2        b2 began as a copy of a2
@@ -23,17 +23,17 @@ PAGE = 16  # positions; also in _attention.c
 @dataclass(slots=True, eq=False)
 class Page:
     number: int
-    """Its place in the cache, from 1; page 0 takes what nobody reads."""
+    """Its place in the cache, from 1; what is written to page 0 is never read."""
     writer: Any
-    """The sequence that may write into it; None when that has gone."""
+    """The sequence that may write into it; None when that sequence has left it."""
     name: bytes
-    """Of the tokens it shows to others, and of all before them; empty when it shows none."""
+    """Hash of the tokens that it offers to others and of all before them; empty when it offers none."""
     holders: int = 1
     reach: int = 0
-    """Position of the sequence up to which it is filled, once the writer has gone."""
+    """Position of the sequence up to which it is filled, once the writer has left it."""
 
 
-class Pages:
+class PagePool:
     """`count` pages that are free, or held by as many sequences as want them."""
 
     def __init__(self, count: int) -> None:

@@ -1,38 +1,46 @@
-"""An engine in a process of its own, seen from the process that asks: it can be killed, and begun anew.
+"""An engine in a process of its own, which can be killed and started again.
 
 Frames go over a socket pair, each 4 bytes of length and a MessagePack value. Weights do not: the child reads them from
 a folder. The child ends with its parent, whatever happens to it.
 
-    parent -> child   Open first of all, then Generate, Abort, CloseSession, TakeWeights
-    child -> parent   one Answer for each Open, Generate and TakeWeights; Facts whenever they have changed
+    parent -> child   OpenEngine first of all, then Generate, Abort, CloseSession, TakeWeights
+    child -> parent   one EngineAnswer for each OpenEngine, Generate and TakeWeights; LoadReport when the load changes
 
-Not here: what the child does (child.py); when an engine is well or is begun anew (rollout/fleet.py).
+Below are the frames, the parent's side and the child's. Not here: when an engine is healthy or is started
+again (rollout/fleet.py); which engine the child opens (`opened` of torch_engine.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import DecodeError, Struct, msgpack
 from msgspec.structs import replace as with_fields
 
-from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.protocols import NewestWeights
+from rocstar.engines.base import NOTHING, Earlier
+from rocstar.errors import ConfigError, EngineUnavailable, RocstarError
+from rocstar.protocols import Engine, NewestWeights
 from rocstar.types import Completion, EngineLoad, Sampling, Weights
 
 HEADER = struct.Struct("!I")
 MAX_FRAME_BYTES = 64 * 2**20  # ten million token ids; what is longer is no frame
 START_SECONDS = 600.0  # to import torch and read a model of many gigabytes from a slow disk
 END_SECONDS = 2.0  # for a process that has closed its socket to end
+PR_SET_PDEATHSIG = 1
+REPORT_SECONDS = 0.1  # between two looks at what the engine holds; a scheduler acts on no finer grain
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -55,7 +63,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """That it computes with on a CPU."""
 
 
-class Open(Struct, frozen=True, tag=True):
+class OpenEngine(Struct, frozen=True, tag=True):
     number: int
     settings: EngineSettings
 
@@ -69,7 +77,7 @@ class Generate(Struct, frozen=True, tag=True):
 
 class Abort(Struct, frozen=True, tag=True):
     number: int
-    """Of the Generate."""
+    """Number of the Generate to end."""
 
 
 class CloseSession(Struct, frozen=True, tag=True):
@@ -82,7 +90,7 @@ class TakeWeights(Struct, frozen=True, tag=True):
     folder: str
 
 
-class Answer(Struct, frozen=True, tag=True):
+class EngineAnswer(Struct, frozen=True, tag=True):
     number: int
     completion: Completion | None = None
     error: str | None = None
@@ -91,14 +99,14 @@ class Answer(Struct, frozen=True, tag=True):
     """The error is a ConfigError."""
 
 
-class Facts(Struct, frozen=True, tag=True):
+class LoadReport(Struct, frozen=True, tag=True):
     load: EngineLoad
     cpu_seconds: float
     """Used by the child so far."""
 
 
-ToChild = Open | Generate | Abort | CloseSession | TakeWeights
-FromChild = Answer | Facts
+ToChild = OpenEngine | Generate | Abort | CloseSession | TakeWeights
+FromChild = EngineAnswer | LoadReport
 encode = msgpack.Encoder().encode
 decode_to_child = msgpack.Decoder(ToChild).decode
 decode_from_child = msgpack.Decoder(FromChild).decode
@@ -111,7 +119,7 @@ def pack(message: ToChild | FromChild) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Raises EOFError when the other end is gone, ValueError for what cannot be a frame."""
+    """Raises EOFError when the other end has closed, ValueError for what cannot be a frame."""
     (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -121,21 +129,21 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 class ProcessEngine:
     """Engine whose arithmetic is in a child process, which runs `python -m MODULE DESCRIPTOR`.
 
-    Nothing runs before the first `restart`. When the process ends, whoever waits gets EngineUnavailable with how it
-    ended; so does everyone who asks before the next `restart`."""
+    Nothing runs before the first `restart`. When the process ends, waiting calls raise EngineUnavailable with how it
+    ended; so do all calls before the next `restart`."""
 
-    def __init__(self, settings: EngineSettings, *, module: str = "rocstar.engines.torch_child") -> None:
+    def __init__(self, settings: EngineSettings, *, module: str = "rocstar.engines.torch_engine") -> None:
         self._settings = settings
         self._module = module
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._numbers = 0
-        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._asked: dict[int, asyncio.Future[EngineAnswer]] = {}
         self._requests: dict[str, int] = {}
         self._ended = "has not been started"
-        self._load = self._before = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
-        self._cpu_seconds = self._cpu_before = 0.0
+        self._load, self._cpu_seconds = NOTHING, 0.0
+        self._earlier = Earlier()
 
     @property
     def pid(self) -> int | None:
@@ -148,8 +156,8 @@ class ProcessEngine:
     async def restart(self, newest: NewestWeights | None) -> None:
         """End the process and start one; until then calls fail. Raises EngineUnavailable, ConfigError."""
         await self.close()
-        self._before = replace(self.load(), used_tokens=0, running=0, waiting=0)
-        self._cpu_before, self._cpu_seconds = self.cpu_seconds(), 0.0
+        self._earlier.keep(self.load(), self.cpu_seconds())
+        self._load, self._cpu_seconds = NOTHING, 0.0
         try:
             await self._spawn()
         except OSError as error:
@@ -159,7 +167,7 @@ class ProcessEngine:
             settings = with_fields(settings, folder=weights.folder, version=weights.version)
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._call(Open(self._next(), settings))
+                await self._call(OpenEngine(self._next(), settings))
         except TimeoutError:
             await self.close()
             raise EngineUnavailable(f"the engine process did not start within {START_SECONDS:g} s") from None
@@ -185,19 +193,12 @@ class ProcessEngine:
 
     def load(self) -> EngineLoad:
         """As the process last said; counters go on over restarts."""
-        load, before = self._load, self._before
-        asked = len(self._requests)
-        return replace(
-            load,
-            waiting=max(0, asked - load.running),
-            produced_tokens=before.produced_tokens + load.produced_tokens,
-            recomputed_tokens=before.recomputed_tokens + load.recomputed_tokens,
-            evictions=before.evictions + load.evictions,
-        )
+        load = self._earlier.and_load(self._load)
+        return replace(load, waiting=max(0, len(self._requests) - load.running))
 
     def cpu_seconds(self) -> float:
-        """Of the process, and of those before it, as it last said."""
-        return self._cpu_before + self._cpu_seconds
+        """CPU seconds of the process, as it last reported, and of the processes before it."""
+        return self._earlier.and_cpu(self._cpu_seconds)
 
     async def load_weights(self, weights: Weights) -> None:
         if weights.folder is None:
@@ -234,7 +235,6 @@ class ProcessEngine:
                 stdout=asyncio.subprocess.DEVNULL,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._load = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
         self._reading = asyncio.create_task(self._read(reader, self._process))
 
     async def _read(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
@@ -255,7 +255,7 @@ class ProcessEngine:
                 waiter.set_exception(self._gone())
 
     def _hear(self, message: FromChild) -> None:
-        if isinstance(message, Facts):
+        if isinstance(message, LoadReport):
             self._load, self._cpu_seconds = message.load, message.cpu_seconds
             return
         waiter = self._asked.get(message.number)
@@ -266,10 +266,10 @@ class ProcessEngine:
         else:
             waiter.set_exception((ConfigError if message.is_config else EngineUnavailable)(message.error))
 
-    async def _call(self, message: Open | Generate | TakeWeights) -> Answer:
+    async def _call(self, message: OpenEngine | Generate | TakeWeights) -> EngineAnswer:
         if self._writer is None:
             raise self._gone()
-        waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
         self._asked[message.number] = waiter
         self._send(message)
         try:
@@ -307,3 +307,100 @@ async def _ending(process: asyncio.subprocess.Process) -> int:
 
 def _how(code: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"ended with {signal.Signals(-code).name}"
+
+
+# -- the child's side --------------------------------------------------------------------------------------------------
+
+Opening = Callable[[EngineSettings], Awaitable[Engine]]
+"""Makes the engine. Raises ConfigError, EngineUnavailable."""
+
+
+def run(opening: Opening, arguments: Sequence[str]) -> int:
+    """Life of the process; `arguments` are the descriptor of its connection. Returns its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ["ROCSTAR_PARENT"]):
+        return 1
+    with suppress(EOFError, ConnectionError):  # the parent has ended, or closed the connection
+        asyncio.run(serve(socket.socket(fileno=int(arguments[0])), opening))
+    return 0
+
+
+async def serve(connection: socket.socket, opening: Opening) -> None:
+    """Until the parent closes the connection."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    def send(message: FromChild) -> None:
+        writer.write(pack(message))
+
+    first = decode_to_child(await read_frame(reader))
+    assert isinstance(first, OpenEngine)
+    try:
+        engine = await opening(first.settings)
+    except Exception as error:  # the parent says it
+        send(failed(first.number, error))
+        await writer.drain()
+        return
+    child = EngineChild(engine, send)
+    child.report()
+    send(EngineAnswer(first.number))
+    child.start(child.report_always())
+    while True:
+        await child.obey(decode_to_child(await read_frame(reader)))
+
+
+class EngineChild:
+    """One engine and the connection to who asks for it."""
+
+    def __init__(self, engine: Engine, send: Callable[[FromChild], None]) -> None:
+        self._engine, self._send = engine, send
+        self._said: EngineLoad | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def report(self) -> None:
+        load = self._engine.load()
+        if load != self._said:
+            self._said = load
+            self._send(LoadReport(load, time.process_time()))
+
+    async def report_always(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            self.report()
+
+    async def obey(self, message: object) -> None:
+        """Begin what a message asks for."""
+        if isinstance(message, Generate):
+            self.start(self._answered(message.number, partial(self._generate, message)))
+        elif isinstance(message, Abort):
+            await self._engine.abort(str(message.number))
+        elif isinstance(message, CloseSession):
+            await self._engine.close_session(message.session_id)
+        elif isinstance(message, TakeWeights):
+            weights = Weights(version=message.version, folder=message.folder)
+            self.start(self._answered(message.number, partial(self._engine.load_weights, weights)))
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _generate(self, message: Generate) -> Completion:
+        return await self._engine.generate(
+            message.token_ids, message.sampling, request_id=str(message.number), session_id=message.session_id
+        )
+
+    async def _answered(self, number: int, work: Callable[[], Awaitable[Completion | None]]) -> None:
+        """Send the load before the answer, so that the parent knows it when it gets the answer."""
+        try:
+            answer = EngineAnswer(number, completion=await work())
+        except Exception as error:  # the parent must hear of a bug too, or waits for ever
+            answer = failed(number, error)
+        self.report()
+        self._send(answer)
+
+
+def failed(number: int, error: Exception) -> EngineAnswer:
+    sentence = str(error) if isinstance(error, RocstarError) else repr(error)
+    return EngineAnswer(number, error=sentence, is_config=isinstance(error, ConfigError))

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from rocstar.errors import EngineUnavailable
-from rocstar.protocols import Engine, TextCodec
+from rocstar.protocols import Engine, ForwardingEngine, TextCodec
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, seed_for, spans_of
 
 NO_TOKEN = 2**31 - 1  # an id that no tokenizer has
@@ -108,12 +108,12 @@ class Fault:
         return self.first <= number and (self.count is None or number < self.first + self.count)
 
 
-class FaultyEngine:
+class FaultyEngine(ForwardingEngine):
     """Another engine with faults in front of it: which, and when, is data. Ours, for tests of whatever has to live with
     engines that fail. Raises EngineUnavailable while it is dead."""
 
     def __init__(self, inner: Engine, faults: Sequence[Fault]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._faults = faults
         self._asked = 0
         self._died = asyncio.Event()
@@ -128,7 +128,7 @@ class FaultyEngine:
         self._refuse_when_dead()
         struck = [fault for fault in self._faults if fault.strikes(number)]
         await asyncio.sleep(sum(fault.seconds for fault in struck))
-        asked = self._inner.generate(token_ids, sampling, request_id=request_id, session_id=session_id)
+        asked = super().generate(token_ids, sampling, request_id=request_id, session_id=session_id)
         completion: Completion = await self._unless_it_dies(asked)
         if self._is(FaultKind.HANG) or any(fault.kind is FaultKind.LOST for fault in struck):
             await self._unless_it_dies(asyncio.Event().wait())
@@ -136,20 +136,11 @@ class FaultyEngine:
             completion = spoilt(completion, fault.kind)
         return completion
 
-    def load(self) -> EngineLoad:
-        return self._inner.load()
-
     async def load_weights(self, weights: Weights) -> None:
         self._refuse_when_dead()
         if self._is(FaultKind.HANG):
             await asyncio.Event().wait()
-        await self._inner.load_weights(weights)
-
-    async def abort(self, request_id: str) -> None:
-        await self._inner.abort(request_id)
-
-    async def close_session(self, session_id: str) -> None:
-        await self._inner.close_session(session_id)
+        await super().load_weights(weights)
 
     def _is(self, kind: FaultKind) -> bool:
         """Whether the newest request met this fault."""

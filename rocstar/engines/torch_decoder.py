@@ -1,13 +1,13 @@
 """The decode loop of the torch engine, one step at a time; synchronous, no asyncio, no clock.
 
 A step is one forward pass over a flat list of tokens: one of each sequence that has sampled one, and a stretch of those
-that have more to feed (a prompt, a tool's reply). Whoever has fed all it knows gets its next token sampled.
+that have more to feed (a prompt, a tool's reply). A sequence that has fed all it knows gets its next token sampled.
 
     known  P0 P1 P2 | A0        the sequence knows four tokens,
     cached P0 P1 P2             three have keys and values; this step feeds A0, then samples A1
 
-A long prompt is fed in stretches of PREFILL_TOKENS and keeps nobody waiting. The same bits come out on CPU in whatever
-stretches and beside whomever a token is fed, so results do not depend on timing.
+A long prompt is fed in stretches of PREFILL_TOKENS and delays no other sequence. On CPU the same bits come out in
+whatever stretches and beside whatever sequences a token is fed, so results do not depend on timing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rocstar.engines.pages import PAGE, Pages
+from rocstar.engines.pages import PAGE, PagePool
 from rocstar.engines.torch_cache import Aim, PagedCache
-from rocstar.engines.torch_forward import forward_of
-from rocstar.engines.torch_rows import Ints, Sequence, Work
+from rocstar.engines.torch_forward import forward_of, take_weights
 from rocstar.engines.torch_sampling import draw, uniforms
-from rocstar.engines.torch_table import SequenceTable
-from rocstar.engines.torch_weights import take_weights
+from rocstar.engines.torch_table import Ints, Sequence, SequenceTable, Work
 from rocstar.errors import EngineUnavailable
-from rocstar.types import Completion, Finish, Weights, spans_of
+from rocstar.types import Completion, EngineLoad, Finish, Weights, spans_of
 
 PREFILL_TOKENS = 256  # of prompts and replies in one step, beside one token of each sequence
 MIN_BATCH = 4  # tokens; CPU matrix products change their summation order below four rows
@@ -43,7 +41,7 @@ class PagedDecoder:
     def __init__(self, model: Any, *, rows: int, positions: int, pages: int, vocab_size: int | None = None) -> None:
         self._model = model
         self._cache = PagedCache(model, pages)
-        self._pages = Pages(pages)
+        self._pages = PagePool(pages)
         self._forward = forward_of(model, self._cache, positions)
         self._table = SequenceTable(self._cache, self._pages, rows=rows, positions=positions)
         self._vocab_size = model.get_input_embeddings().num_embeddings if vocab_size is None else vocab_size
@@ -66,18 +64,21 @@ class PagedDecoder:
         """Sequences that do not decode yet."""
         return len(self._table.waiting)
 
-    @property
-    def used_tokens(self) -> int:
-        """Positions of the pages that sequences hold, decoding or not."""
-        return self._pages.used * PAGE
-
-    @property
-    def evictions(self) -> int:
-        """How often a sequence gave its pages up under pressure."""
-        return self._table.evictions
+    def load(self) -> EngineLoad:
+        """Pages count as used where a sequence holds them, decoding or not."""
+        return EngineLoad(
+            capacity_tokens=self._pages.count * PAGE,
+            used_tokens=self._pages.used * PAGE,
+            running=self.active,
+            waiting=self.waiting,
+            policy_version=self.version,
+            produced_tokens=self.produced_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+            evictions=self._table.evictions,
+        )
 
     def take(self, weights: Weights) -> None:
-        """Go on with new weights; whoever decodes feeds its tokens again. Raises EngineUnavailable."""
+        """Go on with new weights; decoding sequences feed their tokens again. Raises EngineUnavailable."""
         self._forward.renew(take_weights(self._model, weights))
         self._table.forget_all()
         self.version = weights.version
@@ -103,7 +104,7 @@ class PagedDecoder:
             self._cache.release()
 
     def evict(self) -> None:
-        """Give the pages of the newest session that does not decode to whoever waits."""
+        """Give the pages of the newest session that does not decode to waiting requests."""
         self._table.evict()
         self._table.admit()
 

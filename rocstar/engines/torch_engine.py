@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +16,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
+from rocstar.engines.base import refuse_impossible
 from rocstar.engines.memory import kv_pages
 from rocstar.engines.pages import PAGE
+from rocstar.engines.process import EngineSettings, run
+from rocstar.engines.torch_cache import refuse_what_does_not_fit
 from rocstar.engines.torch_decoder import PagedDecoder
-from rocstar.engines.torch_memory import refuse_what_does_not_fit
-from rocstar.engines.torch_rows import Work
+from rocstar.engines.torch_table import Work
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
@@ -32,9 +37,9 @@ class TorchEngine:
     At most `rows` sequences decode at once, each at most `positions` tokens long, over keys and values of `kv_tokens`
     tokens in all (None: enough for `rows` such sequences), rounded up to whole pages; ids from `vocab_size` on are
     never drawn. A session keeps its pages between its requests; where they run out the newest gives way
-    (torch_table.py), and where nothing has decoded for PATIENCE_SECONDS whoever waits gets the pages of a session that
-    waits for its tool. Raises ConfigError when keys and values of that size do not fit into the memory there is, or one
-    sequence not into them."""
+    (torch_table.py), and where nothing has decoded for PATIENCE_SECONDS a waiting request gets the pages of a session
+    that waits for its tool. Raises ConfigError when keys and values of that size do not fit into the memory there is,
+    or one sequence not into them."""
 
     def __init__(
         self, model: Any, *, rows: int, positions: int, kv_tokens: int | None = None, vocab_size: int | None = None
@@ -48,11 +53,10 @@ class TorchEngine:
         refuse_what_does_not_fit(model, pages * PAGE)
         model.eval().requires_grad_(False)
         self._decoder = PagedDecoder(model, rows=rows, positions=positions, pages=pages, vocab_size=vocab_size)
-        self._capacity = pages * PAGE
         self._open = True
         self._asked: set[asyncio.Future[Completion]] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._load = self._measured()
+        self._load = self._decoder.load()
         self._last_active = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._thread.start()
@@ -61,7 +65,8 @@ class TorchEngine:
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
     ) -> Completion:
         """Raises ConfigError for a request that makes no sense, EngineUnavailable when the arithmetic fails."""
-        self._refuse_impossible(token_ids, sampling)
+        self._refuse_when_closed()
+        refuse_impossible(token_ids, sampling, self._embedded)
         if len(token_ids) >= self._decoder.positions:
             return without_tokens(Finish.LENGTH)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -104,15 +109,6 @@ class TorchEngine:
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _refuse_impossible(self, token_ids: Sequence[int], sampling: Sampling) -> None:
-        self._refuse_when_closed()
-        if not token_ids:
-            raise ConfigError("a request must have at least one token to continue, got none")
-        if max(token_ids) >= self._embedded or min(token_ids) < 0:
-            raise ConfigError(f"token ids must lie below {self._embedded}, got {min(token_ids)} to {max(token_ids)}")
-        if sampling.max_new_tokens < 1:
-            raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
-
     def _refuse_when_closed(self) -> None:
         if not self._open:
             raise EngineUnavailable("the engine was closed")
@@ -127,13 +123,13 @@ class TorchEngine:
                 if not self._obey():
                     break
                 ended = self._decoder.step()
-                self._load = self._measured()
+                self._load = self._decoder.load()
                 for work, found in ended:
                     failed = isinstance(found, EngineUnavailable)
                     _tell(work.owner, work.owner.set_exception if failed else work.owner.set_result, found)
             except RuntimeError as error:
                 self._fail_all(EngineUnavailable(f"decoding failed: {error}"))
-            except Exception as error:  # a bug of ours: whoever waits must hear of it, or waits for ever
+            except Exception as error:  # a bug of ours: waiting callers must hear of it, or wait for ever
                 self._fail_all(error)
         self._fail_all(EngineUnavailable("the engine was closed"))
 
@@ -159,28 +155,15 @@ class TorchEngine:
     def _take(self, weights: Weights, taken: asyncio.Future[None]) -> None:
         try:
             self._decoder.take(weights)
-        except Exception as error:  # only whoever brought them needs to know
+        except Exception as error:  # only the caller that brought them needs to know
             _tell(taken, taken.set_exception, error)
         else:
-            self._load = self._measured()
+            self._load = self._decoder.load()
             _tell(taken, taken.set_result, None)
-
-    def _measured(self) -> EngineLoad:
-        decoder = self._decoder
-        return EngineLoad(
-            capacity_tokens=self._capacity,
-            used_tokens=decoder.used_tokens,
-            running=decoder.active,
-            waiting=decoder.waiting,
-            policy_version=decoder.version,
-            produced_tokens=decoder.produced_tokens,
-            recomputed_tokens=decoder.recomputed_tokens,
-            evictions=decoder.evictions,
-        )
 
     def _fail_all(self, error: Exception) -> None:
         works = self._decoder.drop_everything()
-        self._load = self._measured()
+        self._load = self._decoder.load()
         for work in works:
             _tell(work.owner, work.owner.set_exception, error)
 
@@ -192,5 +175,39 @@ def _tell(future: asyncio.Future[Any], setter: Callable[[Any], None], value: Any
         if not future.done():
             setter(value)
 
-    with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+    with suppress(RuntimeError):  # the loop has ended, and with it the waiting caller
         future.get_loop().call_soon_threadsafe(settle)
+
+
+# -- in a process of its own: the module that process.py starts ----------------------------------------------------
+
+
+async def opened(settings: EngineSettings) -> TorchEngine:
+    """Raises ConfigError where it does not fit into memory, EngineUnavailable where the folder cannot be read."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    torch.set_num_threads(settings.threads)
+    device = torch.device("cpu")
+    if settings.device == "cuda":
+        device = torch.device("cuda", settings.place % torch.cuda.device_count())
+    try:
+        model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=getattr(torch, settings.dtype))
+    except (OSError, ValueError) as error:
+        raise EngineUnavailable(f"the model in {settings.folder} could not be loaded: {error}") from error
+    model = model.to(device)
+    engine = TorchEngine(
+        model,
+        rows=settings.rows,
+        positions=settings.positions,
+        kv_tokens=settings.kv_tokens,
+        vocab_size=settings.vocab_size,
+    )
+    if settings.version:  # else it has what the folder holds
+        await engine.load_weights(Weights(version=settings.version, folder=settings.folder))
+    return engine
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(opened, sys.argv[1:]))

@@ -1,30 +1,142 @@
 """The sequences of the decoder: which decode, which wait, whose cache is kept, and who gives way when there is no room.
 
 One order settles all of it, the order in which sessions were opened. Older ones begin first; a session keeps its pages
-while its tool runs; when one that decodes needs a page and none is free, the newest gives its pages up, be it itself.
-So a newcomer never throws out who waits for a tool, and the oldest always gets on. Not here: the arithmetic
-(torch_decoder.py).
+while its tool runs; when one that decodes needs a page and none is free, the newest session gives up its pages, even if
+it is the one that needs the page. So a new session never evicts one that waits for its tool, and the oldest always
+advances. Not here: the arithmetic (torch_decoder.py).
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rocstar.engines.pages import PAGE, Page, Pages, names_of
+from rocstar.engines.pages import PAGE, Page, PagePool, names_of
 from rocstar.engines.torch_cache import PagedCache
-from rocstar.engines.torch_rows import Columns, Ints, Sequence, Work
+from rocstar.types import Sampling
 
 AGE = attrgetter("age")
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work:
+    """One request inside the decoder."""
+
+    request_id: str
+    session_id: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    owner: Any = None
+    """Whatever the caller wants back with the completion."""
+    written: tuple[int, ...] = ()
+    """Tokens sampled so far; kept here while the request does not decode."""
+    logprobs: tuple[float, ...] = ()
+    """One for each token in `written`."""
+    versions: tuple[int, ...] = ()
+    """Policy version that wrote each token in `written`."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """The tokens of one session, and what is cached of them."""
+
+    session_id: str
+    age: int
+    """Sessions are numbered in the order in which they were opened."""
+    work: Work | None = None
+    """None while its tool runs."""
+    behind: deque[Work] = field(default_factory=deque)
+    """Requests that came while `work` had not ended, in order."""
+    row: int | None = None
+    """Its row in `SequenceColumns` while it decodes or any of it is cached."""
+    pages: list[Page] = field(default_factory=list)
+    opening: int = 0
+    """Positions that may be other sequences' to fill: its pages show the same tokens to them."""
+    lost: int = 0
+    """Positions that were cached when its pages were last given up under pressure."""
+
+
+class SequenceColumns:
+    """Numbers of each sequence as arrays, so that a step touches Python objects only for the few that need more than
+    one more token. Grows with the sequences whose cache is kept while their tools run."""
+
+    def __init__(self, rows: int, positions: int) -> None:
+        self.positions = positions
+        self.ids = np.zeros((rows, positions), dtype=np.int32)
+        self.logprobs = np.zeros((rows, positions), dtype=np.float32)
+        self.versions = np.zeros((rows, positions), dtype=np.int32)
+        self.tables = np.zeros((rows, -(-positions // PAGE)), dtype=np.int32)
+        """Numbers of its pages."""
+        self.cached = np.zeros(rows, dtype=np.int64)
+        """Tokens with keys and values."""
+        self.known = np.zeros(rows, dtype=np.int64)
+        """Tokens that are there."""
+        self.room = np.zeros(rows, dtype=np.int64)
+        """Positions up to which it may write without asking for a page."""
+        self.ready = np.zeros(rows, dtype=np.int64)
+        """Tokens that the next pass feeds."""
+        self.lost = np.zeros(rows, dtype=np.int64)
+        self.start = np.zeros(rows, dtype=np.int64)
+        self.limit = np.zeros(rows, dtype=np.int64)
+        self.seeds = np.zeros(rows, dtype=np.int64)
+        self.top_ks = np.zeros(rows, dtype=np.int64)
+        self.temperatures, self.top_ps = np.ones(rows), np.ones(rows)
+        self.stops = np.full((rows, 1), -1, dtype=np.int64)
+        self._free = list(range(rows - 1, -1, -1))
+
+    def take(self) -> int:
+        if not self._free:
+            self._grow()
+        return self._free.pop()
+
+    def free(self, row: int) -> None:
+        self._free.append(row)
+
+    def set_work(self, row: int, work: Work) -> None:
+        """What a request asks for."""
+        sampling, count, known = work.sampling, len(work.token_ids), len(work.token_ids) + len(work.written)
+        self.ids[row, :count], self.ids[row, count:known] = work.token_ids, work.written
+        self.logprobs[row, count:known], self.versions[row, count:known] = work.logprobs, work.versions
+        self.start[row], self.known[row] = count, known
+        self.limit[row] = min(count + sampling.max_new_tokens, self.positions)
+        self.seeds[row], self.top_ks[row] = sampling.seed, sampling.top_k
+        self.temperatures[row], self.top_ps[row] = sampling.temperature, sampling.top_p
+        self._set_stops(row, sampling.stop_token_ids)
+
+    def save_work(self, row: int, work: Work) -> None:
+        """What it has written so far."""
+        begin, end = int(self.start[row]), int(self.known[row])
+        work.written = tuple(self.ids[row, begin:end].tolist())
+        work.logprobs = tuple(self.logprobs[row, begin:end].tolist())
+        work.versions = tuple(self.versions[row, begin:end].tolist())
+
+    def _set_stops(self, row: int, stop_token_ids: tuple[int, ...]) -> None:
+        lacking = len(stop_token_ids) - self.stops.shape[1]
+        if lacking > 0:
+            self.stops = np.pad(self.stops, ((0, 0), (0, lacking)), constant_values=-1)
+        self.stops[row] = -1
+        self.stops[row, : len(stop_token_ids)] = stop_token_ids
+
+    def _grow(self) -> None:
+        rows = len(self.ids)
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+        self._free = list(range(2 * rows - 1, rows - 1, -1))
 
 
 class SequenceTable:
     """At most `rows` sequences decode at once, each at most `positions` tokens long, over the pages of `cache`."""
 
-    def __init__(self, cache: PagedCache, pages: Pages, *, rows: int, positions: int) -> None:
-        self.columns = Columns(min(rows, pages.count), positions)
+    def __init__(self, cache: PagedCache, pages: PagePool, *, rows: int, positions: int) -> None:
+        self.columns = SequenceColumns(min(rows, pages.count), positions)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.evictions = 0

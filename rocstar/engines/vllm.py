@@ -27,12 +27,13 @@ from typing import Any
 
 import msgspec
 
-from rocstar.engines.vllm_client import PATIENCE_SECONDS, Metrics, VllmClient, Written
+from rocstar.engines.base import Earlier, refuse_impossible
+from rocstar.engines.vllm_client import PATIENCE_SECONDS, VllmClient, VllmCompletion, VllmMetrics
 from rocstar.engines.vllm_server import (
     CANARY_ROWS,
     LOGPROBS_MODE,
     SCHEDULING,
-    Server,
+    RunningServer,
     StartServer,
     Tell,
     VllmServer,
@@ -51,7 +52,7 @@ ABORT_SECONDS = 0.2  # between two attempts to abort a request that the server m
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 
 
-class Facts(msgspec.Struct):
+class VllmFacts(msgspec.Struct):
     """What a worker process says of itself."""
 
     vocab_size: int
@@ -60,11 +61,11 @@ class Facts(msgspec.Struct):
     """Longest sequence, prompt included."""
     logprobs_mode: str
     dtype: str
-    """Of the weights."""
+    """Number type of the weights."""
     rows: int
     """Requests that decode at once at most."""
     scheduling: str
-    """Which request that waits is next."""
+    """The rule by which vLLM chooses the next waiting request."""
     device: str = "cpu"
     """Kind of device that it computes on; those that do not say it are not sent seeds."""
 
@@ -76,7 +77,7 @@ class SessionCache:
     tokens: int = 0
     """Keys and values it left in the cache."""
     version: int = 0
-    """Of the weights that made them."""
+    """Version of the weights that computed them."""
 
 
 @dataclass(slots=True)
@@ -114,9 +115,9 @@ class VllmEngine:
         self._place, self._known, self._patience, self._tell = server, vocab_size, patience_seconds, tell
         self._start = start
         self.url = server if isinstance(server, str) else ""
-        self._server: Server | None = None
+        self._server: RunningServer | None = None
         self._client: VllmClient | None = None
-        self._facts: Facts | None = None
+        self._facts: VllmFacts | None = None
         self._watch: asyncio.Task[None] | None = None
         self._broken: str | None = "the engine has not been started"
         self._settled = asyncio.Event()  # unset while weights are exchanged
@@ -128,14 +129,14 @@ class VllmEngine:
         self._sessions: dict[str, SessionCache] = {}
         self._name, self._numbers = secrets.token_hex(4), count()  # no two engines give a request the same id
         self._version = 0
-        self._metrics = self._first = Metrics()
-        self._before = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
+        self._metrics = self._first = VllmMetrics()
+        self._earlier = Earlier()
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
-        self._cpu_seconds = self._cpu_before = 0.0
+        self._cpu_seconds = 0.0
 
     @property
     def pid(self) -> int | None:
-        """Of the server that this engine started, on its machine."""
+        """Process id, on its machine, of the server that this engine started."""
         return self._server.pid if self._server else None
 
     def whereabouts(self) -> dict[str, str | int]:
@@ -157,9 +158,12 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End a server of its own, leave one at a URL as it is; waiters get EngineUnavailable."""
-        self._cpu_before, self._cpu_seconds = self.cpu_seconds(), 0.0
-        self._before, self._broken = self.load(), f"the engine {self.url} was closed"
-        self._first, self._metrics = Metrics(), replace(Metrics(), capacity_tokens=self._metrics.capacity_tokens)
+        self._earlier.keep(self.load(), self.cpu_seconds())
+        self._cpu_seconds, self._broken = 0.0, f"the engine {self.url} was closed"
+        self._first, self._metrics = (
+            VllmMetrics(),
+            replace(VllmMetrics(), capacity_tokens=self._metrics.capacity_tokens),
+        )
         self._recomputed = self._evictions = self._checked = self._preempted_for_weights = 0
         if self._watch:
             self._watch.cancel()
@@ -179,7 +183,7 @@ class VllmEngine:
             raise EngineUnavailable(f"{error}; docs/vllm.md says which options it must be started with") from error
         self._facts = _suitable(told, self._known, self.url)
         self._rows = asyncio.Semaphore(self._facts.rows - CANARY_ROWS)
-        await client.resume()  # whoever used it before may have died while it was paused
+        await client.resume()  # an earlier user may have died while it was paused
         self._version = await client.version()
         await client.set_version(self._version)
         self._metrics = self._first = await client.metrics()
@@ -215,26 +219,27 @@ class VllmEngine:
         """As of the last look, a fraction of a second old; what the server was not seen to decode waits. Tokens are
         held by requests that decode, in whole blocks: vLLM keeps the prefixes of sessions that pause only as long as
         nobody needs their room, and does not count them."""
-        metrics, first, before, asked = self._metrics, self._first, self._before, len(self._requests)
+        metrics, first, asked = self._metrics, self._first, len(self._requests)
         running = min(metrics.running, asked)
         produced = metrics.produced_tokens - first.produced_tokens - self._checked
         preempted = metrics.preemptions - first.preemptions - self._preempted_for_weights
-        return EngineLoad(
+        load = EngineLoad(
             capacity_tokens=metrics.capacity_tokens,
             used_tokens=round(metrics.used_share * metrics.capacity_tokens) if asked else 0,
             running=running,
             waiting=asked - running,
             policy_version=self._version,
-            produced_tokens=before.produced_tokens + max(0, produced),
-            recomputed_tokens=before.recomputed_tokens + self._recomputed,
-            evictions=before.evictions + self._evictions + max(0, preempted),
+            produced_tokens=max(0, produced),
+            recomputed_tokens=self._recomputed,
+            evictions=self._evictions + max(0, preempted),
         )
+        return self._earlier.and_load(load)
 
     def cpu_seconds(self) -> float:
-        """Of the server that this engine started, and of those before it; 0 for one at a URL."""
+        """CPU seconds of the servers that this engine has started; 0 for one at a URL."""
         if self._server:
             self._cpu_seconds = max(self._cpu_seconds, self._server.cpu_seconds())
-        return self._cpu_before + self._cpu_seconds
+        return self._earlier.and_cpu(self._cpu_seconds)
 
     async def load_weights(self, weights: Weights) -> None:
         """Pause, exchange, resume, and check the canary rows. Requests in flight go on under the new weights, which
@@ -311,7 +316,7 @@ class VllmEngine:
             await asyncio.wait({request.task}, timeout=ABORT_SECONDS)
         request.task.cancel()
 
-    def _count(self, session: SessionCache, prompt: int, written: Written) -> None:
+    def _count(self, session: SessionCache, prompt: int, written: VllmCompletion) -> None:
         """Notice that the session's cache was given up since its last request. Only whole blocks stay cached."""
         block = self._metrics.block_tokens
         if written.version_spans and written.cached_tokens is not None:
@@ -382,16 +387,16 @@ class VllmEngine:
         began = time.monotonic()
         try:
             self._metrics = await client.metrics()
-        except EngineUnavailable:  # whoever asks it to generate hears of it
+        except EngineUnavailable:  # the next request fails with it
             return time.monotonic() - began
         return 0.0
 
-    def _started(self) -> tuple[VllmClient, Facts]:
+    def _started(self) -> tuple[VllmClient, VllmFacts]:
         if self._client is None or self._facts is None:
             raise EngineUnavailable(self._broken or "the engine has not been started")
         return self._client, self._facts
 
-    def _opened(self) -> tuple[VllmClient, Facts]:
+    def _opened(self) -> tuple[VllmClient, VllmFacts]:
         """Raises EngineUnavailable where nothing may be served."""
         if self._broken:
             raise EngineUnavailable(self._broken)
@@ -407,12 +412,7 @@ class VllmEngine:
 
 
 def _refuse(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:
-    if not token_ids:
-        raise ConfigError("a request must have at least one token to continue, got none")
-    if max(token_ids) >= known or min(token_ids) < 0:
-        raise ConfigError(f"token ids must lie below {known}, got {min(token_ids)} to {max(token_ids)}")
-    if sampling.max_new_tokens < 1:
-        raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
+    refuse_impossible(token_ids, sampling, known)
     if sampling.top_p < 1 or sampling.top_k > 0:
         raise ConfigError(
             f"vLLM can't report log-probabilities from before truncation, so top_p {sampling.top_p} and top_k "
@@ -436,10 +436,10 @@ def _beginning(settings: VllmSettings, weights: Weights | None) -> VllmSettings:
     return replace(settings, model=model, reads_weights=False)
 
 
-def _suitable(told: list[dict[str, Any]], known: int, url: str) -> Facts:
+def _suitable(told: list[dict[str, Any]], known: int, url: str) -> VllmFacts:
     """Raises ConfigError for a server that can't keep an engine's promises."""
     try:
-        facts = msgspec.convert(told[0], Facts)
+        facts = msgspec.convert(told[0], VllmFacts)
     except (IndexError, msgspec.ValidationError) as error:
         raise EngineUnavailable(f"vLLM at {url} does not say what it serves: {error}") from error
     if facts.logprobs_mode != LOGPROBS_MODE:

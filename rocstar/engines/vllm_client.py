@@ -44,7 +44,7 @@ class _Span(msgspec.Struct):
     end: int
 
 
-class _Choice(msgspec.Struct):
+class _VllmChoice(msgspec.Struct):
     finish_reason: str
     token_ids: list[int]
     logprobs: _Logprobs | None = None
@@ -55,7 +55,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _VllmUsage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
@@ -63,9 +63,9 @@ class _Prompted(msgspec.Struct):
     logprob: float
 
 
-class Answer(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage
+class VllmAnswer(msgspec.Struct):
+    choices: list[_VllmChoice]
+    usage: _VllmUsage
     prompt_logprobs: list[dict[int, _Prompted] | None] | None = None
 
 
@@ -82,7 +82,7 @@ class _Label(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class VllmCompletion:
     """What a server wrote for one request."""
 
     token_ids: tuple[int, ...]
@@ -92,19 +92,19 @@ class Written:
     version_spans: tuple[VersionSpan, ...]
     finish: Finish
     cached_tokens: int | None
-    """Of the prompt, that were not fed again; None where the server does not say."""
+    """Tokens of the prompt that were not fed again; None where the server does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class VllmMetrics:
     """What GET /metrics says."""
 
     capacity_tokens: int = 0
-    """Of KV cache."""
+    """Tokens that the KV cache holds."""
     block_tokens: int = 1
-    """What of it is given out at once."""
+    """The cache is given out in blocks of so many tokens."""
     used_share: float = 0.0
-    """Of the KV cache, by requests that decode; 0 to 1."""
+    """Share of the KV cache that decoding requests use; 0 to 1."""
     running: int = 0
     """Requests that decode."""
     produced_tokens: int = 0
@@ -138,7 +138,7 @@ class VllmClient:
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, known: int, seeded: bool
-    ) -> Written:
+    ) -> VllmCompletion:
         """Waits for as long as the server takes; cancelling this ends the request there. known: ids that may come,
         from 0. seeded: whether the server is told the seed."""
         seed = {"seed": sampling.seed} if seeded else {}
@@ -157,13 +157,13 @@ class VllmClient:
                 "detokenize": False,
             },
         }
-        return read_answer(await self._post("/inference/v1/generate", body, Answer, seconds=None), known)
+        return read_answer(await self._post("/inference/v1/generate", body, VllmAnswer, seconds=None), known)
 
     async def score(self, token_ids: Sequence[int], *, request_id: str) -> list[float]:
-        """[n-1] log-probabilities of each token but the first, computed anew; before whoever waits."""
+        """[n-1] log-probabilities of each token but the first, computed again, before waiting requests."""
         sampling = {"max_tokens": 1, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
         body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling, "priority": -1}
-        scored = (await self._post("/inference/v1/generate", body, Answer)).prompt_logprobs or []
+        scored = (await self._post("/inference/v1/generate", body, VllmAnswer)).prompt_logprobs or []
         places = list(zip(token_ids[1:], scored[1:], strict=False))
         if len(scored) != len(token_ids) or any(not place or token not in place for token, place in places):
             raise EngineUnavailable(f"vLLM at {self._url} did not score the {len(token_ids)} tokens that it was given")
@@ -201,7 +201,7 @@ class VllmClient:
             raise EngineUnavailable(f"vLLM at {self._url} has no worker that answers {method}")
         return results
 
-    async def metrics(self) -> Metrics:
+    async def metrics(self) -> VllmMetrics:
         return read_metrics((await self._send("GET", "/metrics")).decode(errors="replace"), self._url)
 
     async def _post(self, path: str, body: Mapping[str, Any], answer: type[T], **options: Any) -> T:
@@ -252,7 +252,7 @@ def _base(url: str) -> httpx.URL:
     return parsed
 
 
-def read_answer(answer: Answer, known: int) -> Written:
+def read_answer(answer: VllmAnswer, known: int) -> VllmCompletion:
     """Raises EngineUnavailable for an answer that contradicts itself, or that has ids from `known` on."""
     if len(answer.choices) != 1:
         raise EngineUnavailable(f"vLLM gave {len(answer.choices)} completions where one was asked for")
@@ -268,7 +268,7 @@ def read_answer(answer: Answer, known: int) -> Written:
     if choice.finish_reason not in FINISHES:
         raise EngineUnavailable(f"vLLM ended a completion with {choice.finish_reason!r}, which is none of its reasons")
     details = answer.usage.prompt_tokens_details
-    return Written(
+    return VllmCompletion(
         token_ids=tuple(choice.token_ids),
         logprobs=tuple(min(0.0, token.logprob) for token in tokens),
         version_spans=_spans(choice),
@@ -277,7 +277,7 @@ def read_answer(answer: Answer, known: int) -> Written:
     )
 
 
-def _spans(choice: _Choice) -> tuple[VersionSpan, ...]:
+def _spans(choice: _VllmChoice) -> tuple[VersionSpan, ...]:
     place, spans = 0, []
     for span in choice.weight_versions or []:
         if span.start != place or span.end <= place or not VERSION.fullmatch(span.version):
@@ -291,7 +291,7 @@ def _spans(choice: _Choice) -> tuple[VersionSpan, ...]:
     return tuple(spans)
 
 
-def read_metrics(text: str, url: str) -> Metrics:
+def read_metrics(text: str, url: str) -> VllmMetrics:
     found: dict[str, float] = {}
     for name, _, value in METRIC.findall(text):
         try:
@@ -304,7 +304,7 @@ def read_metrics(text: str, url: str) -> Metrics:
     try:
         if not 0 <= (used := found["kv_cache_usage_perc"]) <= 1:
             raise ValueError(f"{used} of its KV cache is in use")
-        return Metrics(
+        return VllmMetrics(
             capacity_tokens=int(cache[2]) - int(cache[1]),  # vLLM keeps one block for itself
             block_tokens=max(1, int(cache[1])),
             used_share=used,

@@ -1,5 +1,5 @@
-"""A vLLM server as a child of this process: on a free port, with the options that `vllm.py` relies on, and gone when
-this process is. Anyone who reaches the port can drive it: on loopback, whoever is on this machine."""
+"""A vLLM server as a child of this process: on a free port, with the options that `vllm.py` relies on. It ends with
+this process. Anyone who reaches the port can drive it; on loopback that is every user of this machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from rocstar.engines.memory import cache_bytes
 from rocstar.errors import ConfigError, EngineUnavailable
 
 INSIDE = Path(__file__).parent / "inside_vllm"
@@ -29,7 +30,7 @@ GROUP_SECONDS = 10.0  # for what outlives a server that was killed to give its s
 BLOCK_TOKENS = {"cpu": 128, "cuda": 16}  # what vLLM gives out at once where it is not told otherwise
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MODE = "processed_logprobs"  # those after temperature
-SCHEDULING = "priority"  # canary rows come before whoever waits
+SCHEDULING = "priority"  # canary rows come before waiting requests
 CANARY_ROWS = 1  # that decode beside those asked for, however many those are
 SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+$", re.MULTILINE)
 LOG_LINES = 15  # of the log, in the error that tells why a server did not start
@@ -50,34 +51,34 @@ class VllmSettings:
     rows: int | None = None
     """Requests that decode at once at most; None for vLLM's own limit."""
     capacity_tokens: int | None = None
-    """Of KV cache; None for what vLLM finds free, on GPUs only."""
+    """Tokens that the KV cache holds; None for what vLLM finds free, on GPUs only."""
     dtype: str = "bfloat16"
-    """Of weights, keys and values."""
+    """Number type of weights, keys and values."""
     device: str = "cpu"
     """cpu or cuda."""
     threads: int = 1
-    """That compute, on CPUs."""
+    """Threads that compute, on CPUs."""
     environment: Mapping[str, str] | None = None
     """Variables beyond those of this process, as CUDA_VISIBLE_DEVICES."""
     host: str = "127.0.0.1"
     """Address of this machine that it listens on."""
     reads_weights: bool = True
-    """False: it begins with random ones, for whoever gives it others before it is asked."""
+    """False: it begins with random weights, and is given others before the first request."""
 
 
-class Server(Protocol):
-    """A running server, to whoever started it."""
+class RunningServer(Protocol):
+    """A running server, as seen by the engine that started it."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def pid(self) -> int:
-        """On its machine."""
+        """Process id on its machine."""
         ...
 
     def cpu_seconds(self) -> float:
-        """Of its processes, those that have ended left out."""
+        """CPU seconds of its processes, except those that have ended."""
         ...
 
     async def close(self) -> None:
@@ -87,7 +88,7 @@ class Server(Protocol):
 
 Tell = Callable[[str], None]
 """Gets a line of progress now and then while a server starts."""
-StartServer = Callable[[VllmSettings, Tell], Awaitable[Server]]
+StartServer = Callable[[VllmSettings, Tell], Awaitable[RunningServer]]
 """Returns when the server answers. Raises ConfigError for settings that can't be obeyed, EngineUnavailable where it
 ends instead."""
 
@@ -153,10 +154,8 @@ def kv_bytes(config: Mapping[str, Any], tokens: int, dtype: str) -> int:
     """Bytes of keys and values for so many tokens. config: of a Qwen2, Qwen3 or Llama folder."""
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
-    return (
-        int(2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * width * tokens)
-        * (ITEM_BYTES[dtype])
-    )
+    shape = (config["num_hidden_layers"], config.get("num_key_value_heads") or heads, width)
+    return cache_bytes(shape, tokens, ITEM_BYTES[dtype])
 
 
 def _options(settings: VllmSettings, port: int) -> list[str]:
@@ -229,7 +228,7 @@ def _begin(command: list[str], settings: VllmSettings) -> subprocess.Popen[bytes
 
 
 def _processes(group: int) -> Iterator[tuple[Path, list[str]]]:
-    """Of a process group: their folders in /proc, and what stands in `stat` after the name."""
+    """Yield each process of a group: its folder in /proc, and the fields of `stat` after the name."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             fields = file.read_text().rpartition(")")[2].split()

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rocstar.config.sections import Recipe, RlStage, SftStage, StageRolloutSection
 from rocstar.forecast.engine_model import EngineModel
-from rocstar.forecast.simulate import simulate
+from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
 from rocstar.parts.build import rollouts_of
 from rocstar.rollout.kv_scheduler import KvScheduler
@@ -51,29 +51,29 @@ class Measured:
     first: Sequence[PlannedAttempt]
     """What attempts look like before RL, uncut."""
     last: Sequence[PlannedAttempt]
-    """And after it."""
+    """What attempts look like after RL, uncut."""
     model: EngineModel
     engines: int
     spread: float
     """What the fit of the engine's costs leaves: root of the mean squared relative error of the attempts' ends."""
     judging: float
-    """Of an attempt of an evaluation, beyond making it."""
+    """Seconds for an attempt of an evaluation, beyond making it."""
     learning: Mapping[str, Cost]
-    """Of a step beyond its attempts, by RL stage, over the tokens of the attempts that are kept."""
+    """By RL stage: seconds of a step beyond its attempts, over the tokens of the attempts that are kept."""
     saving: float
-    """Of a checkpoint."""
+    """Seconds for a checkpoint."""
     overlaps: bool
     """Attempts are made beside learning, on other cores."""
     started: float
     """Bytes that sandbox, graders and other engines hold between programs."""
     start: float = 0.0
-    """From the process's begin to the first stage, without demonstrations."""
+    """Seconds from the start of the process to the first stage, without demonstrations."""
     made: int = 0
     """Demonstrations in the trial."""
     demonstration: float = 0.0
     """Seconds of making one."""
     sft: Mapping[str, float] = field(default_factory=dict)
-    """Of a step, by SFT stage."""
+    """By SFT stage: seconds of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +81,23 @@ class Phase:
     """One part of the run, in its order."""
 
     name: str
-    steps: int
+    steps: int = 0
     """0 where it has none."""
-    tokens: float
+    tokens: float = 0.0
     """Learnt from or written in a step."""
-    rollout_seconds: float
-    """Of a step; attempts."""
-    learning_seconds: float
-    """Of a step; all else."""
+    rollout_seconds: float = 0.0
+    """Seconds of a step for its attempts."""
+    learning_seconds: float = 0.0
+    """Seconds of a step for all else."""
     seconds: float
-    """Of all of it."""
+    """Seconds of the whole phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPlan:
     phases: Sequence[Phase]
     memory: Mapping[str, float]
-    """By process, bytes: the run's peak (memory.py), and what the others hold between programs."""
+    """By process, bytes: the run's peak (`rocstar.parts.memory`), and what the others hold between programs."""
     spread: float
     """See Measured."""
 
@@ -110,10 +110,11 @@ def plan_cpu(recipe: Recipe, measured: Measured, *, heldout: int, pools: Mapping
     """heldout: problems of an evaluation. pools: problems by RL stage. memory: of the run's process, bytes."""
     rows = demonstrations(recipe)
     measured_under = rollouts_of(recipe)[-1]  # before and after alike
-    phases = [_lasting("start", measured.start + rows * measured.demonstration)]
+    phases = [Phase(name="start", seconds=measured.start + rows * measured.demonstration)]
     for place, stage in enumerate(recipe.stage):
         if isinstance(stage, SftStage):
-            phases.append(_sft(stage, measured.sft[stage.name]))
+            each = measured.sft[stage.name]
+            phases.append(Phase(name=stage.name, steps=stage.steps, learning_seconds=each, seconds=stage.steps * each))
             continue
         if not any(isinstance(earlier, RlStage) for earlier in recipe.stage[:place]):
             phases.append(_evaluation(recipe, measured, measured_under, heldout, measured.first, "before"))
@@ -126,7 +127,7 @@ def plan_cpu(recipe: Recipe, measured: Measured, *, heldout: int, pools: Mapping
 
 
 def demonstrations(recipe: Recipe) -> int:
-    """That a task makes for all SFT stages; rows of files are there."""
+    """How many demonstrations a task makes for all SFT stages; stages with a rows file need none."""
     made = [stage for stage in recipe.stage if isinstance(stage, SftStage) and stage.sft.rows_file is None]
     return sum(stage.steps * stage.sft.batch_rows for stage in made)
 
@@ -167,23 +168,7 @@ def _cut(attempt: PlannedAttempt, cap: int, most: int) -> PlannedAttempt:
 
 def _made(measured: Measured, work: Sequence[PlannedAttempt]) -> float:
     """Seconds of these attempts, all at once."""
-    engines = {f"engine{place}": measured.model for place in range(measured.engines)}
-    return simulate(work, engines, KvScheduler()).makespan if work else 0.0
-
-
-def _lasting(name: str, seconds: float) -> Phase:
-    return Phase(name=name, steps=0, tokens=0.0, rollout_seconds=0.0, learning_seconds=0.0, seconds=seconds)
-
-
-def _sft(stage: SftStage, seconds: float) -> Phase:
-    return Phase(
-        name=stage.name,
-        steps=stage.steps,
-        tokens=0.0,
-        rollout_seconds=0.0,
-        learning_seconds=seconds,
-        seconds=stage.steps * seconds,
-    )
+    return simulate(work, alike(measured.model, measured.engines), KvScheduler()).makespan if work else 0.0
 
 
 def _rl(recipe: Recipe, stage: RlStage, measured: Measured, heldout: int, pool: int) -> Iterator[Phase]:
@@ -193,7 +178,7 @@ def _rl(recipe: Recipe, stage: RlStage, measured: Measured, heldout: int, pool: 
     if (tried := stage.data.drop_solved_attempts) is not None:
         at_once = max(1, rollout.problems_per_step * attempts // tried)
         batch = workload(within(lengths, rollout), min(at_once, pool), tried)
-        yield _lasting(f"{stage.name}: pool", _made(measured, batch) * max(1.0, pool / at_once))
+        yield Phase(name=f"{stage.name}: pool", seconds=_made(measured, batch) * max(1.0, pool / at_once))
     work = workload(within(lengths, rollout), problems, attempts)
     kept = problems * (attempts if stage.resample.method == "all" else stage.resample.keep)
     tokens = fmean(attempt.response_tokens for attempt in work)
@@ -213,7 +198,7 @@ def _rl(recipe: Recipe, stage: RlStage, measured: Measured, heldout: int, pool: 
 
 
 def _share(recipe: Recipe, stage: RlStage) -> float:
-    """Of RL's steps that are done in the middle of the stage."""
+    """Share of RL's steps that are done in the middle of the stage."""
     steps = [(each.name, each.steps) for each in recipe.stage if isinstance(each, RlStage)]
     before = sum(count for _, count in steps[: [name for name, _ in steps].index(stage.name)])
     return (before + stage.steps / 2) / sum(count for _, count in steps)
@@ -230,10 +215,10 @@ def _evaluation(
     """The sampled attempts at all problems, then the greedy ones."""
     parts = [recipe.evaluate.attempts, *([1] if recipe.evaluate.greedy else [])]
     work = [workload(within(lengths, rollout), heldout, attempts) for attempts in parts]
-    return _lasting(name, sum(_made(measured, part) + len(part) * measured.judging for part in work))
+    return Phase(name=name, seconds=sum(_made(measured, part) + len(part) * measured.judging for part in work))
 
 
 def _saving(recipe: Recipe, one: float, seconds: float) -> Phase:
     """Checkpoints at stages' ends and by time."""
     apart = max(recipe.run.checkpoint_seconds, one / max(recipe.run.checkpoint_cost, 1e-9))
-    return _lasting("checkpoints", one * (len(recipe.stage) + seconds / apart))
+    return Phase(name="checkpoints", seconds=one * (len(recipe.stage) + seconds / apart))

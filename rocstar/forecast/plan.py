@@ -1,4 +1,5 @@
-"""Puts a plan together: stage by stage, what a step takes, and what stands in the way. Reads config.json, else pure.
+"""What a recipe takes on given GPUs: stage by stage what a step takes, and what makes it impossible. Pure, but for
+reading config.json.
 
 Rollouts go through rocstar's own simulator (`forecast/simulate.py`), on a part of the engines with the same part of the
 problems, because a plan should be there in seconds. Learning is operations over what the GPUs do of their peak."""
@@ -13,8 +14,7 @@ from rocstar.config.places import TorchEngines, VllmEngines
 from rocstar.config.sections import Recipe, RlStage, SftStage
 from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
-from rocstar.forecast.gpus import Gpu
-from rocstar.forecast.simulate import simulate
+from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import scaled, synthetic_workload
 from rocstar.parts.fits import idle_engines, idle_learners, kv_tokens_of, longest_response, refusals
 from rocstar.parts.memory import engine_bytes, learner_bytes
@@ -24,31 +24,51 @@ from rocstar.rollout.kv_scheduler import KvScheduler
 SIMULATED_ENGINES = 2
 DAY = 86400.0
 TOKEN_BYTES = 7.0
-"""Of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart's)."""
+"""Bytes of one token in rollouts/*.parquet: id, logprob, mask and entropy, compressed (measured on the quickstart)."""
 CHECKPOINT_BYTES = 16.0
-"""Of one parameter: fp32 weights and optimizer state, and the model as a Hugging Face folder."""
+"""Bytes of one parameter in a checkpoint: fp32 weights and optimizer state, and the model as a Hugging Face folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """A GPU by its maker's data sheet; operations are dense ones, without sparsity."""
+
+    memory_bytes: float
+    flops: float
+    """bf16 operations a second."""
+    bandwidth: float
+    """Bytes a second of its memory."""
+
+
+GPUS: Mapping[str, GpuSpec] = {
+    "h200": GpuSpec(memory_bytes=141e9, flops=989e12, bandwidth=4.8e12),
+    "h100": GpuSpec(memory_bytes=80e9, flops=989e12, bandwidth=3.35e12),
+    "mi300x": GpuSpec(memory_bytes=192e9, flops=1307e12, bandwidth=5.3e12),
+    "a100": GpuSpec(memory_bytes=80e9, flops=312e12, bandwidth=2.04e12),
+    "4090": GpuSpec(memory_bytes=24e9, flops=165e12, bandwidth=1.01e12),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What nobody knows before a run. Each can be given; `Plan.matters` tells which one matters most."""
+    """What is not known before a run. Each can be given; `GpuPlan.matters` tells which one matters most."""
 
     length_share: float = 0.4
     """Mean response over its cap. The paper's stages: 0.13 to 0.5, 0.33 to 0.5, 0.5 to 0.67 (§5.2)."""
     bandwidth_share: float = 0.6
-    """Of the memory's bandwidth that decoding reaches."""
+    """Share of the memory's bandwidth that decoding reaches."""
     learning_share: float = 0.35
-    """Of peak operations that learning reaches."""
+    """Share of peak operations that learning reaches."""
     prefill_share: float = 0.5
-    """Of peak operations that feeding a prompt reaches."""
+    """Share of peak operations that feeding a prompt reaches."""
     tool_calls: float = 2.7
     """Per attempt (45K a step of 16,384, §3.1)."""
     program_cpu_seconds: float = 0.03
     """CPU of one program in the sandbox, numpy loaded."""
     demonstration_tokens: float = 600.0
-    """Of one row of SFT."""
+    """Tokens of one row of SFT."""
     step_overhead_seconds: float = 10.0
-    """Of a step beyond rollouts and learning: verifying, exchanging weights, recording."""
+    """Seconds of a step beyond rollouts and learning: verifying, exchanging weights, recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +77,14 @@ class StagePlan:
     steps: int
     tokens: float
     """Learnt from or written in a step."""
-    rollout_seconds: float
-    """Of a step."""
+    rollout_seconds: float = 0.0
+    """Seconds of a step for its attempts."""
     learning_seconds: float
-    """Of a step."""
-    calls: float
+    """Seconds of a step for learning."""
+    calls: float = 0.0
     """Tool calls of a step."""
-    cores: float
-    """That the sandbox needs, so that programs do not wait: four times their mean use."""
+    cores: float = 0.0
+    """Cores that the sandbox needs so that programs do not wait: four times their mean use."""
     step_seconds: float
 
     @property
@@ -73,7 +93,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class GpuPlan:
     gpu: str
     engines: int
     """GPUs that write; one engine each."""
@@ -87,9 +107,9 @@ class Plan:
     engine: Mapping[str, float]
     """Bytes by part, on each engine's GPU."""
     memory_bytes: float
-    """Of one GPU."""
+    """Memory of one GPU."""
     kv_tokens: float
-    """Of one engine."""
+    """Tokens that the KV cache of one engine holds."""
     sequences: float
     """At their mean length that one engine's KV cache holds."""
     stages: Sequence[StagePlan]
@@ -99,14 +119,14 @@ class Plan:
     limit: str
     """What most of the time goes into."""
     matters: Mapping[str, float]
-    """By assumption: hours of the whole when it is a quarter larger, over hours as planned."""
+    """By assumption: hours in all when it is a quarter larger, over hours as planned."""
 
     @property
     def hours(self) -> float:
         return sum(stage.hours for stage in self.stages)
 
 
-def make_plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptions) -> Plan:
+def make_plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
     """Raises ConfigError for a model that is not known, and for fewer GPUs than two engines and learners can share."""
     plan = _plan(recipe, gpu_name, gpu, gpus, assumed)
     names = ("length_share", "bandwidth_share", "learning_share", "step_overhead_seconds")
@@ -115,7 +135,7 @@ def make_plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assum
     return replace(plan, matters={name: hours[name] / plan.hours if plan.hours else 1.0 for name in names})
 
 
-def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptions) -> Plan:
+def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assumptions) -> GpuPlan:
     shape = shape_of(recipe.model)
     engines, learners = shared_out(recipe, gpus)
     learner = learner_bytes(recipe, shape, learners)
@@ -127,7 +147,7 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: Gpu, gpus: int, assumed: Assumptio
     ]
     found += list(refusals(f"a GPU of kind {gpu_name}", gpu.memory_bytes, learner, kv_tokens, longest))
     stages = [] if found else list(_stages(recipe, shape, gpu, engines, learners, kv_tokens, assumed))
-    return Plan(
+    return GpuPlan(
         gpu=gpu_name,
         engines=engines,
         learners=learners,
@@ -159,7 +179,7 @@ def shared_out(recipe: Recipe, gpus: int) -> tuple[int, int]:
 
 
 def _stages(
-    recipe: Recipe, shape: Shape, gpu: Gpu, engines: int, learners: int, kv_tokens: float, assumed: Assumptions
+    recipe: Recipe, shape: Shape, gpu: GpuSpec, engines: int, learners: int, kv_tokens: float, assumed: Assumptions
 ) -> Iterator[StagePlan]:
     learned_flops = learners * gpu.flops * assumed.learning_share
     passes = 4.0 if recipe.model.gradient_checkpointing else 3.0  # forward, backward twice as much, forward again
@@ -169,12 +189,9 @@ def _stages(
             seconds = tokens * passes * shape.forward_flops(assumed.demonstration_tokens / 2) / learned_flops
             yield StagePlan(
                 name=stage.name,
-                steps=max(0, stage.steps),  # none of epochs whose rows nobody has read
+                steps=max(0, stage.steps),  # epochs whose rows have not been read count no steps
                 tokens=tokens,
-                rollout_seconds=0.0,
                 learning_seconds=seconds,
-                calls=0.0,
-                cores=0.0,
                 step_seconds=seconds,
             )
         else:
@@ -184,7 +201,7 @@ def _stages(
 def _rl_stage(
     stage: RlStage,
     shape: Shape,
-    gpu: Gpu,
+    gpu: GpuSpec,
     engines: int,
     kv_tokens: float,
     assumed: Assumptions,
@@ -199,6 +216,7 @@ def _rl_stage(
     flops = attempts * kept * response * (passes + scored) * shape.forward_flops(response / 2)
     learning = flops / learned_flops
     calls = attempts * assumed.tool_calls if rollout.max_turns > 1 else 0.0
+    beside = max(seconds, learning) if rollout.max_staleness_steps else seconds + learning
     return StagePlan(
         name=stage.name,
         steps=stage.steps,
@@ -207,16 +225,11 @@ def _rl_stage(
         learning_seconds=learning,
         calls=calls,
         cores=4 * calls * assumed.program_cpu_seconds / max(seconds, 1e-9),
-        step_seconds=_together(rollout.max_staleness_steps, seconds, learning) + assumed.step_overhead_seconds,
+        step_seconds=beside + assumed.step_overhead_seconds,
     )
 
 
-def _together(staleness: int, rollout: float, learning: float) -> float:
-    """One after the other, or the longer of the two where rollouts go on meanwhile."""
-    return max(rollout, learning) if staleness else rollout + learning
-
-
-def engine_model(shape: Shape, gpu: Gpu, kv_tokens: float, assumed: Assumptions) -> EngineModel:
+def engine_model(shape: Shape, gpu: GpuSpec, kv_tokens: float, assumed: Assumptions) -> EngineModel:
     """Decoding reads the weights and the caches; feeding computes."""
     bandwidth = gpu.bandwidth * assumed.bandwidth_share
     return EngineModel(
@@ -238,12 +251,12 @@ def _rollout(stage: RlStage, model: EngineModel, engines: int, assumed: Assumpti
     mean = fmean(attempt.response_tokens for attempt in work)
     work = scaled(work, assumed.length_share * cap / mean)
     fits = [attempt for attempt in work if attempt.tokens < model.capacity_tokens]
-    report = simulate(fits, {f"engine{place}": model for place in range(few)}, KvScheduler())
+    report = simulate(fits, alike(model, few), KvScheduler())
     return fmean(attempt.response_tokens for attempt in work), report.makespan
 
 
 def _disk(recipe: Recipe, shape: Shape, stages: Sequence[StagePlan]) -> float:
-    """Of rollouts and checkpoints in a day of the longest stage."""
+    """Bytes of rollouts and checkpoints in a day of the longest stage."""
     if not stages:
         return 0.0
     longest = max(stages, key=lambda stage: stage.hours)

@@ -9,21 +9,26 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from rocstar.errors import ConfigError
-from rocstar.forecast.engine_model import EngineModel, Job, SimulatedAttempt, SimulatedEngine
+from rocstar.forecast.engine_model import EngineModel
+from rocstar.forecast.simulated_engine import Job, SimulatedAttempt, SimulatedEngine, simulated_engine
 from rocstar.forecast.workload import PlannedAttempt
 from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.types import EngineLoad
 
 TAIL = 0.95  # of the attempts have ended when the tail begins
+COLUMNS = 400  # points of time in a picture
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class StepReport:
     """What one simulated step came to."""
 
     makespan: float
@@ -31,7 +36,7 @@ class Report:
     lower_bound: float
     """No schedule ends before it, deaths left aside; seconds."""
     idle_share: Mapping[str, float]
-    """By engine: part of the makespan, or of its life, in which it computed nothing."""
+    """By engine: part of the makespan, or of its life, in which the engine computed nothing."""
     tail_share: float
     """Part of the makespan that was left when 95% of the attempts had ended."""
     evictions: int
@@ -70,6 +75,11 @@ class Moment(NamedTuple):
 Watch = Callable[[Moment], None]
 
 
+def alike(model: EngineModel, count: int) -> dict[str, EngineModel]:
+    """`count` engines of this model, by name."""
+    return {f"engine{place}": model for place in range(count)}
+
+
 def simulate(
     attempts: Sequence[PlannedAttempt],
     engines: Mapping[str, EngineModel],
@@ -77,7 +87,7 @@ def simulate(
     *,
     deaths: Mapping[str, float] | None = None,
     watch: Watch | None = None,
-) -> Report:
+) -> StepReport:
     """Roll all attempts at once and see what it takes. `deaths`: engine -> when it goes for good, seconds. Raises
     ConfigError for an attempt that does not fit an engine, and where no engine is left."""
     return simulate_steps([attempts], engines, scheduler, deaths=deaths, watch=watch)[0]
@@ -90,7 +100,7 @@ def simulate_steps(
     *,
     deaths: Mapping[str, float] | None = None,
     watch: Watch | None = None,
-) -> list[Report]:
+) -> list[StepReport]:
     """One step after another on the same engines, as in training: the scheduler keeps what it has learned. `deaths`
     happen in the last step, seconds after its beginning. Session ids are `STEP/NUMBER`, both from 0."""
     longest = max(attempt.tokens for attempts in steps for attempt in attempts)
@@ -99,7 +109,7 @@ def simulate_steps(
             raise ConfigError(
                 f"an attempt needs {need} tokens of KV cache and an engine has {model.capacity_tokens}; give it more"
             )
-    alive = {name: SimulatedEngine(name, model) for name, model in engines.items()}
+    alive = {name: simulated_engine(name, model) for name, model in engines.items()}
     found, start = [], 0.0
     for number, attempts in enumerate(steps):
         step = _Step(attempts, alive, scheduler, watch, f"{number}/", start)
@@ -128,14 +138,10 @@ def lower_bound(attempts: Sequence[PlannedAttempt], engines: Sequence[EngineMode
         seconds += fed * model.seconds_per_prefill_token + requests * model.seconds_per_request
         return seconds + own / model.capacity_tokens * model.step_seconds
 
+    longest = sorted(attempts, key=_sampled)[-32:]  # the few that can take longest alone
     alone = [whole(model) for model in engines]
     shared = 1.0 / sum(1.0 / seconds for seconds in alone) if all(alone) else 0.0
-    return max(shared, max(min(_alone(attempt, model) for model in engines) for attempt in _longest(attempts)))
-
-
-def _longest(attempts: Sequence[PlannedAttempt]) -> list[PlannedAttempt]:
-    """The few that can take longest alone."""
-    return sorted(attempts, key=_sampled)[-32:]
+    return max(shared, max(min(_alone(attempt, model) for model in engines) for attempt in longest))
 
 
 def _alone(attempt: PlannedAttempt, model: EngineModel) -> float:
@@ -223,10 +229,10 @@ class _Step:
                 heapq.heappop(self.events)[2]()
             self._decide()
 
-    def report(self, bound: float) -> Report:
+    def report(self, bound: float) -> StepReport:
         ends = sorted(self.ends.values())
         makespan, tail = ends[-1], ends[max(0, math.ceil(TAIL * len(ends)) - 1)]
-        return Report(
+        return StepReport(
             makespan=makespan,
             lower_bound=bound,
             idle_share={name: self._idle_share(name, makespan) for name in self.all_engines},
@@ -252,6 +258,13 @@ class _Step:
         self.order += 1
         heapq.heappush(self.events, (when, self.order, event))
 
+    def _decided(self, call: Callable[..., T], *facts: Any) -> T:
+        """Ask the scheduler, and count its CPU seconds."""
+        started = time.thread_time()
+        found = call(*facts)
+        self.deciding += time.thread_time() - started
+        return found
+
     # Events
 
     def _ask(self, attempt: SimulatedAttempt) -> None:
@@ -265,15 +278,11 @@ class _Step:
             tokens=attempt.tokens,
             limit=attempt.plan.limit + attempt.plan.prompt_tokens - attempt.tokens,
         )
-        started = time.thread_time()
-        self.scheduler.ask(ask, self.now)
-        self.deciding += time.thread_time() - started
+        self._decided(self.scheduler.ask, ask, self.now)
 
     def _decide(self) -> None:
         """Let the scheduler assign, then let the engines that something happened to go on."""
-        started = time.thread_time()
-        assigned = self.scheduler.assign(_Loads(self.engines, self.now), self.now)
-        self.deciding += time.thread_time() - started
+        assigned = self._decided(self.scheduler.assign, _Loads(self.engines, self.now), self.now)
         for request, name in assigned:
             self._submit(self.asked.pop(request), name)
         for name in self.changed:
@@ -311,18 +320,14 @@ class _Step:
     def _answered(self, engine: SimulatedEngine, attempt: SimulatedAttempt) -> None:
         turn = attempt.plan.turns[attempt.turn]
         request = f"{attempt.session_id}/{attempt.turn}"
-        started = time.thread_time()
-        self.scheduler.answered(request, turn.sampled_tokens, self.now)
-        self.deciding += time.thread_time() - started
+        self._decided(self.scheduler.answered, request, turn.sampled_tokens, self.now)
         attempt.tokens += turn.sampled_tokens + turn.reply_tokens
         attempt.turn += 1
         if attempt.turn < len(attempt.plan.turns):
             self._at(self.now + turn.tool_seconds, lambda: self._ask(attempt))
             return
         engine.close(attempt)
-        started = time.thread_time()
-        self.scheduler.close(attempt.session_id, self.now)
-        self.deciding += time.thread_time() - started
+        self._decided(self.scheduler.close, attempt.session_id, self.now)
         self.ends[attempt.session_id] = self.now - self.start
 
     def _die(self, name: str) -> None:
@@ -339,6 +344,48 @@ class _Step:
             attempt = job.attempt
             attempt.computed = attempt.tokens  # of a turn asked again its samples are new tokens
             self.asked[f"{attempt.session_id}/{attempt.turn}"] = attempt
-        started = time.thread_time()
-        self.scheduler.lose(name, self.now)
-        self.deciding += time.thread_time() - started
+        self._decided(self.scheduler.lose, name, self.now)
+
+
+# -- a picture -------------------------------------------------------------------------------------------------------
+
+
+def filled(moments: Sequence[Moment], engines: Mapping[str, EngineModel], until: float) -> list[list[float]]:
+    """[engines][COLUMNS] share of the cache in use, engines in order of their names."""
+    rows = []
+    for name in sorted(engines):
+        own = [moment for moment in moments if moment.engine == name]
+        times = [moment.seconds for moment in own]
+        places = (bisect_right(times, until * (column + 0.5) / COLUMNS) - 1 for column in range(COLUMNS))
+        used = [own[place].used_tokens if place >= 0 else 0 for place in places]
+        rows.append([tokens / engines[name].capacity_tokens for tokens in used])
+    return rows
+
+
+def draw(moments: Mapping[str, Sequence[Moment]], engines: Mapping[str, EngineModel], path: Path) -> None:
+    """Draw how full each engine's cache was over time: one band for each policy, one line of it for each engine,
+    brighter where the cache is fuller; all on one axis of seconds. Needs matplotlib. Raises OSError where `path` cannot
+    be written."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    until = max(moment.seconds for policy in moments.values() for moment in policy)
+    figure, bands = pyplot.subplots(len(moments), 1, sharex=True, squeeze=False, figsize=(10, 1 + 1.4 * len(moments)))
+    for axes, (policy, own) in zip(bands[:, 0], moments.items(), strict=True):
+        picture = axes.imshow(
+            filled(own, engines, until),
+            aspect="auto",
+            vmin=0,
+            vmax=1,
+            extent=(0, until, len(engines), 0),
+            cmap="viridis",
+        )
+        axes.axvline(max(moment.seconds for moment in own), color="red", linewidth=1)
+        axes.set_ylabel(policy, rotation=0, ha="right", va="center")
+        axes.set_yticks([])
+    bands[-1, 0].set_xlabel("seconds; one line for each engine; red: the last attempt has ended")
+    figure.colorbar(picture, ax=bands[:, 0], label="share of the KV cache in use")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, groupby, islice
+from itertools import cycle, groupby, zip_longest
 from math import nan
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -25,8 +25,8 @@ from rocstar.forecast.cpu import Cost, CpuPlan, Measured, cost_of, demonstration
 from rocstar.forecast.fit import Trial, fit
 from rocstar.forecast.guided import GuidedEngine, turns_of
 from rocstar.forecast.replay import engine_of
-from rocstar.forecast.simulate import simulate
-from rocstar.forecast.workload import PlannedAttempt, TurnLengths
+from rocstar.forecast.simulate import alike, simulate
+from rocstar.forecast.workload import PlannedAttempt, planned
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
 from rocstar.parts.build import rollouts_of
@@ -35,7 +35,7 @@ from rocstar.parts.threads import begin_threads
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.run.ahead import steps_ahead
+from rocstar.run.ahead import StepsAhead, steps_ahead
 from rocstar.run.checkpoints import save
 from rocstar.run.coldstart import load_sft_rows
 from rocstar.run.material import Material, positions_of, read_material, task_of
@@ -44,7 +44,6 @@ from rocstar.run.run import Run, opened_run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.daemon.watch import TICKS, descendants, numbers, stat
 from rocstar.support.screen import Screen
-from rocstar.train import rl_step
 from rocstar.types import Group, Problem, SftRow, Trajectory, Verdict
 
 ROWS = 3200  # demonstrations that are made for a stage: what a tokenizer is trained on, and a few
@@ -53,12 +52,19 @@ PART_SECONDS = 2.0  # a part that took so long is not tried at twice the size
 UPDATES = 8  # of SFT that are timed, after two that are not
 SETTLE_SECONDS = 0.3  # until other processes have told what they used
 
+RlStep = Callable[[Run, RlStage, StepsAhead, GrpoLearner, int], Awaitable[Mapping[str, float]]]
+"""Takes one step of an RL stage and returns its metrics: `rocstar.train.rl_step`."""
+Shown = Sequence[tuple[SftRow, Problem]]
+"""What attempts write, and the problem of each row; another one where a file does not tell."""
 
-def predicted(recipe: Recipe, screen: Screen, *, wall: bool = True, length_share: float = 0.4) -> CpuPlan:
-    """On the CPUs of this machine, whatever GPUs it has. Raises what opening a run raises.
 
-    wall: seconds by the clock; else of CPU, which other work on the machine disturbs less. length_share: see
-    Assumptions; only where nothing is imitated."""
+def predicted(
+    recipe: Recipe, screen: Screen, rl_step: RlStep, *, wall: bool = True, length_share: float = 0.4
+) -> CpuPlan:
+    """What the recipe takes on the CPUs of this machine, whatever GPUs it has. Raises what opening a run raises.
+
+    rl_step: what a step of the trial runs. wall: seconds by the clock; else of CPU, which other work on the machine
+    disturbs less. length_share: see Assumptions; only used where nothing is imitated."""
     begin_threads(recipe, None)
     stages = [stage for stage in recipe.stage if stage.steps]
     model = recipe.model.model_copy(update={"device": "cpu"})
@@ -69,14 +75,14 @@ def predicted(recipe: Recipe, screen: Screen, *, wall: bool = True, length_share
     with TemporaryDirectory() as place:
         folder = RunFolder.create(material.recipe, place, ())
         with opened_machines(material.recipe, folder.path / "run.json") as machines:
-            measured = asyncio.run(_measured(recipe, material, folder, machines, screen, wall, length_share))
+            measured = asyncio.run(_measured(recipe, material, folder, machines, screen, rl_step, wall, length_share))
     memory = material.memory.run if material.memory else nan
     pools = {name: len(problems) for name, problems in material.problems.items()}
     return plan_cpu(recipe, measured, heldout=len(material.heldout), pools=pools, memory=memory)
 
 
 def _shortened(recipe: Recipe) -> Recipe:
-    """With as many demonstrations as a trial needs."""
+    """The recipe with as many demonstrations as a trial needs."""
 
     def stage(stage: SftStage | RlStage) -> SftStage | RlStage:
         if isinstance(stage, RlStage):
@@ -92,28 +98,20 @@ async def _measured(
     folder: RunFolder,
     machines: Machines,
     screen: Screen,
+    rl_step: RlStep,
     wall: bool,
     length_share: float,
 ) -> Measured:
     async with opened_run(material, folder, screen, machines, resume=False, stopper=Stopper(screen.note)) as run:
         opened = _since_birth() if wall else run.meter.spent()
         screen.note("trying what its parts take")
-        trials = _Trials(run=run, wall=wall)
+        trials = _Trials(run=run, rl_step=rl_step, wall=wall)
         each = await trials.demonstration()
         sft = {stage.name: await trials.sft(stage) for stage in recipe.stage if isinstance(stage, SftStage)}
         measured = await trials.attempts(recipe, trials.shown(length_share))
         made = demonstrations(material.recipe)
         start = opened - made * each
         return replace(measured, start=start, demonstration=each, made=made, sft=sft)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """What attempts write."""
-
-    rows: Sequence[SftRow]
-    problems: Sequence[Problem]
-    """Of each row; other ones where a file does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +128,13 @@ class _Trials:
     """An open run whose parts are tried one after the other."""
 
     run: Run
+    rl_step: RlStep
     wall: bool
     rolled: list[Trial] = field(default_factory=list)
     """All attempts so far, for the fit."""
     seed: int = 0
     learner: GrpoLearner | None = None
-    """Of the last stage that was tried."""
+    """The learner of the last stage that was tried."""
 
     async def now(self) -> float:
         """Seconds so far, by the clock or of CPU."""
@@ -181,8 +180,8 @@ class _Trials:
             learner.update(batch, seed=0)
         return (await self.now() - began) / UPDATES
 
-    def shown(self, length_share: float) -> _Shown:
-        """Of the last stage that imitates; without one, rows of one turn and so much of the cap."""
+    def shown(self, length_share: float) -> Shown:
+        """Rows of the last SFT stage; without one, rows of one turn that takes `length_share` of the cap."""
         recipe = self.run.recipe
         own = [problem for some in self.run.material.problems.values() for problem in some]
         problems = own or self.run.material.heldout or [Problem(id="none", question="", answer="0")]
@@ -193,25 +192,26 @@ class _Trials:
         if stage.sft.rows_file is None:
             made = task_of(recipe, stage).demonstrations(stage.steps * stage.sft.batch_rows)  # type: ignore[attr-defined]
             problems = [demonstration.problem for demonstration in made]
-        return _Shown(rows=rows, problems=list(islice(cycle(problems), len(rows))))
+        return list(zip(rows, cycle(problems), strict=False))
 
-    def _unshown(self, problems: Sequence[Problem], tokens: int) -> _Shown:
+    def _unshown(self, problems: Sequence[Problem], tokens: int) -> Shown:
         conversation, some = self.run.roller(self.run.recipe, self.rollout).conversation, problems[:JUDGED]
         prompts = [prompt_tokens(problem, conversation) for problem in some]
         rows = [SftRow(token_ids=(0,) * (n + tokens), loss_mask=(False,) * n + (True,) * tokens) for n in prompts]
-        return _Shown(rows=rows, problems=some)
+        return list(zip(rows, some, strict=True))
 
-    async def attempts(self, recipe: Recipe, shown: _Shown) -> Measured:
+    async def attempts(self, recipe: Recipe, shown: Shown) -> Measured:
         """All that depends on attempts, and memory after them."""
         judged, right = await self.judged(shown)
-        learning = await self.learning(recipe, drawn(shown.rows, right, share=0.5))
+        rows = [row for row, _ in shown]
+        learning = await self.learning(recipe, drawn(rows, right, share=0.5))
         config = self.run.policy.model.config
         positions = positions_of(self.run.material, self.run.policy.codec, int(config.max_position_embeddings))
         found = fit(engine_of(recipe.resolved(), positions), self.rolled)
-        alone = simulate(judged.trial.attempts, {f"{n}": found.model for n in range(self.engines)}, KvScheduler())
+        alone = simulate(judged.trial.attempts, alike(found.model, self.engines), KvScheduler())
         below = sum(numbers(pid, "smaps_rollup").get("Pss", 0) for pid in descendants(os.getpid()))
         return Measured(
-            first=[_planned_row(row, self.tool_seconds) for row in shown.rows],
+            first=[_planned_row(row, self.tool_seconds) for row in rows],
             last=[_planned_row(row, self.tool_seconds) for row in right],
             model=found.model,
             engines=self.engines,
@@ -223,24 +223,24 @@ class _Trials:
             started=float(below),
         )
 
-    async def judged(self, shown: _Shown) -> tuple[_Rolled, list[SftRow]]:
+    async def judged(self, shown: Shown) -> tuple[_Rolled, list[SftRow]]:
         """An evaluation on what is shown, and the rows that were right; all where none was."""
-        problems, rows = shown.problems[:JUDGED], shown.rows[:JUDGED]
-        await self._evaluated(rows[:1], problems[:1])  # the first takes longer
+        await self._evaluated(shown[:1])  # the first takes longer
         self.rolled.clear()
-        rolled = await self._evaluated(rows, problems)
+        rolled = await self._evaluated(shown[:JUDGED])
         verdicts = [group.trajectories[0].outcome for group in rolled.groups]
-        right = [row for row, o in zip(rows, verdicts, strict=True) if o and o.verdict is Verdict.RIGHT]
-        return rolled, right or list(shown.rows)
+        right = [row for (row, _), o in zip(shown, verdicts, strict=False) if o and o.verdict is Verdict.RIGHT]
+        return rolled, right or [row for row, _ in shown]
 
-    async def _evaluated(self, rows: Sequence[SftRow], problems: Sequence[Problem]) -> _Rolled:
+    async def _evaluated(self, shown: Shown) -> _Rolled:
+        rows, problems = zip(*shown, strict=True)
         began, protocol = await self.now(), Protocol(attempts=1, temperature=1.0)
         found = await evaluate_policy(self._roller(rows), problems, protocol, fault_budget=0.0, setup={})
         found.write(self.run.folder.evaluation("trial", 0), 0)
         return self._kept(found.groups["samples"], await self.now() - began)
 
     async def learning(self, recipe: Recipe, rows: Sequence[SftRow]) -> dict[str, Cost]:
-        """By RL stage; stages whose steps are alike are tried once."""
+        """Cost of learning by RL stage; stages whose steps are alike are tried once."""
         found: dict[str, Cost] = {}
         for stage in (stage for stage in recipe.stage if isinstance(stage, RlStage)):
             alike = next((s for s in recipe.stage if s.name in found and _alike(s, stage)), None)
@@ -281,7 +281,7 @@ class _Trials:
 
         began = await self.now()
         async with steps_ahead(made, end=1, ahead=0) as attempts:
-            metrics = await rl_step(self.run, stage, attempts, self.learner, 0)
+            metrics = await self.rl_step(self.run, stage, attempts, self.learner, 0)
         self.run.progress.step += 1
         mean = fmean(t.num_response_tokens for group in groups for t in group.trajectories)
         return metrics["roc/kept"] * mean, await self.now() - began
@@ -298,13 +298,13 @@ class _Trials:
         if fault := next((trajectory.fault for trajectory in made if trajectory.fault), None):
             raise RunHalted(f"an attempt of the trial ended by a fault of ours: {fault}")
         stretch = seconds / max(trajectory.seconds for trajectory in made)
-        planned = [
+        attempts = [
             _planned(trajectory, f"{len(self.rolled)}/{number}", self.rollout.max_response_tokens, stretch)
             for number, group in enumerate(groups)
             for trajectory in group.trajectories
         ]
         ends = [trajectory.seconds * stretch for trajectory in made]
-        trial = Trial(attempts=planned, ends=ends, engines=self.engines, scheduler=KvScheduler)
+        trial = Trial(attempts=attempts, ends=ends, engines=self.engines, scheduler=KvScheduler)
         self.rolled.append(trial)
         return _Rolled(groups=groups, trial=trial, seconds=seconds)
 
@@ -336,18 +336,14 @@ def _mixed(attempts: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 
 def _planned(made: Trajectory, group: str, limit: int, stretch: float) -> PlannedAttempt:
     wait = stretch * made.tool_seconds / max(1, len(made.turns) - 1)
-    turns = [TurnLengths(len(turn.completion.token_ids), len(turn.reply_ids), wait) for turn in made.turns]
-    turns[-1] = turns[-1]._replace(reply_tokens=0, tool_seconds=0.0)
-    return PlannedAttempt(group=group, prompt_tokens=len(made.prompt_ids), turns=tuple(turns), limit=limit)
+    lengths = [(len(turn.completion.token_ids), len(turn.reply_ids)) for turn in made.turns]
+    return planned(group, len(made.prompt_ids), lengths, wait=wait, limit=limit)
 
 
 def _planned_row(row: SftRow, tool_seconds: float) -> PlannedAttempt:
     lengths = [len(list(run)) for _, run in groupby(row.loss_mask)]  # prompt, turn, reply, turn ...
-    turns = [TurnLengths(turn, reply, tool_seconds) for turn, reply in zip(lengths[1::2], lengths[2::2], strict=False)]
-    if len(lengths) % 2 == 0:  # nothing stands after the last turn
-        turns.append(TurnLengths(lengths[-1], 0, 0.0))
-    turns[-1] = turns[-1]._replace(reply_tokens=0, tool_seconds=0.0)
-    return PlannedAttempt(group="", prompt_tokens=lengths[0], turns=tuple(turns), limit=len(row.token_ids))
+    turns = zip_longest(lengths[1::2], lengths[2::2], fillvalue=0)  # nothing stands after the last turn
+    return planned("", lengths[0], turns, wait=tool_seconds, limit=len(row.token_ids))
 
 
 def _since_birth() -> float:

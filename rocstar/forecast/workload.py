@@ -1,4 +1,4 @@
-"""What a simulated step has to do: the lengths and tool waits of its attempts, recorded or drawn. No text."""
+"""What a simulated step has to do: the lengths and tool waits of its attempts, drawn or given. No text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rocstar.errors import DataError
 from rocstar.types import seed_for
@@ -45,6 +45,16 @@ class PlannedAttempt:
     def tokens(self) -> int:
         """Prompt and response, at the end."""
         return self.prompt_tokens + self.response_tokens
+
+
+def planned(
+    group: str, prompt_tokens: int, lengths: Iterable[tuple[int, int]], *, wait: float, limit: int
+) -> PlannedAttempt:
+    """An attempt of turns with these (sampled, reply) tokens and `wait` seconds of each tool; the last turn has neither
+    reply nor wait, whatever is given for it."""
+    turns = [TurnLengths(sampled, reply, wait) for sampled, reply in lengths]
+    turns[-1] = TurnLengths(turns[-1].sampled_tokens, 0, 0.0)
+    return PlannedAttempt(group=group, prompt_tokens=prompt_tokens, turns=tuple(turns), limit=limit)
 
 
 class Draw(NamedTuple):
@@ -137,30 +147,3 @@ def scaled(attempts: Iterable[PlannedAttempt], responses: float, rest: float = 1
 def shrunk(attempts: Iterable[PlannedAttempt], divisor: float) -> list[PlannedAttempt]:
     """The same shape for a small engine."""
     return scaled(attempts, 1 / divisor, 1 / divisor)
-
-
-class RecordedStep(NamedTuple):
-    attempts: list[PlannedAttempt]
-    ends: list[float]
-    """Of each, seconds after the first request of its own; the attempts of a step begin together."""
-
-
-def recorded_step(rows: Iterable[Mapping[str, Any]], limit: int) -> RecordedStep:
-    """The attempts of one recorded step, as `runs.rollouts.read_rollouts` gives them. An attempt's tool seconds are
-    spread evenly over its tool turns, since only their sum is recorded; attempts that never sampled are left out.
-    Raises DataError where nothing is left."""
-    found = [(planned, row["seconds"]) for row in rows if (planned := _recorded(row, limit)) is not None]
-    if not found:
-        raise DataError("the recorded step has no attempt that sampled a token; choose another step")
-    return RecordedStep([planned for planned, _ in found], [seconds for _, seconds in found])
-
-
-def _recorded(row: Mapping[str, Any], limit: int) -> PlannedAttempt | None:
-    turns = [turn for turn in row["turns"] if turn["sampled_tokens"]]
-    if not turns:
-        return None
-    wait = (row["tool_seconds"] or 0.0) / max(1, len(turns) - 1)
-    lengths = [TurnLengths(turn["sampled_tokens"], turn["reply_tokens"], wait) for turn in turns]
-    lengths[-1] = TurnLengths(lengths[-1].sampled_tokens, 0, 0.0)
-    prompt = len(row["prompt_ids"])
-    return PlannedAttempt(group=row["problem_id"], prompt_tokens=prompt, turns=tuple(lengths), limit=limit)

@@ -1,4 +1,4 @@
-"""What the scheduler knows of one engine: who is there, how its cache will fill, how fast it is.
+"""What the scheduler knows of one engine: its trajectories (residents), how its cache will fill, how fast it is.
 
 Residents advance together, so everything is told in steps, one token for each resident, those that wait for a tool
 included on average: a resident whose own tokens are now x, at step v, holds x + (w - v) at a later step w, until it
@@ -34,96 +34,124 @@ class Resident:
     group: str
     prompt: int
     asked: Ask
-    """Its latest."""
+    """Its latest ask."""
     most: int
     """Longest response it may come to, tokens."""
     kin: Any = None
     """What its length is expected from."""
     request_id: str = ""
-    """Of the turn that waits or is worked on; empty while a tool runs."""
+    """Request id of the turn that waits or is worked on; empty while a tool runs."""
     engine: str | None = None
     response: int = 0
     """Tokens after the prompt when last known, replies included."""
     since: float = -1.0
     """Step of its engine at which its turn began; negative while none is worked on."""
     share: float = 0.0
-    """It is assumed to end at the length that this share of its like do not pass."""
+    """It is assumed to end at the length that this share of similar trajectories do not pass."""
     end: float = 0.0
-    """That length."""
+    """The length at which it is assumed to end."""
     reads: float = 0.0
     """Expected work: cached tokens to be read."""
     base: float = 0.0
     """Own tokens minus the engine's step count, since it was entered into the book."""
     slot: int = 0
-    """Where its end is entered."""
+    """Key of the slot in which its end is entered."""
+
+
+@dataclass(slots=True)
+class EnginePace:
+    """How fast an engine is: the seconds that its work took, and the work, counted in tokens fed. Both fade."""
+
+    is_known: bool = False
+    """Whether the engine has been seen at work."""
+    seconds: float = 1e-9
+    work: float = 1e-9
+
+    def saw(self, seconds: float, work: float) -> None:
+        self.is_known = True
+        self.seconds = FORGET * self.seconds + seconds
+        self.work = FORGET * self.work + work
+
+    def assume(self, slowness: float) -> None:
+        """Until its own pace outweighs it, as if it had been seen at work for a while."""
+        self.seconds, self.work = ASSUMED_SECONDS, ASSUMED_SECONDS / slowness
+
+    def slowness(self) -> float:
+        """Seconds for the work of feeding a token."""
+        return self.seconds / self.work
 
 
 class Book:
-    """One engine's residents and forecast."""
+    """One engine: its residents, the forecast of its cache, its pace, and its evictions."""
 
     def __init__(self, name: str, load: EngineLoad) -> None:
-        self.name, self.capacity = name, load.capacity_tokens
+        self.name = name
         self.residents: dict[str, Resident] = {}
+        """By session id."""
         self.groups: dict[str, int] = {}
-        """Residents by group: the prompt is held once."""
-        self.step, self.reads, self.ends, self._limits = 0.0, 0.0, 0.0, 0
-        self.produced, self._evictions, self._settled = load.produced_tokens, load.evictions, load.evictions
-        self._overflows = False
+        """Group -> number of its residents, who share one prompt in the cache."""
+        self.pace = EnginePace()
         self.fed = 0
-        """Tokens that it was given to feed since the last look."""
-        self._last, self._seen_at = load, -1.0
-        self.is_paced = False
-        """Whether it has been seen at work."""
-        self._seconds = self._work = 1e-9
-        self._evicted = self._overcommitted = 1.0
-        """Lately; one more of each than there were."""
+        """Tokens that the engine was given to feed since the last look."""
+        # The last look at the engine
+        self.last, self._seen_at = load, -1.0
+        """What the engine said, and when."""
         self._rate = 0.0
-        """Steps a second, lately."""
-        self._width = 1.0
-        self._slots: dict[int, list[float]] = {}
-        """End step // width -> number of residents, sum of bases."""
+        """Steps a second between the last two looks."""
+        self.step = 0.0
+        """Steps that the engine has taken: the tokens that each resident has gained."""
+        # Sums over the residents
+        self.reads = 0.0
+        """Work that is still expected: cached tokens to be read."""
+        self.ends = 0.0
+        """Tokens of all responses at the lengths where they are assumed to end."""
+        self._limits = 0
+        """Tokens of all responses at their longest."""
         self._prompts = 0
+        """Tokens of the prompts, each once for a group."""
+        self._slots: dict[int, list[float]] = {}
+        """Step of the end // _width -> [number of residents, sum of their bases]."""
+        self._width = 1.0
+        # Evictions
+        self._settled = load.evictions
+        """Evictions counted at the last call of `settle`."""
+        self._overflows = False
+        """The engine evicted between the last two calls of `settle`."""
+        self._evicted = self._overcommitted = 1.0
+        """Evictions, and residents taken beyond what is promised; recent ones, and one more of each."""
 
     # Facts
 
     def look(self, load: EngineLoad, now: float) -> None:
         """Take in what the engine says; steps follow from the tokens it has produced since."""
-        last, seconds = self._last, now - self._seen_at
+        last, seconds = self.last, now - self._seen_at
         if seconds <= 0:
             return
-        produced = max(0, load.produced_tokens - last.produced_tokens)  # an engine that began anew counts from nothing
+        produced = max(0, load.produced_tokens - last.produced_tokens)  # a restarted engine counts from 0
         steps = produced / max(1, len(self.residents))
         self.step += steps
         self._rate = steps / seconds
-        if produced and last.running and load.running and self.capacity:
-            self._weigh(load, produced, seconds)
-        self.capacity, self.produced, self._last, self._seen_at = load.capacity_tokens, load.produced_tokens, load, now
-        self._evicted += max(0, load.evictions - self._evictions)
-        self._evictions = load.evictions
+        if produced and last.running and load.running and self.last.capacity_tokens:
+            self.pace.saw(seconds, self._work_since(load, produced))
+            self.fed = 0
+        self._evicted += max(0, load.evictions - last.evictions)
+        self.last, self._seen_at = load, now
 
-    def _weigh(self, load: EngineLoad, produced: int, seconds: float) -> None:
-        """Learn how fast it is: the seconds that its work took, counted in tokens fed."""
-        last = self._last
+    def _work_since(self, load: EngineLoad, produced: int) -> float:
+        """Work that the engine has done since the last look, counted in tokens fed."""
+        last = self.last
         used, running = (last.used_tokens + load.used_tokens) / 2, (last.running + load.running) / 2
         steps, again = produced / running, load.recomputed_tokens - last.recomputed_tokens
-        work = steps * (STEP_FEEDS + used / FEED_READS) + self.fed + again
-        self.fed = 0
-        self.is_paced = True
-        self._seconds = FORGET * self._seconds + seconds
-        self._work = FORGET * self._work + work
-
-    def assume(self, slowness: float) -> None:
-        """Until its own pace outweighs it, as if it had been seen at work for a while."""
-        self._seconds, self._work = ASSUMED_SECONDS, ASSUMED_SECONDS / slowness
+        return steps * (STEP_FEEDS + used / FEED_READS) + self.fed + again
 
     def settle(self) -> bool:
-        """Whether it has evicted since the last time."""
+        """Note and return whether the engine has evicted since the last call; let older evictions fade."""
         self._evicted, self._overcommitted = (1 + KEPT * (seen - 1) for seen in (self._evicted, self._overcommitted))
-        self._overflows, self._settled = self._evictions > self._settled, self._evictions
+        self._overflows, self._settled = self.last.evictions > self._settled, self.last.evictions
         return self._overflows
 
     def overflows_at(self, load: EngineLoad) -> bool:
-        """Whether it has evicted lately."""
+        """Whether the engine has evicted recently."""
         return self._overflows or load.evictions > self._settled
 
     # Residents
@@ -191,25 +219,19 @@ class Book:
 
     # Forecast
 
-    def slowness(self) -> float:
-        """Seconds for the work of feeding a token."""
-        return self._seconds / self._work
-
-    def finish(self) -> float:
-        return self.reads * self.slowness()
-
-    def finish_with(self, reads: float) -> float:
-        """When all expected work is done, `reads` more included; comparable among engines."""
-        return (self.reads + reads) * self.slowness()
+    def finish(self, more: float = 0.0) -> float:
+        """Seconds until all expected work is done, with `more` reads; comparable among engines."""
+        return (self.reads + more) * self.pace.slowness()
 
     def takes(self, resident: Resident) -> bool:
         """Whether the expected peak of the cache with `resident` stays within what is promised of it; or all can come
         to their limits; or over-committing pays, which is counted."""
         prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)
-        if prompts + self._limits + resident.most <= self.capacity:
+        capacity = self.last.capacity_tokens
+        if prompts + self._limits + resident.most <= capacity:
             return True
         luck = 1.0 + SPREAD / math.sqrt(len(self.residents) + 1)
-        promised = self.capacity * PROMISED / luck - prompts
+        promised = capacity * PROMISED / luck - prompts
         if self.ends + resident.end <= promised:
             return True
         base = resident.response - self.step
@@ -217,7 +239,7 @@ class Book:
         slot = self._slots.get(last, [0.0, 0.0])
         self._slots[last] = [slot[0] + 1.0, slot[1] + base]
         fits = self._peak() <= promised
-        pays = not fits and self.may_overcommit(1) and self._pays(resident, self._steps_until(self.capacity - prompts))
+        pays = not fits and self.may_overcommit(1) and self._pays(resident, self._steps_until(capacity - prompts))
         self._slots[last] = slot
         if not slot[0]:
             del self._slots[last]

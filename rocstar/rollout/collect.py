@@ -1,8 +1,8 @@
 """All attempts at all problems of a step, verified. Nothing is left out here: attempts that ended by a fault of ours
 or without a verdict stay in their group, and the resampler drops them with their reason.
 
-A group is verified in one call as its last sibling ends. Other groups go on meanwhile, so nobody waits for a verdict
-but the step itself, and an answer that takes the checker seconds takes them while the engine is busy."""
+A group is verified in one call as its last sibling ends. Other groups go on meanwhile, so only the
+step itself waits for verdicts, and a check that takes seconds runs while the engine is busy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The turn loop: engine, environment, engine, environment, until the attempt ends.
 
 A failed service never becomes a wrong answer: the trajectory ends as ENVIRONMENT_FAILED, carries
-the fault in words, and is left out of its group by whoever collects. Nothing is tried again here: an engine that is a
+the fault in words, and the resampler leaves it out of its group. Nothing is tried again here: an engine that is a
 fleet (fleet.py) and the tools do that themselves."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Note = Callable[[str, str | None], None]
 
 
 def note_nothing(who: str, what: str | None) -> None:
-    """A Note for rollouts that nobody looks on at."""
+    """A Note that records nothing."""
 
 
 async def run_episode(
@@ -38,8 +38,7 @@ async def run_episode(
     turn t samples with a seed made of (sampling.seed, t). Cancelling it cancels the engine request or tool call.
     However it ends, the environment and the engine's session are closed.
 
-    begun: what stands there of an attempt that is gone on with, to all of which the environment has replied; the
-    trajectory has it for a prompt."""
+    begun: tokens of an attempt that is continued, its last reply included; they are the prompt of the trajectory."""
     started = time.monotonic()
     prompt_ids = environment.opening() if begun is None else begun
     ids = list(prompt_ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -31,11 +31,11 @@ class Kin:
     ends: int = 0
     """Those that ended by themselves."""
     expected: float = 0.0
-    """Ends that the table expected of those that have ended, by themselves or not."""
+    """Ends that the table expected of siblings that have ended, by themselves or not."""
     expected_live: float = 0.0
-    """And of those under way."""
+    """Ends that the table expected of siblings under way."""
     level: int = 0
-    """Of the factor by which siblings end more readily than others."""
+    """Level of the factor by which siblings end more readily than other trajectories; see LEVELS."""
 
 
 class Expectation(Protocol):
@@ -64,7 +64,7 @@ class LifeTable:
     def __init__(self) -> None:
         self.limit = 0
         self._rows = 1.0
-        """Of the table, per token."""
+        """Rows of the table per token."""
         self._ended = [0.0] * LENGTHS
         self._cut = 0.0
         """Ended by the limit."""
@@ -75,7 +75,7 @@ class LifeTable:
         """Level -> [LENGTHS] tokens still to come and reads for them, without the prompt's."""
 
     def begin(self, session_id: str, group: str, limit: int) -> Kin:
-        """A limit larger than any before makes the table start anew: what it holds was cut by the old one."""
+        """A limit larger than any before empties the table: the lengths in it were cut by the old limit."""
         if limit > self.limit:
             self.limit, self._rows = limit, LENGTHS / limit
             self._ended, self._cut = [PRIOR_ENDS / LENGTHS] * LENGTHS, 0.0
@@ -95,7 +95,7 @@ class LifeTable:
             self._cut += 1.0
 
     def learn(self, live: Iterable[tuple[Kin, float]]) -> None:
-        """Groups of which nobody is left are forgotten."""
+        """Groups without open siblings are forgotten."""
         self._groups = {group: kin for group, kin in self._groups.items() if kin.open}
         for kin in self._groups.values():
             kin.expected_live = 0.0
@@ -161,23 +161,3 @@ class LifeTable:
 
 def _level(factor: float) -> int:
     return max(LEVELS[0], min(LEVELS[-1], round(2 * math.log2(factor))))
-
-
-class Clairvoyant:
-    """Knows every length beforehand: what no scheduler can know, as a yardstick for those that learn."""
-
-    def __init__(self, lengths: Mapping[str, int]) -> None:
-        self._lengths = lengths
-
-    def begin(self, session_id: str, group: str, limit: int) -> int:
-        return self._lengths[session_id]
-
-    def end(self, kin: int, response: int) -> None: ...
-
-    def learn(self, live: Iterable[tuple[int, float]]) -> None: ...
-
-    def reads(self, kin: int, response: float, prompt: int) -> float:
-        return max(1.0, kin - response) * (prompt + (kin + response) / 2)
-
-    def length(self, kin: int, response: float, share: float) -> float:
-        return max(response + 1.0, kin)

@@ -6,8 +6,8 @@ This is the one place where a turn is asked for again. A turn whose engine fails
 anew on another from its tokens; seeds go by identity, so where engines promise the same tokens it gets the same ones.
 An engine that fails is *taken out* and tried with a probe now and then, with the newest weights, until it is *back*.
 
-Not here: which engine does what (scheduler.py), what is wrong with a completion (garbage.py), starting and closing
-engines (whoever made them).
+Not here: which engine does what (scheduler.py), what is wrong with a completion (turns.py), starting and closing
+engines (their maker does that).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any, Protocol
 
 from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
 from rocstar.protocols import Engine, RestartableEngine
-from rocstar.rollout.garbage import complaint
 from rocstar.rollout.scheduler import Ask, Scheduler
-from rocstar.rollout.turns import Member, Session, Turn
+from rocstar.rollout.turns import FleetMember, FleetSession, FleetTurn, complaint
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
 FAILURES = 3  # in a row, before an engine is taken out: one may be the request's own, three hardly are
@@ -38,21 +37,21 @@ PROBE_IDS = (0,)  # the one id that every tokenizer has
 
 
 class Tell(Protocol):
-    """Records an event of a run (`runs.tracker.RunTracker.event`)."""
+    """Records an event of a run (`record.tracker.RunTracker.event`)."""
 
     def __call__(self, event: str, **details: Any) -> None: ...
 
 
 def tell_nobody(event: str, **details: Any) -> None:
-    """For a fleet without a run."""
+    """A Tell that records nothing, for a fleet without a run."""
 
 
 class Fleet:
     """Engine over named engines. `patience_seconds`: an engine that has turns to do and shows no progress for so long
     is taken out, and so is one that takes longer for new weights; turns that no engine does for so long end with
-    EngineUnavailable. vocab_size: ids lie below it; None where nobody knows.
+    EngineUnavailable. vocab_size: ids lie below it; None where it is not known.
 
-    Patience is counted in looks, not by the clock: while a learner keeps the event loop busy nobody looks."""
+    Patience is counted in looks, not by the clock: while a learner keeps the event loop busy there are no looks."""
 
     def __init__(
         self,
@@ -64,15 +63,15 @@ class Fleet:
         tell: Tell = tell_nobody,
     ) -> None:
         self._members = {
-            name: Member(name=name, engine=engine, version=engine.load().policy_version)
+            name: FleetMember(name=name, engine=engine, version=engine.load().policy_version)
             for name, engine in engines.items()
         }
         self._scheduler = scheduler
         self._vocab_size = vocab_size
         self._patience = patience_seconds
         self._tell = tell
-        self._sessions: dict[str, Session] = {}
-        self._turns: dict[str, Turn] = {}
+        self._sessions: dict[str, FleetSession] = {}
+        self._turns: dict[str, FleetTurn] = {}
         self._weights: Weights | None = None
         self._version = max(member.version for member in self._members.values())
         self._idle_looks = 0
@@ -104,7 +103,7 @@ class Fleet:
             raise
 
     def load(self) -> EngineLoad:
-        """Of the engines that are up; what was done so far is that of all."""
+        """Capacity and use are sums over the engines that are up; counters of work done are sums over all engines."""
         loads = [(member.up, member.engine.load()) for member in self._members.values()]
         up = [load for is_up, load in loads if is_up]
         running = sum(len(member.turns) for member in self._members.values())
@@ -120,8 +119,8 @@ class Fleet:
         )
 
     async def load_weights(self, weights: Weights) -> None:
-        """To all engines at once. One that fails is taken out and gets them before it is back. Raises EngineUnavailable
-        when no engine has them within the patience."""
+        """Give the weights to all engines at once. One that fails is taken out and gets them before it is back. Raises
+        EngineUnavailable when no engine has them within the patience."""
         self._weights, self._version = weights, weights.version
         up = [member for member in self._members.values() if member.up]
         taken = await asyncio.gather(*(self._give(member, weights) for member in up or self._members.values()))
@@ -167,7 +166,7 @@ class Fleet:
         }
 
     async def close(self) -> None:
-        """Turns under way end with EngineUnavailable. The engines are left to whoever made them."""
+        """Turns under way end with EngineUnavailable. The engines are not closed."""
         for turn in list(self._turns.values()):
             self._settle(turn, EngineUnavailable("the fleet was closed"))
         tasks = list(self._tasks)
@@ -177,10 +176,10 @@ class Fleet:
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
-    def _turn(self, token_ids: tuple[int, ...], sampling: Sampling, request_id: str, session_id: str) -> Turn:
+    def _turn(self, token_ids: tuple[int, ...], sampling: Sampling, request_id: str, session_id: str) -> FleetTurn:
         session = self._sessions.get(session_id)
         if session is None:
-            session = Session(group=f"{hash(token_ids):x}", prompt_tokens=len(token_ids))
+            session = FleetSession(group=f"{hash(token_ids):x}", prompt_tokens=len(token_ids))
             self._sessions[session_id] = session
         ask = Ask(
             request_id=request_id,
@@ -191,9 +190,9 @@ class Fleet:
             limit=sampling.max_new_tokens,
         )
         answer = asyncio.get_running_loop().create_future()
-        return Turn(ask=ask, token_ids=token_ids, sampling=sampling, session=session, answer=answer)
+        return FleetTurn(ask=ask, token_ids=token_ids, sampling=sampling, session=session, answer=answer)
 
-    def _ask(self, turn: Turn) -> None:
+    def _ask(self, turn: FleetTurn) -> None:
         self._scheduler.ask(turn.ask, time.monotonic())
         self._assign_soon()
 
@@ -215,7 +214,7 @@ class Fleet:
             else:
                 self._begin(turn, self._members[name])
 
-    def _begin(self, turn: Turn, member: Member) -> None:
+    def _begin(self, turn: FleetTurn, member: FleetMember) -> None:
         turn.tries += 1
         turn.member = member
         member.turns.add(turn)
@@ -225,7 +224,7 @@ class Fleet:
             self._counts["moved" if moved else "repeated"] += 1
         turn.task = self._start(self._run(turn, member, member.version))
 
-    async def _run(self, turn: Turn, member: Member, version: int) -> None:
+    async def _run(self, turn: FleetTurn, member: FleetMember, version: int) -> None:
         """One try of a turn on an engine whose weights were of `version` when it began."""
         found: Completion | Exception
         try:
@@ -240,10 +239,10 @@ class Fleet:
             self._judge(turn, member, found, (version, self._version))
         elif isinstance(found, EngineUnavailable):
             self._fail(turn, member, str(found))
-        else:  # the request makes no sense, or a bug: whoever asked must hear of it
+        else:  # the request makes no sense, or a bug: the caller must hear of it
             self._settle(turn, found)
 
-    def _judge(self, turn: Turn, member: Member, completion: Completion, versions: tuple[int, int]) -> None:
+    def _judge(self, turn: FleetTurn, member: FleetMember, completion: Completion, versions: tuple[int, int]) -> None:
         wrong = complaint(completion, turn.sampling, vocab_size=self._vocab_size, versions=versions)
         if wrong:
             self._take_out(member, f"it returned {wrong}")
@@ -254,7 +253,7 @@ class Fleet:
             member.answered += 1
             self._settle(turn, completion)
 
-    def _fail(self, turn: Turn, member: Member, reason: str) -> None:
+    def _fail(self, turn: FleetTurn, member: FleetMember, reason: str) -> None:
         """An engine could not do a turn."""
         member.failures += 1
         if member.failures >= FAILURES:
@@ -264,8 +263,8 @@ class Fleet:
         if self._repeatable(turn, reason):
             self._ask(turn)
 
-    def _repeatable(self, turn: Turn, reason: str) -> bool:
-        """Take a turn from its engine; False when that was its last try, or somebody wants its end anyway."""
+    def _repeatable(self, turn: FleetTurn, reason: str) -> bool:
+        """Take a turn from its engine; False when that was its last try, or when it was aborted."""
         assert turn.member is not None
         turn.member.turns.discard(turn)
         turn.previous, turn.member, turn.task = turn.member.name, None, None
@@ -275,7 +274,7 @@ class Fleet:
             self._settle(turn, EngineUnavailable(f"{TRIES} tries failed; the last on {turn.previous}: {reason}"))
         return not turn.answer.done()
 
-    def _settle(self, turn: Turn, result: Completion | Exception) -> None:
+    def _settle(self, turn: FleetTurn, result: Completion | Exception) -> None:
         self._end(turn, len(result.token_ids) if isinstance(result, Completion) else 0)
         if turn.answer.done():
             return
@@ -284,7 +283,7 @@ class Fleet:
         else:
             turn.answer.set_exception(result)
 
-    def _end(self, turn: Turn, tokens: int = 0) -> None:
+    def _end(self, turn: FleetTurn, tokens: int = 0) -> None:
         """Forget a turn, whatever its state; the next of its session is asked."""
         self._turns.pop(turn.ask.request_id, None)
         if turn.member is not None:
@@ -301,7 +300,7 @@ class Fleet:
 
     # -- health -------------------------------------------------------------------------------------------------------
 
-    def _take_out(self, member: Member, reason: str) -> None:
+    def _take_out(self, member: FleetMember, reason: str) -> None:
         if not member.up:
             return
         member.up, member.reason, member.failures, member.looks = False, reason, 0, 0
@@ -317,7 +316,7 @@ class Fleet:
         self._start(self._revive(member))
         self._assign_soon()
 
-    async def _revive(self, member: Member) -> None:
+    async def _revive(self, member: FleetMember) -> None:
         """Produces an engine that is up again; waits between probes; ends when one succeeds."""
         while not member.up:
             await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(member.probes, DOUBLINGS), LONGEST_PAUSE))
@@ -333,9 +332,9 @@ class Fleet:
             else:
                 self._bring_back(member)
 
-    async def _probe(self, member: Member) -> None:
-        """Begin the engine anew where it can be, give it the newest weights, and let it write a token with them. Raises
-        EngineUnavailable."""
+    async def _probe(self, member: FleetMember) -> None:
+        """Restart the engine if it can be restarted, give it the newest weights, and let it write a token with them.
+        Raises EngineUnavailable."""
         engine, version = member.engine, None
         if isinstance(engine, RestartableEngine):
             await engine.restart(lambda: self._weights)
@@ -358,7 +357,7 @@ class Fleet:
             await self._load(engine, self._weights)
         return version
 
-    def _bring_back(self, member: Member) -> None:
+    def _bring_back(self, member: FleetMember) -> None:
         if member.up:
             return
         member.up, member.reason, member.version, self._idle_looks = True, "", self._version, 0
@@ -368,7 +367,7 @@ class Fleet:
         self._back.set()
         self._assign_soon()
 
-    async def _give(self, member: Member, weights: Weights) -> bool:
+    async def _give(self, member: FleetMember, weights: Weights) -> bool:
         """Whether the engine has the weights now; it is taken out otherwise."""
         try:
             await self._load(member.engine, weights)
@@ -413,7 +412,7 @@ class Fleet:
         finally:
             self._watching = False
 
-    def _look_at(self, member: Member) -> None:
+    def _look_at(self, member: FleetMember) -> None:
         seen, before = member.progress(), member.seen
         member.seen = seen
         member.looks = member.looks + 1 if member.turns and seen == before else 0
@@ -451,7 +450,7 @@ def whereabouts(engine: Engine) -> dict[str, str | int]:
     return engine.whereabouts() if isinstance(engine, RestartableEngine) else {}
 
 
-def _stop(turn: Turn) -> None:
+def _stop(turn: FleetTurn) -> None:
     """Cancel what runs of it, unless that is who asks."""
     if turn.task is not None and turn.task is not asyncio.current_task():
         turn.task.cancel()

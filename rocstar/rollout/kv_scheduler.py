@@ -6,21 +6,21 @@
 - Newcomers are served in the order in which they came, what a lost engine held before them. Taking the longest expected
   first brings less than 1% (docs/rollouts.md).
 - Among engines with room one goes where the expected work would be done first, at the pace that engine has shown.
-  Where that is nearly equal, siblings are spread: whether a problem is long, its siblings share, so spreading them
-  evens out what nobody knows yet. It costs one prompt an engine, a few hundredths of one attempt's work.
-- An engine takes nobody whom it would finish later than all engines together finish everything: a faster one will have
-  room before.
+  Where that is nearly equal, siblings are spread over engines: they have similar lengths, so that balances lengths
+  that are not known yet. It costs one prompt an engine, a few hundredths of one attempt's work.
+- An engine takes no newcomer that it would finish later than all engines together finish everything: a faster engine
+  will have room before.
 - More than fits is admitted where that pays. All that a schedule can save is the part of a step that it costs
   whatever is in it, and what is fed again. Of that part, one of n residents saves an n-th with each token until the
-  cache is expected to be full; then somebody is evicted, and that many tokens are fed again (`Book.takes`).
-- Later turns stay where their cache is. Where over-committing does not pay, who returns to an engine that overflows is
-  admitted anew, before newcomers: the scheduler's only way to take back what it has promised too much. The engine's own
-  rule refills the cache to the brim and overflows again.
-- Otherwise a trajectory may move at the start of a turn only when nobody waits for admission and its engine is behind
+  cache is expected to be full; then a resident is evicted, and that many tokens are fed again (`Book.takes`).
+- Later turns stay where their cache is. Where over-committing does not pay, a trajectory that returns to an engine that
+  overflows is admitted again, before newcomers: the scheduler's only way to take back what it has promised too much.
+  The engine's own rule refills the cache completely and overflows again.
+- Otherwise a trajectory may move at the start of a turn only when no newcomer waits and its engine is behind
   the others or has evicted, if what is still to come outweighs what has to be fed again. These moves together feed at
-  most 1% of what is sampled.
+  most 1% of what is sampled. They are for engines of unequal pace (docs/rollouts.md).
 
-What is expected is learned anew when as many turns have ended as trajectories are on engines, so the cost of an event
+Expectations are learned again when as many turns have ended as trajectories are on engines, so the cost of an event
 does not grow with their number.
 """
 
@@ -59,6 +59,7 @@ class KvScheduler:
         self._changed: set[str] = set()
         """Engines where a newcomer might fit that did not before."""
         self._behind: set[str] = set()
+        """Engines that give trajectories away."""
         self._events = self._drawn = self._moved_tokens = 0
         self._movable = 0.0
         """Tokens that moves may have fed again by now."""
@@ -101,7 +102,7 @@ class KvScheduler:
             self._books[resident.engine].remove(resident)
 
     def lose(self, engine: str, now: float) -> None:
-        """Whoever is in the middle of a turn waits again; whoever waits for a tool will when it has answered."""
+        """Trajectories in the middle of a turn wait again now; those with a tool will wait when it has answered."""
         book = self._books.pop(engine, None)
         for resident in reversed(book.residents.values()) if book else ():
             resident.engine, resident.since = None, -1.0
@@ -111,7 +112,7 @@ class KvScheduler:
                 self._waiting.move_to_end(resident.session_id, last=False)
         self._changed.update(self._books)
         self._changed.discard(engine)
-        self._learn_soon()
+        self._events = len(self._open)  # learn at the next assignment
 
     # Decisions
 
@@ -124,8 +125,12 @@ class KvScheduler:
             self._learn(engines, now)
         found = []
         for resident in self._here(engines) if self._returning else ():
-            if self._keeps(resident, engines):
-                found.append(self._return(resident, engines, now))
+            book = self._books[resident.engine or ""]
+            if self._keeps(resident, book, engines[book.name]):
+                if book.name in self._behind:
+                    book = self._rehome(resident, book, engines)
+                resident.since = book.step_at(now)
+                found.append(Assignment(resident.request_id, book.name))
         if self._waiting and self._changed:
             found += self._admit(engines, now)
         return found
@@ -144,11 +149,10 @@ class KvScheduler:
             del self._returning[resident.session_id]
         return here
 
-    def _keeps(self, resident: Resident, engines: Mapping[str, EngineLoad]) -> bool:
-        """Whether its engine goes on with it; who returns to one that overflows waits to be admitted anew,
-        where over-committing does not pay."""
-        book = self._books[resident.engine or ""]
-        if len(book.residents) == 1 or not book.overflows_at(engines[book.name]) or book.may_overcommit():
+    def _keeps(self, resident: Resident, book: Book, load: EngineLoad) -> bool:
+        """Whether its engine goes on with it. Where over-committing does not pay, a trajectory that returns to an
+        engine that overflows waits to be admitted again."""
+        if len(book.residents) == 1 or not book.overflows_at(load) or book.may_overcommit():
             return True
         book.remove(resident)
         self._changed.add(book.name)
@@ -157,32 +161,22 @@ class KvScheduler:
         self._waiting.move_to_end(resident.session_id, last=False)
         return False
 
-    def _return(self, resident: Resident, engines: Mapping[str, EngineLoad], now: float) -> Assignment:
-        """A later turn: to where its cache is, or away from an engine that is behind."""
-        assert resident.engine is not None
-        if resident.engine in self._behind:
-            self._rehome(resident, engines)
-        resident.since = self._books[resident.engine].step_at(now)
-        return Assignment(resident.request_id, resident.engine)
-
-    def _rehome(self, resident: Resident, engines: Mapping[str, EngineLoad]) -> None:
-        """Move to the engine that finishes first, if that pays."""
-        home, tokens = self._books[resident.engine or ""], resident.asked.tokens
+    def _rehome(self, resident: Resident, home: Book, engines: Mapping[str, EngineLoad]) -> Book:
+        """Move a trajectory to the engine that finishes first, if that pays; returns the book of its engine."""
+        tokens = resident.asked.tokens
         if self._waiting or self._moved_tokens + tokens > self._movable:
-            return
+            return home
         self._meet(engines)
         best = min((self._books[name] for name in engines), key=Book.finish)
         self._expect(resident)
         work = resident.reads + FEED_READS * tokens
-        if (
-            work > 3 * resident.reads
-            or best.finish_with(work) * BEHIND > home.finish()
-            or not self._fits(resident, best)
-        ):
-            return
+        is_expensive = work > 3 * resident.reads
+        if is_expensive or best.finish(work) * BEHIND > home.finish() or not self._fits(resident, best):
+            return home
         home.remove(resident)
         self._moved_tokens += tokens
         self._settle(resident, best)
+        return best
 
     def _admit(self, engines: Mapping[str, EngineLoad], now: float) -> list[Assignment]:
         self._meet(engines)
@@ -224,10 +218,10 @@ class KvScheduler:
         return best
 
     def _fits(self, resident: Resident, book: Book) -> bool:
-        """By the forecast; whoever is alone on an engine needs none. What is too large for every engine goes to any,
-        for the engine to say so."""
-        if resident.asked.tokens >= book.capacity:
-            return all(resident.asked.tokens >= other.capacity for other in self._books.values())
+        """Whether the forecast has room for it; a trajectory alone on an engine needs none. One that is too large
+        for every engine goes to any, and that engine refuses it."""
+        if resident.asked.tokens >= book.last.capacity_tokens:
+            return all(resident.asked.tokens >= other.last.capacity_tokens for other in self._books.values())
         return not book.residents or book.takes(resident)
 
     # Estimates
@@ -260,11 +254,8 @@ class KvScheduler:
         book.fed += resident.asked.tokens - (resident.prompt if resident.group in book.groups else 0)
         book.add(resident, resident.response)
 
-    def _learn_soon(self) -> None:
-        self._events = len(self._open)
-
     def _learn(self, engines: Mapping[str, EngineLoad], now: float) -> None:
-        """Take in how far everybody has come, and forecast anew."""
+        """Take in how far all trajectories have come, and forecast again."""
         self._events = 0
         self._meet(engines)
         books = [self._books[name] for name in sorted(engines)]
@@ -275,7 +266,7 @@ class KvScheduler:
         for book, found in zip(books, live, strict=True):
             self._expect_anew(found)
             book.forecast(found)
-        self._movable = MOVED_SHARE * sum(book.produced + book.ends for book in books)
+        self._movable = MOVED_SHARE * sum(book.last.produced_tokens + book.ends for book in books)
         self._each = self._mean_reads()
         self._changed.update(engines)  # what did not fit may fit by what is expected now
         average = sum(book.finish() for book in books) / max(1, len(books))
@@ -283,7 +274,7 @@ class KvScheduler:
         self._behind = {book.name for book in books if book.finish() > BEHIND * average} | evicted
 
     def _mean_reads(self) -> float:
-        """Of those that wait, from a sample."""
+        """Mean of the reads of waiting trajectories, from a sample."""
         some = list(islice(self._waiting.values(), 0, None, 1 + len(self._waiting) // SAMPLE))
         for resident in some:
             self._expect(resident)
@@ -291,21 +282,21 @@ class KvScheduler:
 
     def _finish_of_all(self, engines: Mapping[str, EngineLoad]) -> float:
         """When all work, shared out by the paces of the engines, would be done; in reads of an average engine. The
-        first engine to finish does so no later, so somebody always takes the next one."""
+        first engine to finish does so no later, so an engine always takes the next trajectory."""
         books = [self._books[name] for name in engines]
         work = sum(book.reads for book in books) + self._each * len(self._waiting)
-        return 1.000001 * work / sum(1.0 / book.slowness() for book in books)
+        return 1.000001 * work / sum(1.0 / book.pace.slowness() for book in books)
 
     def _assume_paces(self) -> None:
-        """An engine that is new or back is taken to be as fast as the others. One that is thought slow gets little to
-        do, and nobody would learn better."""
-        unknown = [book for book in self._books.values() if not book.is_paced]
-        known = [book.slowness() for book in self._books.values() if book.is_paced] if unknown else []
+        """An engine that is new or back is assumed to be as fast as the others. One that is assumed slow gets little to
+        do, and its true pace would not be seen."""
+        unknown = [book for book in self._books.values() if not book.pace.is_known]
+        known = [book.pace.slowness() for book in self._books.values() if book.pace.is_known] if unknown else []
         for book in unknown if known else ():
-            book.assume(sum(known) / len(known))
+            book.pace.assume(sum(known) / len(known))
 
     def _expect_anew(self, found: Iterable[tuple[Resident, float]]) -> None:
-        """The work and the ends of these by now; an end that is passed is drawn anew."""
+        """Update the work and the ends of these trajectories; an end that has been passed is drawn again."""
         expectation = self._expectation
         for resident, response in found:
             resident.reads = expectation.reads(resident.kin, response, resident.prompt)

@@ -7,7 +7,7 @@ over real engines, the simulator over modelled ones. One turn of one trajectory,
     assign     ... this engine shall do it now
     answered   the engine has ended the turn; what it caches for the trajectory stays there while a tool runs
     close      the trajectory has ended; its cache is free
-    lose       an engine has gone: what it did waits again, what it cached is nowhere
+    lose       an engine has died: the turns that it worked on wait again, what it cached is lost
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Ask:
 
     request_id: str
     session_id: str
-    """Of the trajectory: its turns extend one another."""
+    """Names the trajectory, whose turns extend one another."""
     group: str
-    """Siblings share it, and their prompt."""
+    """Names the group: siblings have the same group and the same prompt."""
     prompt_tokens: int
-    """Of the trajectory's opening."""
+    """Length of the trajectory's prompt."""
     tokens: int
-    """To continue: the prompt and everything after it so far."""
+    """Tokens to continue: the prompt and everything after it so far."""
     limit: int
     """Most tokens that may follow in the rest of the trajectory."""
 

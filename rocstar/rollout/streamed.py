@@ -1,26 +1,24 @@
-"""An attempt that somebody watches: what is written is told in small pieces, and each tool call with its result."""
+"""An attempt that a person watches: the text is reported in small pieces, and each tool call with its result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rocstar.protocols import Engine, Environment, Reply
-from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, seed_for, spans_of
+from rocstar.protocols import Engine, Environment, ForwardingEngine, Reply
+from rocstar.types import Completion, Finish, Sampling, seed_for, spans_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamedEngine:
+class StreamedEngine(ForwardingEngine):
     """An engine that is asked for a few tokens at a time; its session keeps what it has computed in between.
 
     Greedy completions are those of the engine itself. Sampled ones are others than it would give in one go, because a
     token's randomness follows from where its request began; they are the same for the same `piece` and seed."""
 
-    engine: Engine
-    piece: int
-    """Tokens asked for at a time."""
-    told: Callable[[Sequence[int]], None]
-    """Called with all tokens of the completion so far, after each piece."""
+    def __init__(self, engine: Engine, *, piece: int, told: Callable[[Sequence[int]], None]) -> None:
+        """piece: tokens asked for at a time. told: gets all tokens of the completion so far, after each piece."""
+        super().__init__(engine)
+        self._piece, self._told = piece, told
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str
@@ -30,28 +28,19 @@ class StreamedEngine:
         while True:
             asked = replace(
                 sampling,
-                max_new_tokens=min(self.piece, sampling.max_new_tokens - len(written)),
+                max_new_tokens=min(self._piece, sampling.max_new_tokens - len(written)),
                 seed=seed_for(sampling.seed, len(written)),
             )
             name = f"{request_id}/{len(written)}"
-            part = await self.engine.generate([*token_ids, *written], asked, request_id=name, session_id=session_id)
+            part = await super().generate([*token_ids, *written], asked, request_id=name, session_id=session_id)
             parts.append(part)
             written += part.token_ids
-            self.told(written)
+            self._told(written)
             if part.finish is not Finish.LENGTH or not part.token_ids or len(written) >= sampling.max_new_tokens:
                 return _joined(parts)
 
-    def load(self) -> EngineLoad:
-        return self.engine.load()
-
-    async def load_weights(self, weights: Weights) -> None:
-        await self.engine.load_weights(weights)
-
     async def abort(self, request_id: str) -> None:
         """Not by name: cancel the task that waits."""
-
-    async def close_session(self, session_id: str) -> None:
-        await self.engine.close_session(session_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

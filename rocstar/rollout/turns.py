@@ -1,44 +1,51 @@
-"""What a fleet keeps of each trajectory, turn and engine. Not here: what it does with them (fleet.py)."""
+"""What a fleet keeps of each trajectory, turn and engine, and what it complains of in a completion.
+
+An engine whose answers cannot be what it sampled is taken out by the fleet before anything is learnt from them. Not
+here: what a fleet does (fleet.py)."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rocstar.protocols import Engine
 from rocstar.rollout.scheduler import Ask
-from rocstar.types import Completion, Sampling
+from rocstar.types import Completion, Finish, Sampling
+
+ROUNDING = 1e-3  # nats above 0 that a logprob of a sure token may come out at in bfloat16
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Session:
+class FleetSession:
     """One trajectory, between its first turn and `close_session`."""
 
     group: str
     prompt_tokens: int
-    turns: deque[Turn] = field(default_factory=deque)
-    """Under way, in order; only the first is asked of the scheduler."""
+    turns: deque[FleetTurn] = field(default_factory=deque)
+    """Turns under way, in order; the scheduler is asked for the first only."""
     engines: set[str] = field(default_factory=set)
-    """That may cache some of it."""
+    """Names of the engines that may cache some of it."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Turn:
+class FleetTurn:
     ask: Ask
     token_ids: tuple[int, ...]
     sampling: Sampling
-    session: Session
+    session: FleetSession
     answer: asyncio.Future[Completion]
     tries: int = 0
     """How often it was given to an engine."""
-    member: Member | None = None
-    """Whom it runs on; None while it waits."""
+    member: FleetMember | None = None
+    """The engine that works on it; None while it waits."""
     task: asyncio.Task[None] | None = None
     previous: str | None = None
     """The engine it was taken from."""
     ending: bool = False
-    """Somebody asked for its end."""
+    """It was aborted."""
 
     @property
     def request_id(self) -> str:
@@ -47,25 +54,25 @@ class Turn:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Member:
+class FleetMember:
     """One engine, as the fleet knows it."""
 
     name: str
     engine: Engine
     version: int
-    """Of the weights that it was seen to have."""
+    """Version of the weights that it was last seen to have."""
     up: bool = True
     reason: str = ""
     """Why it was taken out, or why the last probe failed."""
-    turns: set[Turn] = field(default_factory=set)
+    turns: set[FleetTurn] = field(default_factory=set)
     failures: int = 0
-    """In a row."""
+    """Failed turns in a row."""
     answered: int = 0
     """Turns that it has ended."""
     seen: tuple[int, ...] = ()
-    """What changes when it works, at the last look."""
+    """What `progress` returned at the last look."""
     looks: int = 0
-    """In a row at which nothing had changed."""
+    """Looks in a row at which nothing had changed."""
     probes: int = 0
     """Since it last took new weights; the more, the rarer they become."""
     tries: int = 0
@@ -76,3 +83,34 @@ class Member:
     def progress(self) -> tuple[int, ...]:
         load = self.engine.load()
         return self.answered, load.used_tokens, load.produced_tokens, load.recomputed_tokens
+
+
+def complaint(
+    completion: Completion, sampling: Sampling, *, vocab_size: int | None, versions: tuple[int, int]
+) -> str | None:
+    """The first thing that cannot be, in words; None where all can. `versions`: the oldest and the newest policy
+    version that may have written a token. vocab_size: ids lie below it; None where it is not known."""
+    return next(_complaints(completion, sampling, vocab_size, versions), None)
+
+
+def _complaints(
+    completion: Completion, sampling: Sampling, vocab_size: int | None, versions: tuple[int, int]
+) -> Iterator[str]:
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if len(ids) != len(logprobs):
+        yield f"{len(ids)} tokens with {len(logprobs)} logprobs"
+    if len(ids) > sampling.max_new_tokens:
+        yield f"{len(ids)} tokens where {sampling.max_new_tokens} were allowed"
+    if ids and (min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size)):
+        yield f"token ids from {min(ids)} to {max(ids)}, of {vocab_size} there are"
+    wrong = next((value for value in logprobs if not math.isfinite(value) or value > ROUNDING), None)
+    if wrong is not None:
+        yield f"a logprob of {wrong}"
+    if completion.finish is Finish.STOP and (not ids or ids[-1] not in sampling.stop_token_ids):
+        yield "an end at a stop token that is none"
+    wrote = [span.version for span in completion.version_spans]
+    if sum(span.tokens for span in completion.version_spans) != len(ids):
+        yield f"{len(ids)} tokens, of which {sum(span.tokens for span in completion.version_spans)} have a version"
+    if wrote != sorted(wrote) or any(not versions[0] <= version <= versions[1] for version in wrote):
+        asked = " to ".join(map(str, dict.fromkeys(versions)))
+        yield f"tokens of policy version {', '.join(map(str, wrote))} where {asked} was asked"

@@ -43,7 +43,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "evaluation": RUNS,
     "run": (*RUNS, "evaluation"),
     "train": (*RUNS, "run"),
-    "forecast": (*RUNS, "evaluation", "run", "train"),
+    "forecast": (*RUNS, "evaluation", "run"),
     "serving": (*RUNS, "evaluation"),
     "adapters": (*RUNS, "evaluation"),
     "analysis": (*RUNS, "evaluation", "run"),

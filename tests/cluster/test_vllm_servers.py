@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from rocstar.cluster import vllm_servers
 from rocstar.cluster.places import set_aside
 from rocstar.config.places import VllmEngines
-from rocstar.engines.vllm_server import Server
+from rocstar.engines.vllm_server import RunningServer
 from rocstar.errors import EngineUnavailable
 from tests.engines.test_vllm_server import gone, settings, stub, worker_of
 
@@ -33,7 +33,7 @@ def place(two_machines: None) -> Iterator[PlacementGroup]:
         yield groups["v"]
 
 
-def answers(server: Server) -> bool:
+def answers(server: RunningServer) -> bool:
     return httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
 
 

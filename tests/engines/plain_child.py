@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rocstar.engines.child import run
-from rocstar.engines.process import EngineSettings
+from rocstar.engines.process import EngineSettings, run
 from rocstar.errors import ConfigError
 from tests.engines.plain import PlainEngine
 

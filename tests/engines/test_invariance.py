@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.engines import torch_attention
+from rocstar.engines import torch_cache
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.types import Completion, Sampling, seed_for
 from tests.engines.models import MODELS, VOCAB
@@ -90,8 +90,8 @@ async def test_alone_together_shuffled_or_evicted_a_request_gets_the_same_bits(
 ) -> None:
     """With less room than the sequences take, some lose their cache while they decode or wait, and are fed again."""
     if attention == "torch":
-        monkeypatch.setattr("rocstar.engines.torch_attention._compiled", lambda: None)
-    elif torch_attention._compiled() is None:
+        monkeypatch.setattr("rocstar.engines.torch_cache._compiled", lambda: None)
+    elif torch_cache._compiled() is None:
         pytest.skip("the attention was not compiled")
     alone = await one_by_one(name)
     assert sum(len(turn.token_ids) for turns in alone for turn in turns) > 200

@@ -8,10 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.engines import torch_attention
+from rocstar.engines import torch_cache
 from rocstar.engines.pages import PAGE
-from rocstar.engines.torch_attention import PagedAttention
-from rocstar.engines.torch_cache import Aim, PagedCache
+from rocstar.engines.torch_cache import Aim, PagedAttention, PagedCache
 from tests.engines.models import llama
 
 LENGTHS = (1, PAGE, PAGE + 1, 200)  # of the sequences; the last feeds its last 40 tokens at once
@@ -59,8 +58,8 @@ class Sequences:
 @pytest.fixture(params=["compiled", "torch"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(torch_attention, "_compiled", lambda: None)
-    elif torch_attention._compiled() is None:
+        monkeypatch.setattr(torch_cache, "_compiled", lambda: None)
+    elif torch_cache._compiled() is None:
         pytest.skip("the attention was not compiled")
     return str(request.param)
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from rocstar.engines.pages import PAGE, Pages, names_of
-from rocstar.engines.torch_rows import Sequence, Work
-from rocstar.engines.torch_table import SequenceTable
+from rocstar.engines.pages import PAGE, PagePool, names_of
+from rocstar.engines.torch_table import Sequence, SequenceTable, Work
 from rocstar.types import Sampling
 
 POSITIONS = 6 * PAGE
@@ -38,7 +37,7 @@ class Table:
     """A table whose sequences write 100, 101, 102, ..."""
 
     def __init__(self, *, rows: int = 4, pages: int = 24) -> None:
-        self.cache, self.pages = Notes(pages), Pages(pages)
+        self.cache, self.pages = Notes(pages), PagePool(pages)
         self.table = SequenceTable(self.cache, self.pages, rows=rows, positions=POSITIONS)  # type: ignore[arg-type]
         self.fed = 0
 

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 import torch
 
 from rocstar.engines.pages import PAGE
+from rocstar.engines.torch_cache import available_bytes, kv_bytes
 from rocstar.engines.torch_engine import TorchEngine
-from rocstar.engines.torch_memory import available_bytes, kv_bytes
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Completion, Finish, Sampling, Weights
 from tests.engines.models import VOCAB, llama, qwen, until

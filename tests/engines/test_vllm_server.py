@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from rocstar.engines.vllm_client import Answer, read_answer, read_metrics
+from rocstar.engines.vllm_client import VllmAnswer, read_answer, read_metrics
 from rocstar.engines.vllm_server import INSIDE, VllmServer, VllmSettings, kv_bytes
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.types import Finish, VersionSpan
@@ -180,7 +180,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def read(value: dict[str, Any]) -> Any:
-    return read_answer(msgspec.json.decode(msgspec.json.encode(value), type=Answer), 10)
+    return read_answer(msgspec.json.decode(msgspec.json.encode(value), type=VllmAnswer), 10)
 
 
 def test_an_answer_says_what_was_written_and_by_which_weights() -> None:

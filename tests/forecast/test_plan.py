@@ -11,8 +11,7 @@ import pytest
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
-from rocstar.forecast.gpus import GPUS
-from rocstar.forecast.plan import Assumptions, Plan, make_plan, shared_out
+from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, shared_out
 from rocstar.parts.fits import refuse_here, refuse_on_gpu
 from rocstar.parts.memory import Load, engine_bytes, host_memory, learner_bytes, total
 from rocstar.parts.shape import PUBLISHED, shape_of
@@ -21,7 +20,7 @@ RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SMALL = ("rollout.problems_per_step=8", "rollout.attempts_per_problem=4", "resample.keep=4")
 
 
-def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> Plan:
+def plan(name: str, gpu: str, gpus: int, *settings: str, **assumed: float) -> GpuPlan:
     recipe = load_recipe(RECIPES / name, settings)
     return make_plan(recipe, gpu, GPUS[gpu], gpus, replace(Assumptions(), **assumed))
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rocstar.errors import ConfigError
-from rocstar.forecast.baselines import RoundRobin
 from rocstar.forecast.engine_model import EngineModel
-from rocstar.forecast.simulate import Report, lower_bound, simulate
+from rocstar.forecast.policies import RoundRobin
+from rocstar.forecast.simulate import StepReport, lower_bound, simulate
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
 
 
@@ -32,7 +32,7 @@ def attempt(*turns: tuple[int, int, float], group: str = "a", prompt: int = 10) 
     )
 
 
-def roll(attempts: list[PlannedAttempt], *engines: EngineModel, deaths: dict[str, float] | None = None) -> Report:
+def roll(attempts: list[PlannedAttempt], *engines: EngineModel, deaths: dict[str, float] | None = None) -> StepReport:
     named = {f"engine{number}": model for number, model in enumerate(engines)}
     return simulate(attempts, named, RoundRobin(), deaths=deaths)
 

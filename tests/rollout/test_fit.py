@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 np = pytest.importorskip("numpy")
 
 from rocstar.errors import DataError  # noqa: E402
-from rocstar.forecast.baselines import LeastRequests  # noqa: E402
-from rocstar.forecast.engine_model import EngineModel  # noqa: E402
-from rocstar.forecast.fit import COSTS, Trial, designed, fit, nonnegative, with_costs  # noqa: E402
+from rocstar.forecast.engine_model import COSTS, EngineModel, with_costs  # noqa: E402
+from rocstar.forecast.fit import Trial, fit, nonnegative  # noqa: E402
+from rocstar.forecast.policies import LeastRequests  # noqa: E402
 from rocstar.forecast.simulate import simulate  # noqa: E402
 from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload  # noqa: E402
+from tests.rollout.played import designed  # noqa: E402
 
 SIZES = with_costs(
     EngineModel(

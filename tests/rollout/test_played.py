@@ -14,16 +14,15 @@ pytest.importorskip("numpy")
 from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_decoder import PagedDecoder
 from rocstar.engines.torch_engine import TorchEngine
-from rocstar.engines.torch_rows import Work
-from rocstar.forecast.baselines import RoundRobin
-from rocstar.forecast.engine_model import torch_engine
-from rocstar.forecast.fit import with_costs
-from rocstar.forecast.played import Dictated, dictated_lengths, play
+from rocstar.engines.torch_table import Work
+from rocstar.forecast.engine_model import torch_engine, with_costs
+from rocstar.forecast.policies import RoundRobin
 from rocstar.forecast.simulate import simulate
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths, shrunk, synthetic_workload
 from rocstar.rollout.fleet import Fleet
 from rocstar.types import Sampling
 from tests.engines.models import VOCAB, qwen
+from tests.rollout.played import Dictated, dictated_lengths, play
 
 POSITIONS, PAGES, ROWS = 128, 24, 16
 

@@ -13,8 +13,7 @@ pytest.importorskip("numpy")
 pytest.importorskip("pyarrow")
 
 from rocstar.cli.main import run as command
-from rocstar.forecast.engine_model import torch_engine
-from rocstar.forecast.fit import with_costs
+from rocstar.forecast.engine_model import torch_engine, with_costs
 from rocstar.forecast.simulate import simulate
 from rocstar.forecast.workload import PlannedAttempt, shrunk, synthetic_workload
 from rocstar.record.folder import RunFolder

@@ -15,7 +15,7 @@ from rocstar.support.exits import need
 if TYPE_CHECKING:
     from rocstar.config.sections import Recipe, RlStage
     from rocstar.forecast.cpu import CpuPlan
-    from rocstar.forecast.plan import Plan
+    from rocstar.forecast.plan import GpuPlan
 
 THRESHOLD_MISSED = 4
 CPU = "cpu"
@@ -50,8 +50,7 @@ def plan(
     Example: rocstar plan recipes/paper/stage3.toml --gpus 64 --gpu mi300x"""
     from rocstar.config.recipe import load_recipe
     from rocstar.errors import ConfigError
-    from rocstar.forecast.gpus import GPUS
-    from rocstar.forecast.plan import Assumptions, make_plan
+    from rocstar.forecast.plan import GPUS, Assumptions, make_plan
 
     if gpu is None:
         gpu = ASSUMED
@@ -119,9 +118,10 @@ def _here(recipe: Recipe, length_share: float, *, as_json: bool) -> None:
     quiet_torch()
     from rocstar.forecast.trial import predicted
     from rocstar.support.screen import Screen
+    from rocstar.train import rl_step
 
     with stoppable("stopped; nothing is left of the trial"), Screen() as screen:
-        made = predicted(recipe, screen, length_share=length_share)
+        made = predicted(recipe, screen, rl_step, length_share=length_share)
     if as_json:
         print_json({**asdict(made), "seconds": made.seconds})
     else:
@@ -138,7 +138,7 @@ def _print_here(made: CpuPlan) -> None:
         print(f"memory of {process}: {size / 1e6:,.0f} MB")
 
 
-def _print(made: Plan) -> None:
+def _print(made: GpuPlan) -> None:
     shared = " (on the first learner's GPU, in what it leaves)" if made.shares_gpu else ""
     print(f"{_count(made.parameters)} parameters; {made.learners} {made.gpu} learn, {made.engines} write{shared}")
     for name, parts in (("a learner", made.learner), ("an engine", made.engine)):

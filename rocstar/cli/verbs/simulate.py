@@ -12,11 +12,12 @@ import typer
 
 from rocstar.cli.verbs.common import AsJson, print_json
 from rocstar.errors import ConfigError
+from rocstar.support.exits import need
 
 if TYPE_CHECKING:
     from rocstar.forecast.engine_model import EngineModel
     from rocstar.forecast.fit import Fit
-    from rocstar.forecast.simulate import Moment, Report
+    from rocstar.forecast.simulate import Moment, StepReport
     from rocstar.forecast.workload import PlannedAttempt
 
 # Qwen3-14B in bf16 on two MI300X at 60% of their bandwidth: 28 GB of weights, 160 KiB of KV a token, 6.4 TB/s.
@@ -90,7 +91,7 @@ def simulate(
 
     Example, a run's last step on two small engines: rocstar simulate last --engines 2 --capacity 8192"""
     if picture is not None:
-        _need_matplotlib()
+        need("plot")
     costs = _given(
         step_seconds=step_seconds,
         seconds_per_cached_token=cached_token_seconds,
@@ -111,7 +112,7 @@ def simulate(
     print_json({"engine": asdict(model), "engines": len(fleet), "policies": rows}) if as_json else _print(rows)
 
 
-class Case(NamedTuple):
+class Scenario(NamedTuple):
     """What is to be simulated."""
 
     work: Steps
@@ -132,13 +133,7 @@ def _refuse_unused(run: str | None, step: int | None, drawn: Mapping[str, Any]) 
         raise ConfigError(f"--step {step} is a step of a run; name the run")
 
 
-def _need_matplotlib() -> None:
-    from rocstar.support.exits import need
-
-    need("plot")
-
-
-def _drawn(*, lengths: str, problems: int, attempts: int, seed: int, limit: int, steps: int) -> Case:
+def _drawn(*, lengths: str, problems: int, attempts: int, seed: int, limit: int, steps: int) -> Scenario:
     from rocstar.forecast.engine_model import EngineModel
     from rocstar.forecast.workload import synthetic_workload
 
@@ -146,10 +141,12 @@ def _drawn(*, lengths: str, problems: int, attempts: int, seed: int, limit: int,
         synthetic_workload(lengths, problems=problems, attempts=attempts, limit=limit, seed=number)
         for number in range(seed, seed + steps)
     ]
-    return Case(work, EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS), ENGINES)
+    return Scenario(work, EngineModel(capacity_tokens=CAPACITY, **PAPER_COSTS), ENGINES)
 
 
-def _replayed(run: str, runs: Path, last: int | None, steps: int, cap: int | None, given: Mapping[str, float]) -> Case:
+def _replayed(
+    run: str, runs: Path, last: int | None, steps: int, cap: int | None, given: Mapping[str, float]
+) -> Scenario:
     """A run's work and engines; what these cost is fitted where it is not all given."""
     from rocstar.forecast.replay import recorded
 
@@ -159,11 +156,11 @@ def _replayed(run: str, runs: Path, last: int | None, steps: int, cap: int | Non
         fitted = found.fitted()
         print(_fit_sentence(fitted), file=sys.stderr)
         model = fitted.model
-    return Case([step.attempts for step in found.steps], model, found.engines)
+    return Scenario([list(step.attempts) for step in found.steps], model, found.engines)
 
 
 def _fit_sentence(found: Fit) -> str:
-    from rocstar.forecast.fit import COSTS
+    from rocstar.forecast.engine_model import COSTS
 
     costs = ", ".join(f"{name} {getattr(found.model, name):.3g}" for name in COSTS)
     errors = ", ".join(f"{error:+.1%}" for error in found.errors)
@@ -178,11 +175,10 @@ def _fleet(model: EngineModel, count: int, slow: float) -> dict[str, EngineModel
 
 def _reports(
     work: Steps, fleet: Mapping[str, EngineModel], policies: str, dies: float | None, picture: Path | None
-) -> dict[str, Report]:
+) -> dict[str, StepReport]:
     """Of the last step, by policy; drawn where a picture is wanted."""
     from rocstar.forecast.policies import POLICIES, scheduler
-    from rocstar.forecast.simulate import simulate_steps
-    from rocstar.forecast.timeline import draw
+    from rocstar.forecast.simulate import draw, simulate_steps
 
     names = [name.strip() for name in policies.split(",")] if policies else list(POLICIES)
     moments: dict[str, list[Moment]] = {name: [] for name in names}
@@ -196,7 +192,7 @@ def _reports(
     return found
 
 
-def _row(name: str, report: Report) -> dict[str, Any]:
+def _row(name: str, report: StepReport) -> dict[str, Any]:
     idle = list(report.idle_share.values())
     return {
         "policy": name,

@@ -1,0 +1,46 @@
+"""What engines share: the requests that none of them takes, and counters that go on over restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rocstar.errors import ConfigError
+from rocstar.types import EngineLoad, Sampling
+
+NOTHING = EngineLoad(capacity_tokens=0, used_tokens=0, running=0, waiting=0)
+
+
+def refuse_impossible(token_ids: Sequence[int], sampling: Sampling, known: int) -> None:
+    """Raises ConfigError for a request that makes no sense; token ids lie below `known`."""
+    if not token_ids:
+        raise ConfigError("a request must have at least one token to continue, got none")
+    if max(token_ids) >= known or min(token_ids) < 0:
+        raise ConfigError(f"token ids must lie below {known}, got {min(token_ids)} to {max(token_ids)}")
+    if sampling.max_new_tokens < 1:
+        raise ConfigError(f"a request must allow at least one new token, got {sampling.max_new_tokens}")
+
+
+class Earlier:
+    """What an engine counted before its last restart."""
+
+    def __init__(self) -> None:
+        self._load, self._cpu_seconds = NOTHING, 0.0
+
+    def keep(self, load: EngineLoad, cpu_seconds: float) -> None:
+        """The engine ends. `load` and `cpu_seconds` are totals, earlier restarts included."""
+        self._load, self._cpu_seconds = load, cpu_seconds
+
+    def and_load(self, load: EngineLoad) -> EngineLoad:
+        """`load` of the engine since its restart, with the counters of before added."""
+        before = self._load
+        return replace(
+            load,
+            produced_tokens=before.produced_tokens + load.produced_tokens,
+            recomputed_tokens=before.recomputed_tokens + load.recomputed_tokens,
+            evictions=before.evictions + load.evictions,
+        )
+
+    def and_cpu(self, seconds: float) -> float:
+        """CPU seconds since the restart, with those of before added."""
+        return self._cpu_seconds + seconds
