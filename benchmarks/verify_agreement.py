@@ -11,9 +11,9 @@ whether names of variables matter, and how far numbers may be off stands in PREC
     as_reward    the default graders when a prediction without a box must be the answer and nothing else, as in training
     as_it_stands ours without PRECISION
 
-Beside these, and never mixed with them, both halves of answers_judged.jsonl, our own pairs, which one of us judged by
-hand: `dev` was looked at when rules were made, `held` was not, so only disagreements of `dev` are printed. They
-are answers, no transcripts, and are not searched.
+Beside these, and never mixed with them, the parts of answers_judged.jsonl, our own pairs, which two of us judged by
+hand: `dev` was looked at when rules were made, `held` was not, and `fresh` was run once before its disagreements were
+looked at; only those of `dev` are printed. They are answers, no transcripts, and are not searched.
 
 Rules that fit the rows they were made with show on the others: --seeds N splits all rows into random halves N times and
 prints both halves of each. --cases FILE adds files of any origin with the columns gold, pred and expected. Prints the
@@ -43,7 +43,7 @@ from rocstar.answers.tolerance import parse_tolerance
 from rocstar.types import Verdict
 
 JUDGED = Path(__file__).with_name("answers_judged.jsonl")
-HALVES = ("dev", "held")
+HALVES = ("dev", "held", "fresh")
 COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward", "as_it_stands")
 MARKS = ("$", "\\(", "\\[", "\\boxed")
 ANY_NAMES = (*DEFAULT[:-1], "math_verify_any_names")

@@ -24,7 +24,7 @@ EQUATION = "rocstar_equation"  # marks left minus right of an equation
 _POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special values of the usual functions among them
 # The grammar drops bases without a word; they are left to numbers.py.
 _BASE = re.compile(r"\d\s*_")
-_DECIMAL = re.compile(r"-?\d*\.\d+")
+_DECIMAL = re.compile(r"-?\d*\.(\d+)")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]).*\\circ", re.DOTALL)
 
 
@@ -48,6 +48,29 @@ def are_numbers(*texts: str) -> bool:
     return all(
         (found := read(text)) is not None and not found.free_symbols and not _is_equation(found) for text in texts
     )
+
+
+def value_of(text: str) -> Any | None:
+    """The number that a text has, whatever its letters stand for; None where it has none, or several."""
+    found = read(text)
+    return None if found is None or found.free_symbols or _is_equation(found) else _number(found)
+
+
+def is_rounded(first: str, second: str) -> bool:
+    """Whether one of two numbers is a decimal and the other the same but for its last place."""
+    places = [len(found[1]) for text in (first, second) if (found := _DECIMAL.fullmatch(text.strip()))]
+    value, other = value_of(first), value_of(second)
+    if value is None or other is None or not places:
+        return False
+    return bool(abs(value - other) < 10 ** -min(places))
+
+
+def is_linear(text: str) -> bool:
+    """Whether a text is `2n` or `n + 1`, so that an equation with it says another number than its other side."""
+    found = read(text)
+    if found is None or found.is_Symbol or len(found.free_symbols) != 1:
+        return False
+    return bool(found.is_polynomial() and found.diff(*found.free_symbols).is_number)
 
 
 @functools.lru_cache(256)
@@ -95,7 +118,16 @@ def _same_values(wanted: Any, given: Any) -> bool | None:
         return exact
     found = [_close(a, b) for a, b in zip(_values(wanted, letters), _values(given, letters), strict=True)]
     known = [close for close in found if close is not None]
-    return all(known) if known else None
+    return all(known) and _vanishes(wanted - given, letters) if known else None
+
+
+def _vanishes(difference: Any, letters: Sequence[Any]) -> bool:
+    """Whether a sum is 0 beside the largest of its terms: 10^30 + x is no 10^30, though next to nothing is missing."""
+    import sympy
+
+    terms = [_values(term, letters) for term in sympy.Add.make_args(difference)]
+    known = [point for point in zip(*terms, strict=True) if None not in point]
+    return all(abs(sum(point)) <= NOISE * max(abs(term) for term in point) for point in known)
 
 
 def _is_equation(formula: Any) -> bool:

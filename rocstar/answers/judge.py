@@ -15,7 +15,7 @@ from typing import Any
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
 from rocstar.answers.mathverify import grade_math_verify
 from rocstar.answers.prime import grade_prime, same_text
-from rocstar.answers.wording import is_running
+from rocstar.answers.wording import HEDGE, is_running
 from rocstar.types import Verdict
 
 Found = tuple[Verdict, str]
@@ -24,8 +24,11 @@ Found = tuple[Verdict, str]
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
 FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
-# Words with which a number is no longer the answer; the grammar drops them.
-BOUND = re.compile(r"\\text\{[^{}]*\b(?:or (?:more|less|fewer)|(?:at|more|less|fewer) (?:least|most|than)|not)\b")
+# What the grammar drops, though with it a number or a set is no longer the answer; an ellipsis rounds a decimal.
+BOUND = re.compile(
+    rf"\\text\{{[^{{}}]*\b(?:{HEDGE})\b"
+    r"|(?:^|[^.\d])\d*\s*(?:\\[lcd]?dots(?![A-Za-z])|\.{3})"
+)
 GRADERS: dict[str, Callable[..., Found]] = {
     "prime": grade_prime,
     "math_verify": grade_math_verify,

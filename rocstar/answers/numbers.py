@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rocstar.answers.units import RADIAN, are_strangers, conversion, find_units, is_angle, split_unit
+from rocstar.answers.wording import NO_UNIT
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -26,10 +27,18 @@ _THIN = re.compile(r"\\[!,;:]")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
 _PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
 _UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
-_NOT_UNITS = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|and|or|to|pi|i|e)\b", re.IGNORECASE)
+_NOT_UNITS = re.compile(rf"\b(?:{NO_UNIT}|pi|i|e)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>dozen|hundred|thousand|million|billion|trillion)\s*\}?$")
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
+_ONES = "one|two|three|four|five|six|seven|eight|nine"
+_TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_VALUES = {word: value for value, word in enumerate(f"zero|{_ONES}|{_TEENS}".split("|"))}
+_VALUES |= {word: 20 + 10 * at for at, word in enumerate(_TENS.split("|"))}
+_WORDS = re.compile(
+    rf"(?P<text>\\text\{{\s*)?(?P<words>(?:{_TENS})[ -](?:{_ONES})|{'|'.join(_VALUES)})(?![\w-])", re.IGNORECASE
+)
 _BASED = re.compile(r"(?P<digits>[0-9A-F]{1,40})_(?:\{\s*\(?(?P<b>\d{1,2})\)?\s*\}|(?P<b2>\d))")
 
 # Thousands by commas, spaces, apostrophes; by two and more points (one is a decimal point); lakhs and crores.
@@ -51,7 +60,7 @@ _MIXED = re.compile(
     rf"(?P<whole>\d+)(?:{_AND}|\s*)(?P<fraction>\\frac.+)|(?P<whole2>\d+)(?:{_AND}| +)(?P<fraction2>\d+\s*/\s*\d+)"
 )
 _DECIMAL_COMMA = re.compile(r"(?P<whole>[1-9]\d{0,2}(?:(?:\.\d{3})+|(?: \d{3})+|(?:'\d{3})+)|\d+),(?P<part>\d+)")
-_NEVER_A_NUMBER = re.compile(r"[A-Za-z\s]+|[+-]?\d[\d\s,.']*[\s,.'][\d\s,.']*")
+_NEVER_A_NUMBER = re.compile(rf"[A-Za-z\s]+|[+-]?\d[\d\s,.']*[\s,.'][\d\s,.']*|{_BASED.pattern}")  # 2_2
 _UNWRAPPED = re.compile(r"\\(?:text|mathrm|textrm)\{([^{}\\]*)\}")
 _CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])")
 _STEP = re.compile(r"(?:and\b|,)?\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
@@ -90,7 +99,7 @@ def compare_numbers(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     given = parse_number(predicted, letters=wanted.unit != "")
     if given is not None:
         return _compare(wanted, given)
-    if not wanted.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(predicted.strip()):
+    if not wanted.comma and len(predicted) <= MAX_CHARS and _NEVER_A_NUMBER.fullmatch(_clean(predicted)):
         return Verdict.WRONG, "not_a_number"
     return None
 
@@ -99,7 +108,7 @@ def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
     """The number a short text surely stands for, else None. letters: the m of `5 m` is a unit, no variable."""
     if len(text) > MAX_CHARS or not _fold(text).isascii():
         return None
-    body = _clean(text)
+    body = _spelled(_clean(text))
     if _INTEGER.fullmatch(body):
         return PlainNumber(Fraction(int(body)))
     name, body = _split_name(body)
@@ -137,6 +146,14 @@ def _clean(text: str) -> str:
     body = body.removesuffix(".")
     body = _THIN.sub("", body).replace("{,}", ",").replace("\\ ", " ").replace("~", " ")
     return body.replace("dfrac", "frac").replace("tfrac", "frac").replace("cfrac", "frac").strip()
+
+
+def _spelled(body: str) -> str:
+    """`\\text{twenty-five students}` -> `25\\text{ students}`."""
+    if not (found := _WORDS.match(body)):
+        return body
+    value = sum(_VALUES[word] for word in re.split("[ -]", found["words"].lower()))
+    return f"{value}{'' if found['text'] is None else chr(92) + 'text{ '}{body[found.end() :]}"
 
 
 def _split_name(body: str) -> tuple[str, str]:

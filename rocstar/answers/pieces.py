@@ -23,6 +23,7 @@ _MATRIX = re.compile(
     r"\\end\{[a-zBV]+\*?\}(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?)?$",
     re.DOTALL,
 )
+_TURNED = re.compile(r"(?<=[)\]])\s*\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?$")
 _SIGN = re.compile(r"\s*\\(pm|mp)(?![A-Za-z])\s*")
 _NO_PLUS = re.compile(r"(?:^|(?<=[(\[{,;]))\s*\+")
 # `]a,b[` is how half of the world writes an open interval.
@@ -31,8 +32,10 @@ _REVERSED = re.compile(
     r"(?:^|(?<=\\cup)|(?<=\\cap)|(?<=\\in)|(?<=[\s,;(={]))"
     rf"(?P<opening>[\[\](])(?P<ends>{_END}[;,]{_END})(?P<closing>[\[\])])(?=\s*(?:$|[,;)}}\\]))"
 )
+_AND = re.compile(r"\\text\{\s*and\s*\}|\\(?:wedge|land)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])")
 _OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
-_BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
+_BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
+_LOGIC = re.compile(r"\\(?:vee|wedge|lor|land)(?![A-Za-z])|[<>]|\\(?:leq?|geq?|lt|gt)(?:slant)?(?![A-Za-z])")
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
 _LABELLED = re.compile(r"\s*([A-Za-z])(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
@@ -89,13 +92,29 @@ def take_apart(text: str) -> Pieces | None:
     signed = both_signs(text)
     if len(signed) > 1 and (text.startswith("(") or not _bracketed(text)):
         return Pieces("", "", signed)
-    return _bracketed(text)
+    return _bracketed(_TURNED.sub("", text))
+
+
+def are_opposed(gold: str, predicted: str) -> bool:
+    """Whether one says "and" where the other says "or" between statements; between values both list them."""
+    links = [(_AND.search(text) is None, _OR.search(text) is None) for text in (gold, predicted)]
+    statements = all(map(_LOGIC.search, (gold, predicted)))
+    return statements and sorted(links) == [(False, True), (True, False)]
 
 
 def as_interval(text: str) -> str:
-    r"""`x < 3` -> `(-\infty,3)`, `2 \le x < 5` -> `[2,5)`, several with "or" as a union; any other text unchanged."""
-    parts = [_interval(part) for part in _OR.split(_BUILDER.sub(r"\1", text.strip()))]
+    r"""`x < 3` -> `(-\infty,3)`, `2 \le x < 5` and `x \ge 2 and x < 5` -> `[2,5)`, several with "or" as a union; any
+    other text unchanged."""
+    parts = [_both(_AND.split(part)) for part in _OR.split(_BUILDER.sub(r"\1", text.strip()))]
     return "\\cup ".join(part for part in parts if part) if all(parts) else text
+
+
+def _both(parts: list[str]) -> str | None:
+    """One interval, or what an upper and a lower bound have in common."""
+    found = sorted((_interval(part) or "" for part in parts), key=lambda part: "-\\infty" in part)
+    if len(found) == 2 and found[0].endswith("\\infty)") and found[1].startswith("(-\\infty"):
+        return found[0].partition(",")[0] + "," + found[1].partition(",")[2]
+    return found[0] if len(found) == 1 else None
 
 
 def _interval(text: str) -> str | None:
@@ -178,6 +197,9 @@ def _bracketed(text: str) -> Pieces | None:
         if depth == 0:
             return None
     items = _split_list(text[tokens[0].end() : tokens[-1].start()])
+    rows = [row.items for item in items if (row := _bracketed(item)) and row.opening == "["]
+    if tokens[0].group() == "[" and rows and len(rows) == len(items) and len(set(map(len, rows))) == 1:
+        return Pieces("m", "m", tuple("&".join(row) for row in rows))  # [[1, 2], [3, 4]]
     opening, closing = (_PLAIN.get(found.group(), found.group()) for found in (tokens[0], tokens[-1]))
     if len(items) == 1 and opening in "([" and closing in ")]":
         return None  # brackets around a single value say nothing

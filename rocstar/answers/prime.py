@@ -12,16 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rocstar.answers.closeness import are_numbers, equal_values, read
-from rocstar.answers.numbers import compare_numbers
-from rocstar.answers.pieces import Pieces, as_interval, split_top, take_apart
+from rocstar.answers.closeness import are_numbers, equal_values, is_linear, is_rounded, read, value_of
+from rocstar.answers.numbers import compare_numbers, parse_number
+from rocstar.answers.pieces import Pieces, are_opposed, as_interval, split_top, take_apart
 from rocstar.answers.units import DEGREE, RADIAN, are_strangers, conversion, is_angle, split_unit
 from rocstar.answers.wording import (
     bare,
+    is_name,
     loose_style,
     math_style,
     undelimited,
     without_names,
+    without_point,
     without_range,
     words_after,
 )
@@ -29,6 +31,8 @@ from rocstar.types import Verdict
 
 MAX_ITEMS = 60  # of an unordered list; finding partners takes the square of it
 MAX_NESTING = 4
+EQUALS = ("=", "\\approx", "\\simeq")
+_NO_SIDE = re.compile(r"^$|[<>]$|[A-Za-z]\s*!$")  # of `x <= 6` and `x != 6`
 _UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
 _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
@@ -37,7 +41,7 @@ def grade_prime(gold: str, predicted: str, **_: str) -> tuple[Verdict, str]:
     """(verdict, method). RIGHT or WRONG by `prime`; WRONG by `value` when both are numbers that differ, by `unit`,
     `brackets` or `names` when these differ: no room for another opinion. UNDECIDED when the texts differ and the values
     cannot be told. Running text is not looked at. May be slow."""
-    if (settled := _settled(*_prepared(gold, predicted))) is not None:
+    if (settled := _stated(gold, predicted) or _settled(*_prepared(gold, predicted))) is not None:
         return settled
     found = same_answer(gold, predicted)
     if found is None:
@@ -76,7 +80,8 @@ def same_text(gold: str, predicted: str) -> bool:
 
 
 def _prepared(gold: str, predicted: str) -> tuple[str, str]:
-    return without_names(*without_range(bare(gold), bare(predicted)))
+    gold, predicted = without_range(bare(gold), bare(predicted))
+    return without_names(gold, without_point(gold, predicted))
 
 
 def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
@@ -87,12 +92,41 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         if found is None and are_strangers(words_after(gold), words_after(predicted)):
             found = False
         return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
+    if wanted and given and are_opposed(gold, predicted):
+        return Verdict.WRONG, "brackets"
     signs = "\\pm" in gold or "\\pm" in predicted
     if wanted and given and (_clash(wanted, given) or (signs and {wanted.opening, given.opening} == {"(", ""})):
         return Verdict.WRONG, "brackets"
     if wanted and given and _misplaced(wanted, given):
         return Verdict.WRONG, "names"
     return None
+
+
+def _stated(gold: str, predicted: str) -> tuple[Verdict, str] | None:
+    """What an equation says where the reference is none: the numbers among its sides agree, and one of them is the
+    answer. `2n = 8` says 4, and `8 = 9` says nothing."""
+    sides = split_top(undelimited(predicted), EQUALS)
+    if len(sides) < 2 or len(split_top(gold, EQUALS)) > 1 or take_apart(predicted) or any(map(_NO_SIDE.search, sides)):
+        return None
+    numbers = [side for side in sides if _is_number(side)]
+    agreed = [number for number in numbers if _agree(numbers[0], number)]
+    exact = split_top(split_top(undelimited(predicted), EQUALS[1:])[0], EQUALS[:1])
+    contradict = any(number in exact and number not in agreed for number in numbers)
+    if numbers and (contradict or any(is_linear(split_unit(side)[0]) for side in sides if side not in numbers)):
+        return Verdict.WRONG, "value"
+    if any(same_answer(gold, number) for number in agreed):
+        return Verdict.RIGHT, "prime"
+    return (Verdict.WRONG, "value") if agreed != numbers else None
+
+
+def _is_number(side: str) -> bool:
+    text = split_unit(side)[0]
+    return not is_name(text) and (parse_number(text) is not None or value_of(text) is not None)
+
+
+def _agree(first: str, second: str) -> bool:
+    """Whether two numbers are the same, or one is the other rounded."""
+    return bool(same_answer(first, second)) or is_rounded(first, second)
 
 
 def _have_units(text: str) -> bool:

@@ -10,7 +10,8 @@ from rocstar.types import Verdict
 _QUOTES = "*_`\"' \n\t"
 _PRIMED = re.compile(r"[^'`]*'+")  # C' is another point than C
 _LEAD = re.compile(
-    r"(?:(?:the|my|so|correct|right|final|best|answers?|option|choice|letter|is)\b[\s:=]*)*", re.IGNORECASE
+    r"(?:(?:the|my|so|correct|right|final|best|answers?|option|choice|letter|is|I (?:choose|pick))\b[\s:=]*)*",
+    re.IGNORECASE,
 )
 _CHOICE = re.compile(
     r"(?:[(\[{]\s*(?P<closed>[A-Ja-j])\s*[)\]}](?=[\s.:,;]|$)|(?P<open>[A-Ja-j])(?:[).:,](?=\s|$)|$))(?P<rest>.*)",
@@ -18,14 +19,21 @@ _CHOICE = re.compile(
 )
 # After a first letter: a second one in brackets, behind a link, or next.
 _ANOTHER = re.compile(
-    r"[(\[][A-Ja-j][)\]]|^[\s.:,;]*[A-J](?:[\s).:,]*$|[).:,])"
+    r"^\W*or\b|[(\[][A-Ja-j][)\]]|^[\s.:,;]*[A-J](?:[\s).:,]*$|[).:,])"
     r"|(?:\b(?:or|and|nor|not|but|to|maybe|perhaps|possibly)\s+(?:option\s+|choice\s+)?|[,/&;|+-]\s*)[A-J](?![A-Za-z])"
 )
 _GOLD_CHOICE = re.compile(r"\(?([A-J])\)?")
-_GOLD_OPTION = re.compile(r"\(([A-J])\)\s*\S.*", re.DOTALL)
+_GOLD_OPTION = re.compile(r"\(([A-J])\)\s*(\S.*)", re.DOTALL)
+_LETTERS = re.compile(r"[A-J](?:(?:\s*[,;&]\s*|,?\s+and\s+|\s*)[A-J])+")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*|[Aa]\s+[A-Za-z]{2,}(?:[\s',-]+[A-Za-z]+)*")
 _AND, _OR = " and ", " or "
 _ANDS = re.compile(r",? and |, ")
+_SUBJECT = re.compile(
+    r"^(?:(?:it|this|that|they|these|there)(?:'s| is| are) "
+    r"|the \w+ (?:is |are |(?=does|converges|diverges))|on (?=\w+day$))",
+    re.IGNORECASE,
+)
+_NOTHING = re.compile(r"no solutions?(?: exists?)?|none|(?:the )?empty set|\\emptyset", re.IGNORECASE)
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _YES_NO = re.compile(r"(?P<word>yes|no|true|false)[,.;:](?P<rest>.*)$", re.IGNORECASE | re.DOTALL)
 _HEDGE = re.compile(
@@ -39,12 +47,15 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 
     The reference is `B` or `(B)`; `chosen_letter` says which letter a prediction names. Source: ours."""
     wanted, given = plain_text(gold), plain_text(predicted)
-    if wanted == given != "":
+    option = _GOLD_OPTION.fullmatch(wanted)
+    if wanted == given != "" or (option and option[2] == given):
         return Verdict.RIGHT, "text"
+    if not wanted.isalpha() and all(map(_LETTERS.fullmatch, (wanted, given))) and _capitals(wanted) == _capitals(given):
+        return Verdict.RIGHT, "choice"
     said = _said(wanted), _said(given)
     if all(said) and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1])):
         return (Verdict.RIGHT if said[0] == said[1] else Verdict.WRONG), "text"  # wrong: one leaves open which
-    letter = _GOLD_CHOICE.fullmatch(wanted) or _GOLD_OPTION.fullmatch(wanted)
+    letter = _GOLD_CHOICE.fullmatch(wanted) or option
     if not letter or (chosen := chosen_letter(predicted)) is None:
         return None
     if chosen == letter[1] and letter.re is _GOLD_OPTION and len(given.strip("()[] .")) > 1:
@@ -52,15 +63,21 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"
 
 
+def _capitals(text: str) -> list[str]:
+    return sorted(letter for letter in text if letter.isupper())
+
+
 def _said(text: str) -> str:
-    """Words without case, article and the comment after a yes or no; names joined by "and" in one order; "" for what
-    is not only words."""
-    text = text.strip(_QUOTES + ".,!").replace("right-angled", "right")
+    """Words without case, article, "it is" before them and the comment after a yes or no; names joined by "and" in one
+    order; one name for what has no solution; "" for what is not only words."""
+    text = _SUBJECT.sub("", text.strip(_QUOTES + ".,!").replace("right-angled", "right"))
+    if _NOTHING.fullmatch(text):
+        return "none"
     if (found := _YES_NO.match(text)) and not _HEDGE.search(found["rest"]):
         return found["word"].lower()
     if not _WORDS.fullmatch(text):
         return ""
-    words = _ARTICLE.sub("", " ".join(text.lower().split()))
+    words = _ARTICLE.sub("", " ".join(text.lower().split())).replace("dne", "does not exist")
     return _OR.join(sorted(_AND.join(sorted(_ANDS.split(part))) for part in words.split(_OR)))
 
 
@@ -70,7 +87,7 @@ def chosen_letter(text: str) -> str | None:
     it stands in a formula (`(b)+1`). Source: ours."""
     if _PRIMED.fullmatch(text):
         return None
-    said = _LEAD.sub("", plain_text(text).strip(_QUOTES), count=1).strip(_QUOTES)
+    said = _LEAD.sub("", plain_text(text).strip(_QUOTES), count=1).removesuffix(" only").strip(_QUOTES)
     found = _CHOICE.fullmatch(said)
     if found is None or _ANOTHER.search(found["rest"]):
         return None

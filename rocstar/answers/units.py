@@ -40,6 +40,7 @@ _TABLE: tuple[tuple[str, str, Fraction | int], ...] = (
     ("mph", "m s-1", 63_360 * _INCH / 3600),
     ("kmh kph", "m s-1", Fraction(1000, 3600)),
     ("gallon gal", "m3", 231 * _INCH**3),
+    ("cc", "m3", Fraction(1, 10**6)),
     ("ha hectare", "m2", 10_000),
     ("dollar usd", "dollar", 1),
     ("euro eur", "euro", 1),
@@ -54,6 +55,7 @@ _TABLE: tuple[tuple[str, str, Fraction | int], ...] = (
     ("arcmin arcminute", DEGREE, Fraction(1, 60)),
     ("arcsec arcsecond", DEGREE, Fraction(1, 3600)),
     ("rad radian", RADIAN, 1),
+    ("unit", "unit", 1),
     ("celsius", "celsius", 1),
     ("fahrenheit", "fahrenheit", 1),
 )
@@ -72,6 +74,10 @@ _PREFIXED: tuple[tuple[str, str, str, Fraction | int], ...] = (
     ("V", "volt", "g m2 s-3 A-1", 1000),
     ("K", "kelvin", "K", 1),
     ("mol", "mole", "mol", 1),
+    ("", "ohm", "g m2 s-3 A-2", 1000),
+    ("T", "tesla", "g s-2 A-1", 1000),
+    ("", "coulomb", "s A", 1),
+    ("bar", "bar", "g m-1 s-2", 10**8),
     ("cal", "calorie", "cal", 1),
     ("eV", "electronvolt", "eV", 1),
 )
@@ -123,7 +129,8 @@ def split_unit(text: str, *, bare: bool = False) -> tuple[str, str]:
         body = _DOLLAR_AFTER.sub("", found[1] + found["rest"].strip())
         inner, words = split_unit(body, bare=bare)
         money = "dollar" if "$" in found["unit"] else found["unit"].strip(".")
-        return (inner, words) if words else (body, money)
+        rate = f"{money} {words}" if words.startswith(("per ", "/")) else words
+        return (inner, rate) if words else (body, money)
     if text.count("$") == 1 and (found := _DOLLAR_AFTER.search(text)):
         return text[: found.start()].strip(), "dollar"
     return _split_words(text, bare=bare)
@@ -134,7 +141,7 @@ def _split_words(text: str, *, bare: bool) -> tuple[str, str]:
         return text, ""
     flat = _BRACED_POWER.sub(r"^\1", text)
     plain = _GAP.sub(" ", _TIMES.sub("*", _QUOTIENT.sub(r" \1/\2", _WRAPPED.sub(r" \1", flat)))).strip()
-    plain = _WRAPPED.sub(r" \1", plain).replace("  ", " ")
+    plain = _WRAPPED.sub(r" \1", plain.replace("\\Omega", " ohm")).replace("  ", " ")
     explicit = bare or _WRAPPED.search(flat) is not None or _SPEED.search(plain) is not None
     for found in _START.finditer(plain):
         words, body = plain[found.start() :], plain[: found.start()].strip(" *")
@@ -174,12 +181,20 @@ def conversion(first: str, second: str) -> Fraction | None:
     """How many of `second` one of `first` is; 0 where they measure different things, None where one is unknown and no
     symbol, and for degrees and radians, whose ratio is no fraction."""
     ours, others = find_units(first), find_units(second)
+    if ours and others and (_lengths(ours) or _lengths(others)) is not None and "unit" in f"{first} {second}":
+        return None if _lengths(ours) == _lengths(others) else Fraction(0)
     if bool(ours) != bool(others) and len(second if ours else first) <= MAX_SYMBOL:
         return Fraction(0)
     if not ours or not others or {is_angle(first), is_angle(second)} == {DEGREE, RADIAN}:
         return None
     factors = [one.factor / other.factor for one in ours for other in others if one.dimension == other.dimension]
     return factors[0] if factors else Fraction(0)
+
+
+def _lengths(units: tuple[Unit, ...]) -> int | None:
+    """2 of square metres and square units; None for anything else."""
+    powers = [unit.dimension[0][1] for unit in units if [base for base, _ in unit.dimension] in (["m"], ["unit"])]
+    return powers[0] if powers else None
 
 
 def are_strangers(first: str, second: str) -> bool:

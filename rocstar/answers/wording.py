@@ -17,10 +17,11 @@ _FOLDED = {
     0x222A: "\\cup ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x221A: "\\sqrt ",
     0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "\\text{EUR}",
     0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
+    0x2030: "\\cdot 10^{-3}", 0x3A9: "\\Omega ", 0x2126: "\\Omega ",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
-_TAIL = re.compile(r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|[~,\s])+$")
+_TAIL = re.compile(r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|[~,;:\s])+$")
 _LOOKS = re.compile(
     r"\\(?:underline|uline|boldsymbol|bm|mathbf|textbf|mathit|textit|emph)\s*\{(?P<inner>.*)\}\.?"
     r"|\\(?:text|textnormal|textrm|mathrm|mathsf|mbox)\s*\{(?P<plain>[^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}",
@@ -32,6 +33,16 @@ _NEARLY = re.compile(
     r"|^\\text\{(?:about|approximately|approx\.?|roughly)\s+(?=[\d.-]+\}$)"
 )
 _NEARLY_IS = re.compile(r"^([A-Za-z]\s*)\\(?:approx|simeq)(?![A-Za-z])(?=\s*[\d$\\.-])")
+HEDGE = "not|more|less|fewer|most|least|than|ish|maybe|perhaps|possibly|or so|up to"
+"""Words with which a number is no longer the answer."""
+NO_UNIT = rf"(?:{HEDGE}|or|and|at|to|hundred|thousand|million|billion|trillion|dozen)"
+_LABEL = re.compile(rf"^\\text\{{(?![^{{}}]*\b(?:{HEDGE})\b)[A-Za-z ]+(?:\bis|\bare|:|=)\s*\}}\s*")
+_ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
+_RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
+_INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
+_BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
+_MONEY = re.compile(r"\\pounds(?![A-Za-z])")
+_ABSOLUTE = re.compile(r"^\|([A-Za-z])\|\s*(<=?|\\leq?(?:slant)?(?![A-Za-z]))\s*([^-=<>|,;]+)$")
 _SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
@@ -55,11 +66,14 @@ _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?!and\b)[A-Za-z]{3,}(?![A-Za-z])")
 _PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
 _SPACES = re.compile(r"\s+")
+_NOON = re.compile(r"(\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
 
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|mathrm)\{\s*degrees?\s*\}")
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
+_IS_NAME = re.compile(_NAME)
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
 _LETTER = re.compile(r"^\s*([A-Za-z])\s*(?:=|\\approx)\s*[^=]")
+_POINT = re.compile(r"^[A-Z]'?\s*(?=\(.*,.*\)$)")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _RANGE = re.compile(
@@ -71,7 +85,7 @@ _BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d|[A-Za-z]|\\pi))\s*(?:
 _SLASH = re.compile(r"(?<![\w.}/])(-?\d+)\s*/\s*(\d+)(?![\w./])")
 _TRAILING_TEXT = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|mbox|textnormal|textrm|mathrm)"
-    r"\{(?![^{}]*\b(?:or|and|not|more|less|fewer|to|hundred|thousand|million|billion|trillion|dozen)\b)[^{}]*\}(?:\^\{?\d\}?)?$"
+    rf"\{{(?![^{{}}]*\b{NO_UNIT}\b)[^{{}}]*\}}(?:\^\{{?\d\}}?)?$"
 )
 _WORDS_AFTER = re.compile(r"(?<=[\d)}%])\s*\\(?:text|mbox|textrm|mathrm)\{([A-Za-z ]+)\}$")
 _LINK = re.compile(r"\s*(?:,\s*)?\\?\b(?:and|or)\b\s*")
@@ -92,8 +106,10 @@ def clean(text: str) -> str:
     sizes of brackets, spaces of LaTeX at its ends and thin ones inside, the font of one letter, the emphasis or
     underline of the whole, an equals sign before it. Safe before any parser: it changes no meaning."""
     if not text.isascii() or not text.isprintable():
-        text = "".join(_visible(letter) for letter in text)
-    text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip())))
+        text = "".join(_visible(letter) for letter in _BOXED_SIGN.sub(r"\1", text))
+    text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
+    text = _LABEL.sub("", _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text))))
+    text = _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text)
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))
@@ -127,14 +143,16 @@ def clean_latex(text: str) -> str:
         return text
     text = _THIN.sub(" ", _DIGIT_GAP.sub("", text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
+    text = _MONEY.sub(r"\\text{GBP}", text)
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
 
 
 def plain_text(text: str) -> str:
     """An answer without the LaTeX that changes only its looks: delimiters, wrappers of words, repeated spaces."""
-    text = _WRAPPER.sub(r"\1", text.strip().strip("$"))
-    return _SPACES.sub(" ", text.replace("\\ ", " ").replace("~", " ")).strip().removesuffix(".").strip()
+    text = _WRAPPER.sub(r"\1", text.strip().strip("$")).replace("\\ ", " ").replace("~", " ")
+    text = _SPACES.sub(" ", _NOON.sub(lambda found: f"{found[1]} {found[2].lower()}m", text))
+    return text.strip().removesuffix(".").strip()
 
 
 def math_style(text: str) -> str:
@@ -202,6 +220,16 @@ def undelimited(text: str) -> str:
 def named_primes(text: str) -> str:
     """`f'` -> `f_{prime}`: parsers drop the sign, and S/S' becomes 1."""
     return _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", text)
+
+
+def is_name(text: str) -> bool:
+    """`x`, `a_3`, `f(x)`, and letters that may be numbers elsewhere: i, e."""
+    return _IS_NAME.fullmatch(text.strip()) is not None
+
+
+def without_point(gold: str, predicted: str) -> str:
+    """`P(2,5)` -> `(2,5)` where the reference is a point, too."""
+    return _POINT.sub("", predicted) if gold.startswith("(") else predicted
 
 
 def without_names(gold: str, predicted: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The grader on the pairs that one of us judged by hand; benchmarks/verify_agreement.py reports the same."""
+"""The grader on the pairs that two of us judged by hand; benchmarks/verify_agreement.py reports the same."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.answers.cases import Case, load_cases, pair_of
-from rocstar.answers.grade import Grader
+from rocstar.answers.grade import Grader, Pair
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.types import Verdict
 
@@ -24,7 +24,7 @@ def cases_of(half: str) -> list[Case]:
     return [case for case in cases if case.columns["half"] == half]
 
 
-@pytest.mark.parametrize("half", ["dev", "held"])
+@pytest.mark.parametrize("half", ["dev", "held", "fresh"])
 def test_verdicts_are_those_of_a_careful_human(grader: Grader, half: str) -> None:
     cases = cases_of(half)
     verdicts = [grade.verdict for grade in grader.grade_now([pair_of(case) for case in cases])]
@@ -35,3 +35,36 @@ def test_verdicts_are_those_of_a_careful_human(grader: Grader, half: str) -> Non
     ]
     assert sum(falsely_right) == 0
     assert sum(agreed) / len(cases) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "verdict"),
+    [
+        *((gold, predicted, Verdict.WRONG) for gold, predicted in (
+            ("8", "2n=8"), ("8", "n+1=8"), ("25", "12\\times2=25"), ("9", "8=9"), ("8", "x\\le8"), ("8", "8\\ne9"),
+            ("2011!", "2011!+C"), ("10^{30}", "10^{30}+x"), ("e^{100}", "e^{100}+1"),
+            ("p\\lor q", "p\\land q"), ("x<2\\text{ or }x>5", "x<2\\text{ and }x>5"), ("(2,5)", "x>2\\text{ or }x<5"),
+            ("18\\text{ square units}", "18\\text{ cubic units}"), ("12\\text{ units}", "12\\text{ units}^2"),
+            ("20\\%", "20\\text{‰}"), ("\\{1,2\\}", "\\{1,2,\\ldots\\}"), ("8", "8\\ldots"), ("23322_4", "23322_2"),
+            ("7", "7\\text{ or so}"), ("7", "7\\text{ at most}"), ("7", "7\\text{ and more}"), ("7", "7\\text{-ish}"),
+            ("E", "(E)\\text{ or }7"), ("\\text{no solution}", "0"), ("\\text{€}12", "\\$12"),
+        )),
+        *((gold, predicted, Verdict.RIGHT) for gold, predicted in (
+            ("\\frac13", "x=\\frac13\\approx0.333"), ("0.333", "\\frac13\\approx0.333"), ("6", "3!=6"), ("5", "a+b=5"),
+            ("12", "\\text{Area}=12\\text{ cm}^2"), ("45^\\circ", "\\angle ABC=45^\\circ"), ("0.5", "P(X>2)=\\frac12"),
+            ("(2,5)", "x>2\\text{ and }x<5"), ("-1<a<1", "|a|<1"), ("\\{x\\in\\mathbb{R}:x\\ge3\\}", "[3,\\infty)"),
+            ("(2,5)", "P(2,5)"), ("\\begin{pmatrix}5&-2\\\\0&1\\end{pmatrix}", "[[5,-2],[0,1]]"),
+            ("\\begin{pmatrix}1\\\\-1\\end{pmatrix}", "(1,-1)^T"), ("3:2", "3\\text{ to }2"), ("7", "7^{\\text{th}}"),
+            ("7", "7;"), ("7", "\\text{seven}"), ("35\\%", "\\text{thirty-five percent}"), ("7", "\\text{Total: }7"),
+            ("\\infty", "\\text{infinity}"), ("\\text{no solution}", "\\emptyset"), ("cube", "\\text{It is a cube.}"),
+            ("\\text{diverges}", "\\text{The series diverges}"), ("\\text{8:00 AM}", "8:00\\text{ a.m.}"),
+            ("\\text{does not exist}", "\\text{DNE}"), ("\\text{(B) }12", "12"), ("A, C", "AC"), ("I", "\\text{I}"),
+            ("C", "\\text{C only}"), ("D", "\\text{I choose D}"),
+            ("8\\text{ ohms}", "8\\ \\Omega"), ("\\pounds 30", "30"), ("\\text{€}12", "12\\text{ EUR}"),
+            ("\\$10\\text{ per hour}", "10\\text{ dollars/hour}"),
+        )),
+    ],
+)  # fmt: skip
+def test_what_a_second_judge_found(grader: Grader, gold: str, predicted: str, verdict: Verdict) -> None:
+    (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
+    assert grade.verdict is verdict, grade
