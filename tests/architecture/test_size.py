@@ -16,7 +16,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1248, 9),
     "analysis": (2230, 12),
-    "answers": (3326, 22),
+    "answers": (3494, 22),
     "cli": (3289, 23),
     "cluster": (706, 8),
     "config": (1742, 11),
@@ -40,7 +40,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (518, 1),
     "view": (1584, 8),
 }
-CLASSES, FUNCTIONS = 554, 3827
+CLASSES, FUNCTIONS = 554, 3841
 LONGEST_CHAIN = 18
 DOUBLED_CLASS_NAMES = 9
 ENTRIES_AT_THE_TOP = 27
