@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.files import load_problems
 from rocstar.data.pool.config import InputSection, PoolConfig
-from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion, Overlap
+from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, Overlap
+from rocstar.data.problems import load_problems
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import find_benchmarks, known
 from rocstar.record.folder import RunFolder, read_json

@@ -1,5 +1,6 @@
 """What another resampler or another penalty would have chosen of a recorded group, by training's own functions:
-`resampler_of` with the run's seed gives the choice that was made; other settings give the one that would have been.
+a method with the run's seed gives the choice that was made; other settings give the one that would have been. Methods
+and advantages of the user's own are refused: neither a run folder nor a URL may name code that this page loads.
 
 The chance of being kept is counted over DRAWS choices with other seeds, for every method alike."""
 
@@ -8,14 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from rocstar.config.sections import ResampleSection
-from rocstar.learning.batches import kept_advantages
+from rocstar.learning.advantages import advantages, kept_advantages
 from rocstar.learning.quality import Quality
-from rocstar.learning.resample import quality_of, resampler_of, seed_of_choice
+from rocstar.learning.resample import METHODS, quality_of, seed_of_choice
 from rocstar.protocols import Resampler
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.rollouts import trajectory_of
@@ -49,7 +51,7 @@ class RecordedGroup:
 
     def choice(self) -> Resampled:
         """The choice that training made."""
-        return resampler_of(self.settings)(self.group, random.Random(self.seed))
+        return METHODS[self.settings.method](self.settings)(self.group, random.Random(self.seed))
 
     def another(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """The choice under other settings: fields of `[resample]`, and the weight of failed calls. Raises BadFilter."""
@@ -58,12 +60,12 @@ class RecordedGroup:
         plain = {t.index: quality.penalty(t) for t in self.group.trajectories}
         penalties = {index: replace(one, errors=one.errors * weight) for index, one in plain.items()}
         known = ComputedQuality(drop_truncated=quality.drop_truncated, penalties=penalties)
-        resample = replace(resampler_of(settings), quality=known)  # type: ignore[type-var]
+        resample = replace(METHODS[settings.method](settings), quality=known)  # type: ignore[type-var]
         return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
 
     def _siblings(self, resample: Resampler) -> list[dict[str, Any]]:
         made = resample(self.group, random.Random(self.seed))
-        learnt = kept_advantages(made, self.normalize_by_std)
+        learnt = kept_advantages(made, partial(advantages, normalize_by_std=self.normalize_by_std))
         drawn = random.Random(seed_for(self.seed, "chances"))
         kept = [[choice.kept for choice in resample(self.group, drawn).choices] for _ in range(DRAWS)]
         return _told(made, learnt, kept)
@@ -96,7 +98,9 @@ def recorded_group(
     found = next((one for one in settings.get("stage", []) if one.get("name") == stage and "resample" in one), None)
     if found is None:
         raise BadFilter(f"the run has no stage {stage} that resamples")
-    used = ResampleSection.model_validate(found["resample"])
+    used = _built_in(ResampleSection.model_validate(found["resample"]))
+    if (advantage := found["learning"].get("advantage", "grpo")) != "grpo":
+        raise BadFilter(f"the run's advantages are {advantage}, code of its own, which this page does not load")
     rows = read(repeats or used.repetition_weight > 0)
     return RecordedGroup(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
@@ -110,11 +114,18 @@ def _changed(settings: ResampleSection, asked: Mapping[str, str]) -> ResampleSec
     given = {name: asked[name] for name in ResampleSection.model_fields if asked.get(name)}
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
     try:
-        return ResampleSection.model_validate_strings({**texts, **given})
+        return _built_in(ResampleSection.model_validate_strings({**texts, **given}))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise BadFilter(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
+
+
+def _built_in(settings: ResampleSection) -> ResampleSection:
+    """Raises BadFilter for a method of the user's own."""
+    if settings.method not in METHODS:
+        raise BadFilter(f"resample.method is {settings.method}, code of its own, which this page does not load")
+    return settings
 
 
 def _weight_of_errors(asked: Mapping[str, str]) -> float:
