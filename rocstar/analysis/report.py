@@ -122,14 +122,11 @@ def _tokens(tokens: Tokens, temperature: Callable[[int], float | None]) -> dict[
             for step, counts in sorted(tokens.steps.items())
         ],
         "words": {
-            str(kind): dict(islice(sorted(found.items(), key=_most), SHOWN_WORDS)) for kind, found in words.items()
+            str(kind): dict(islice(sorted(found.items(), key=lambda word: (-word[1], word[0])), SHOWN_WORDS))
+            for kind, found in words.items()
         },
         "examples": tokens.examples.shown(),
     }
-
-
-def _most(word: tuple[str, int]) -> tuple[int, str]:
-    return -word[1], word[0]
 
 
 def _words(steps: Iterable[TokenCounts], kind: TokenKind) -> dict[str, int]:

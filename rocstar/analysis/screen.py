@@ -12,6 +12,26 @@ MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
 MOST_ERRORS = 12
 
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
+"""(title, what makes a cell of a row)"""
+STEP: Column = ("step", lambda row: f"{row['step']}")
+NOTHING: Column = ("", lambda row: "")
+"""Stands last where the last column of figures is to stand to the right as well."""
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(title: str, key: str) -> Column:
+    return title, lambda row: share(row[key])
+
+
+def _number(title: str, key: str, digits: int) -> Column:
+    return title, lambda row: number(row[key], digits)
 
 
 def pages(reports: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> str:
@@ -32,11 +52,13 @@ def _curves(methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for key, (title, form) in CURVES_SHOWN.items():
         points = [{point["step"]: point for point in method["curves"][key]} for method in methods]
         rows = [{"step": step, "points": [of.get(step) for of in points]} for step in sorted(set().union(*points))]
-        columns: list[Column] = [("step", lambda row: f"{row['step']}")]
-        for place, method in enumerate(methods):
-            columns.append((method["method"], lambda row, place=place, form=form: _range(row["points"][place], form)))  # type: ignore[misc]
+        columns = [_ranges(method["method"], place, form) for place, method in enumerate(methods)]
         if rows:
-            yield _section(title, steps_table([*columns, ("", lambda _: "")], rows))
+            yield _section(title, steps_table([STEP, *columns, NOTHING], rows))
+
+
+def _ranges(title: str, place: int, form: Callable[[float], str]) -> Column:
+    return title, lambda row: _range(row["points"][place], form)
 
 
 def _range(point: Mapping[str, Any] | None, form: Callable[[float], str]) -> str:
@@ -81,14 +103,14 @@ def _training(report: Mapping[str, Any]) -> str:
     if report["whole"]["attempts"] or not report["training"]:
         return ""
     columns: list[Column] = [
-        ("step", lambda row: f"{row['step']}"),
-        ("reward", lambda row: number(row["reward"], 3)),
-        ("tokens", lambda row: number(row["tokens"], 1)),
-        ("cut", lambda row: share(row["cut"])),
-        ("entropy", lambda row: number(row["entropy"], 3)),
-        ("calls", lambda row: number(row["calls"], 2)),
-        ("failed", lambda row: share(row["failed_call_share"])),
-        ("in right", lambda row: share(row["failed_call_share_in_right"])),
+        STEP,
+        _number("reward", "reward", 3),
+        _number("tokens", "tokens", 1),
+        _share("cut", "cut"),
+        _number("entropy", "entropy", 3),
+        _number("calls", "calls", 2),
+        _share("failed", "failed_call_share"),
+        _share("in right", "failed_call_share_in_right"),
     ]
     return _by_temperature(columns, report["training"])
 
@@ -100,26 +122,18 @@ def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:
     known = sorted(
         {name for row in rows for name in row["reasons"]}, key=lambda name: (not name.startswith(KEPT), name)
     )
-    counts: list[Column] = [
-        (name.replace("_", " "), lambda row, name=name: number(row["reasons"].get(name, 0), 0))  # type: ignore[misc]
-        for name in known
-    ]
-    penalties: list[Column] = [
-        (f"penalty of right, {what}", lambda row, what=what: number(row[f"penalty_right_{what}"], 2))  # type: ignore[misc]
-        for what in ("kept", "dropped")
-    ]
-    return steps_table([("step", lambda row: f"{row['step']}"), *counts, *penalties, ("", lambda _: "")], rows)
+    shown = [{**dict.fromkeys(known, 0), **row["reasons"], **row} for row in rows]
+    counts = [_number(name.replace("_", " "), name, 0) for name in known]
+    penalties = [_number(f"penalty of right, {what}", f"penalty_right_{what}", 2) for what in ("kept", "dropped")]
+    return steps_table([STEP, *counts, *penalties, NOTHING], shown)
 
 
 def _suspicion(rows: Sequence[Mapping[str, Any]]) -> str:
     seen = [row for row in rows if any(row[name] is not None for name in SUSPECT)]
     if not any(row[name] for row in seen for name in SUSPECT):
         return "  none of them looks so" if seen else ""
-    columns: list[Column] = [
-        (title, lambda row, name=name: share(row[name]))  # type: ignore[misc]
-        for name, title in SUSPECT.items()
-    ]
-    return steps_table([("step", lambda row: f"{row['step']}"), *columns, ("", lambda _: "")], seen)
+    columns = [_share(title, name) for name, title in SUSPECT.items()]
+    return steps_table([STEP, *columns, NOTHING], seen)
 
 
 def _section(title: str, body: str) -> str:
@@ -131,7 +145,7 @@ def _errors(report: Mapping[str, Any]) -> str:
     total = sum(row["failed"] for row in rows)
     if not total:
         return ""
-    after: list[Column] = [(str(what), lambda row, what=what: share(_part(row, str(what)))) for what in AfterFailure]  # type: ignore[misc]
+    after = [_part_of_failed(str(what)) for what in AfterFailure]
     columns: list[Column] = [("class", lambda row: row["error"]), ("failed", lambda row: f"{row['failed']:,}"), *after]
     shown = rows[:MOST_ERRORS]
     rest = rows[MOST_ERRORS:]
@@ -147,14 +161,14 @@ def _sum(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {name: sum(row[name] for row in rows) for name in ("failed", *map(str, AfterFailure))}
 
 
-def _part(row: Mapping[str, Any], name: str) -> float | None:
-    return row[name] / row["failed"] if row["failed"] else None
+def _part_of_failed(name: str) -> Column:
+    return name, lambda row: share(row[name] / row["failed"] if row["failed"] else None)
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
     if len(rows) < 2:
         return ""
-    return steps_table([("step", lambda row: f"{row['step']}"), *FIGURES], rows)
+    return steps_table([STEP, *FIGURES], rows)
 
 
 def _levels(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -164,13 +178,13 @@ def _levels(rows: Sequence[Mapping[str, Any]]) -> str:
 def _evaluations(rows: Sequence[Mapping[str, Any]]) -> str:
     columns: list[Column] = [
         ("evaluation", lambda row: row["name"]),
-        ("step", lambda row: f"{row['step']}"),
+        STEP,
         ("accuracy", lambda row: share((row["accuracy"] or {}).get("value"))),
         ("95%", lambda row: " to ".join(map(share, (row["accuracy"] or {}).get("interval") or ()))),
         ("problems", lambda row: number((row["accuracy"] or {}).get("n"), 0)),
-        ("attempts", lambda row: number(row["attempts"], 0)),
-        ("tokens", lambda row: number(row["tokens"], 1)),
-        ("calls", lambda row: number(row["calls"], 2)),
+        _number("attempts", "attempts", 0),
+        _number("tokens", "tokens", 1),
+        _number("calls", "calls", 2),
         ("tools", lambda row: ", ".join(row["tools"] or ()) or "none"),
     ]
     return table(columns, rows) if rows else ""
@@ -190,16 +204,16 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
     if not tokens:
         return []
     columns: list[Column] = [
-        ("step", lambda row: f"{row['step']}"),
-        ("attempts", lambda row: number(row["attempts"], 0)),
-        ("nats", lambda row: number(row["entropy"], 3)),
-        ("in calls", lambda row: number(row["entropy_in_calls"], 3)),
-        ("outside", lambda row: number(row["entropy_outside_calls"], 3)),
-        ("forking", lambda row: number(row["forking_tokens"], 0)),
-        ("reflection", lambda row: number(row["reflection_tokens"], 0)),
-        ("after ok", lambda row: number(row["reflection_after_ok"], 0)),
-        ("after error", lambda row: number(row["reflection_after_error"], 0)),
-        ("call share", lambda row: share(row["call_share"])),
+        STEP,
+        _number("attempts", "attempts", 0),
+        _number("nats", "entropy", 3),
+        _number("in calls", "entropy_in_calls", 3),
+        _number("outside", "entropy_outside_calls", 3),
+        _number("forking", "forking_tokens", 0),
+        _number("reflection", "reflection_tokens", 0),
+        _number("after ok", "reflection_after_ok", 0),
+        _number("after error", "reflection_after_error", 0),
+        _share("call share", "call_share"),
     ]
     return [
         _section(
@@ -218,13 +232,13 @@ SUSPECT = {
 """Figure of `training[]` -> its title."""
 FIGURES: Sequence[Column] = (
     ("attempts", lambda row: f"{row['attempts']:,}"),
-    ("right", lambda row: share(row["right_share"])),
-    ("tokens", lambda row: number(row["tokens"], 1)),
-    ("calls", lambda row: number(row["calls"], 2)),
-    ("failed", lambda row: share(row["failed_call_share"])),
-    ("in right", lambda row: share(row["failed_call_share_in_right"])),
-    ("no call", lambda row: share(row["no_call_share"])),
-    ("cut", lambda row: share(row["cut_share"])),
+    _share("right", "right_share"),
+    _number("tokens", "tokens", 1),
+    _number("calls", "calls", 2),
+    _share("failed", "failed_call_share"),
+    _share("in right", "failed_call_share_in_right"),
+    _share("no call", "no_call_share"),
+    _share("cut", "cut_share"),
     ("most frequent", lambda row: ", ".join(f"{name} {count}" for name, count in [*row["errors"].items()][:2])),
 )
 
@@ -238,7 +252,7 @@ def swap_page(found: Mapping[str, Any]) -> str:
         ("told", lambda row: row["told"]),
         ("attempts", lambda row: f"{row['attempts']:,}"),
         *[(title, lambda row, key=key: _estimate(row[key])) for key, title in SWAP_FIGURES.items()],
-        ("", lambda _: ""),
+        NOTHING,
     ]
     return _section(
         f"{found['evaluation']}: the first reply of a tool as it was, swapped, blank and false (95% intervals)",
@@ -281,14 +295,6 @@ def steps_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) ->
         return table(columns, rows)
     shown = [rows[round(place * (len(rows) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
     return f"{table(columns, shown)}\n  {MOST_STEPS} of {len(rows)} steps are shown; --json has all"
-
-
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 SWAP_FIGURES = {

@@ -99,7 +99,6 @@ Row = dict[str, Any]
 
 _TURN_END = re.compile(r"(?:<\|[^|<>]*\|>\s*)+$")
 _CALL_OPENS = re.compile(r"<[^<>]{1,40}>\Z")
-_CALL_CLOSES = re.compile(r"\s*</[^<>]{1,40}>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +211,7 @@ def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterato
                 raise ValueError(f"it has no column {', '.join(sorted(absent))}")
             for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
                 yield from map(decoded, batch.to_pylist())
-    except (ArrowException, OSError, ValueError) as error:
+    except (ArrowException, KeyError, OSError, TypeError, ValueError) as error:
         raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
 
 
@@ -251,17 +250,20 @@ def segments_of(text: str, calls: Sequence[Mapping[str, Any]]) -> list[list[int 
     found: list[list[int | None]] = []
     at, last = 0, len(without_end(text))
     for number, call in enumerate(calls):
-        start = text.find(call["raw"], at) if call["raw"] else -1
+        raw = call.get("raw")
+        start = text.find(raw, at) if raw else -1
         if start < 0:
             found.append([at, at, number])
             continue
         before = text[at:start].rstrip()
         opening = _CALL_OPENS.search(before)
         begin = at + len(before[: opening.start()].rstrip()) if opening else start
-        end = start + len(call["raw"])
-        closing = _CALL_CLOSES.match(text, end)
-        found += [[at, begin, None], [begin, closing.end() if closing else end, number]]
-        at = found[-1][1] or 0
+        end = start + len(raw or "")
+        closing = f"</{opening[0][1:]}" if opening else ""
+        if closing and text[end:].lstrip().startswith(closing):
+            end = text.index(closing, end) + len(closing)
+        found += [[at, begin, None], [begin, end, number]]
+        at = end
     return [one for one in (*found, [at, max(at, last), None]) if one[2] is not None or one[0] != one[1]]
 
 

@@ -57,7 +57,8 @@ class RecordedGroup:
         """The choice under other settings: fields of `[resample]`, and the weight of failed calls. Raises BadFilter."""
         settings, weight = _changed(self.settings, asked), _weight_of_errors(asked)
         quality = quality_of(settings)
-        penalties = {t.index: _weighted(quality.penalty(t), weight) for t in self.group.trajectories}
+        plain = {t.index: quality.penalty(t) for t in self.group.trajectories}
+        penalties = {index: replace(one, errors=one.errors * weight) for index, one in plain.items()}
         known = ComputedQuality(drop_truncated=quality.drop_truncated, penalties=penalties)
         resample = replace(METHODS[settings.method](settings), quality=known)  # type: ignore[type-var]
         return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
@@ -111,8 +112,9 @@ def recorded_group(
 
 def _changed(settings: ResampleSection, asked: Mapping[str, str]) -> ResampleSection:
     given = {name: asked[name] for name in ResampleSection.model_fields if asked.get(name)}
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
     try:
-        return _built_in(ResampleSection.model_validate_strings({**_texts(settings), **given}))
+        return _built_in(ResampleSection.model_validate_strings({**texts, **given}))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -126,10 +128,6 @@ def _built_in(settings: ResampleSection) -> ResampleSection:
     return settings
 
 
-def _texts(settings: ResampleSection) -> dict[str, str]:
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
-
-
 def _weight_of_errors(asked: Mapping[str, str]) -> float:
     try:
         weight = float(asked.get("weight_errors") or 1.0)
@@ -138,7 +136,3 @@ def _weight_of_errors(asked: Mapping[str, str]) -> float:
     if not 0.0 <= weight <= 100.0:
         raise BadFilter("weight_errors is a number from 0 to 100")
     return weight
-
-
-def _weighted(penalty: Penalty, weight: float) -> Penalty:
-    return replace(penalty, errors=penalty.errors * weight)
