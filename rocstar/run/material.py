@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocstar.answers.plugin import check_verifier
 from rocstar.config.sections import BY_EPOCHS, Recipe, RlStage, SftStage, StageDataSection
-from rocstar.data.sft.loading import load_conversations
+from rocstar.data.sft.check import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
@@ -187,7 +187,7 @@ def few_problems(stage: RlStage, there: int) -> str | None:
 
 def fingerprint(material: Material) -> dict[str, str]:
     """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
-    asked = {f"benchmark {benchmark.name}": benchmark.source.problems() for benchmark in material.benchmarks}
+    asked = {f"benchmark {benchmark.name}": benchmark.source.problems for benchmark in material.benchmarks}
     parts = {**material.problems, HELD_OUT: material.heldout, **asked}
     return {name: _sha256([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
 
@@ -278,7 +278,7 @@ def _positions_at_first(material: Material) -> int:
     of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
     recipe, longest = material.recipe, _longest_response(material.recipe, material.benchmarks)
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
-    benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems())
+    benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems)
     problems = [*material.heldout, *(problem for some in material.problems.values() for problem in some), *benchmarks]
     if not problems:
         return 1

@@ -43,7 +43,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
     that learnt from them, which alone say how far engine and learner differ; None where they wrote all of it."""
     attempts = max(len(r.group.trajectories) for r in groups)
     decided_PR = [[o for t in r.group.trajectories if (o := t.outcome) and o.verdict in DECIDED] for r in groups]
-    summary = summarise([(r.group.problem, r.group.trajectories) for r in groups], attempts)
+    summary = summarise([r.group for r in groups], attempts)
     fresh = rows if version is None else _written_by(version, groups, rows)
     gap_mean, gap_max = engine_gap(fresh)
     reasons = Counter(choice.reason for r in groups for choice in r.choices)

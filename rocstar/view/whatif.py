@@ -21,8 +21,8 @@ from rocstar.learning.resample import METHODS, quality_of, seed_of_choice
 from rocstar.protocols import Resampler
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.rollouts import trajectory_of
+from rocstar.record.table import BadFilter
 from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_for
-from rocstar.view.query import BadFilter
 
 DRAWS = 1000  # an error of at most 1.6 points
 TRIED = (*ResampleSection.model_fields, "weight_errors")
@@ -30,7 +30,7 @@ TRIED = (*ResampleSection.model_fields, "weight_errors")
 
 
 @dataclass(frozen=True, slots=True)
-class Known(Quality):
+class ComputedQuality(Quality):
     """Penalties that were computed already, by sibling."""
 
     penalties: Mapping[int, Penalty] | None = None
@@ -40,14 +40,14 @@ class Known(Quality):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedGroup:
     """A group as a run recorded it, with what its choice followed from."""
 
     group: Group
     settings: ResampleSection
     normalize_by_std: bool
     seed: int
-    """Of the choice."""
+    """The seed of the choice."""
 
     def choice(self) -> Resampled:
         """The choice that training made."""
@@ -58,7 +58,7 @@ class Recorded:
         settings, weight = _changed(self.settings, asked), _weight_of_errors(asked)
         quality = quality_of(settings)
         penalties = {t.index: _weighted(quality.penalty(t), weight) for t in self.group.trajectories}
-        known = Known(drop_truncated=quality.drop_truncated, penalties=penalties)
+        known = ComputedQuality(drop_truncated=quality.drop_truncated, penalties=penalties)
         resample = replace(METHODS[settings.method](settings), quality=known)  # type: ignore[type-var]
         return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
 
@@ -85,10 +85,12 @@ def _told(made: Resampled, learnt: Mapping[int, float], kept: Sequence[Sequence[
 
 
 Read = Callable[[bool], Sequence[Mapping[str, Any]]]
-"""(with token ids) -> rows of the siblings in their order, `turns` decoded."""
+"""(with token ids) -> rows of the siblings in their order, decoded."""
 
 
-def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool) -> Recorded:
+def recorded_group(
+    run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool
+) -> RecordedGroup:
     """repeats: repetition will be asked about, which follows from tokens. Raises BadFilter where the run lacks the
     stage."""
     settings = read_json(run.resolved)
@@ -99,7 +101,7 @@ def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read
     if (advantage := found["learning"].get("advantage", "grpo")) != "grpo":
         raise BadFilter(f"the run's advantages are {advantage}, code of its own, which this page does not load")
     rows = read(repeats or used.repetition_weight > 0)
-    return Recorded(
+    return RecordedGroup(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
         settings=used,
         normalize_by_std=found["learning"]["normalize_by_std"],
