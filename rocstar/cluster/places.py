@@ -1,6 +1,6 @@
 """Ray itself, one for all that a run places, and room in it: set aside before anything starts, or refused.
 
-Not here: what is placed (learner_ranks.py, vllm_servers.py, sandbox_nodes.py), and who needs how much (machines.py).
+Not here: what is placed (learner_ranks.py, vllm_servers.py, sandbox_nodes.py), and who needs how much (by_ray.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sections of a recipe that say where a run computes: sandboxes, learners, engines. All others: `config.py`."""
+"""The sections of a recipe that say where a run computes: sandboxes, learners, engines. All others: sections.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reads a training recipe: what `toml/read.py` does for every recipe, and stages on top of it.
+"""Reads a training recipe: what `config/layers.py` does for every recipe, and stages on top of it.
 
-Not here: what the keys mean (`config.py`) and what is done with them (`train.py`). The rules of stages:
+Not here: what the keys mean (`sections.py`) and what is done with them (`train.py`). The rules of stages:
 
-- A stage starts from the base sections, as far as it may carry them (`config.py`), and overrides them key by key. So a
+- A stage starts from the base sections, as far as it may carry them (sections.py), and overrides them key by key. So a
   stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
 - `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
 - `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.

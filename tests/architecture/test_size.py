@@ -40,7 +40,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (604, 8),
     "view": (1758, 11),
 }
-CLASSES, FUNCTIONS = 560, 3865
+CLASSES, FUNCTIONS = 560, 3866
 LONGEST_CHAIN = 23
 DOUBLED_CLASS_NAMES = 31
 ENTRIES_AT_THE_TOP = 27
