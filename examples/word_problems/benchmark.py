@@ -23,8 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from rocstar.config.recipe import resolved_from_json
-from rocstar.evaluation.intervals import Estimate, mean_over_problems
-from rocstar.evaluation.metrics import paired_difference
+from rocstar.evaluation.intervals import Estimate, mean_difference, mean_over_problems
 from rocstar.record.folder import RunFolder
 from rocstar.record.show import show_run
 from rocstar.types import Problem
@@ -268,7 +267,7 @@ def change(results: Sequence[Results], how: str) -> Estimate:
         }
         for when in ("before", "after")
     )
-    return paired_difference(before, after)
+    return mean_difference([after[name] - before[name] for name in sorted(before.keys() & after.keys())])
 
 
 def figure(estimate: Estimate) -> dict[str, Any]:

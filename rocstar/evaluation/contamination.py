@@ -110,7 +110,7 @@ def _of_file(path: str) -> Iterator[str]:
 
 
 def questions_of(file: Path) -> Iterator[str]:
-    """Of a file of attempts, repeats included."""
+    """The questions of a file of attempts, repeats included."""
     from pyarrow import parquet
 
     for batch in parquet.ParquetFile(file).iter_batches(columns=["question"]):
