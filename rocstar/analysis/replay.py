@@ -23,7 +23,7 @@ from rocstar.run.tasks import heldout_problems
 from rocstar.types import Sampling
 
 LIMITS = ("max_turns", "max_response_tokens", "max_parallel_calls")
-"""Of an evaluation's setup, as `[rollout]` calls them."""
+"""Limits in an evaluation's setup, as `[rollout]` calls them."""
 
 
 def swapped(name: str, runs: Path) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rocstar.config.sections import Recipe
-from rocstar.data.files import columns_of, load_problems
-from rocstar.data.layouts import Columns, problem_of
+from rocstar.data.problems import ProblemColumns, columns_of, load_problems, problem_of
 from rocstar.data.rows import fingerprint, read_rows
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import (
@@ -83,9 +82,9 @@ class BenchmarkKind:
 
 
 def _math_problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
-    """Problems with a short answer. A number as the answer becomes text, as in any data file (`data/files.py`); several
+    """Problems with a short answer. A number as the answer becomes text, as in any file (data/problems.py); several
     answers become one list in text: all of them are asked for (OlympiadBench). Raises DataError."""
-    wanted = Columns(layout="given", question=(file.question,), answer=file.answer)
+    wanted = ProblemColumns(layout="given", question=(file.question,), answer=file.answer)
     made = []
     for number, (part, where, row) in enumerate(lines(rows, file.files), start=1):
         if not isinstance(row, dict):

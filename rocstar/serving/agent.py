@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocstar.cluster.here import started_sandbox
-from rocstar.data.sft.format import Conversation as Messages
+from rocstar.data.sft.format import Chat
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
@@ -70,7 +70,7 @@ class AnswerEnded:
 Event = Words | Ran | AnswerEnded
 
 
-def history_ids(messages: Messages, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
+def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
     """A conversation up to where the assistant is to write, as tokens. Its roles must have been checked."""
     template = roller.conversation.template
     return encoded(pieces(messages, template, specs), roller.codec, template.reserved).token_ids

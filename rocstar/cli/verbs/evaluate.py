@@ -36,7 +36,7 @@ def evaluate(spec: EvalSpec, as_json: AsJson = False) -> None:
 def _refuse_absent(spec: EvalSpec) -> None:
     """What is not there, and columns that the first row has not, before anything that takes seconds is loaded. Raises
     ConfigError, DataError."""
-    from rocstar.data.files import load_problems
+    from rocstar.data.problems import load_problems
     from rocstar.evaluation.benchmark import find_benchmarks, refuse_no_folder
     from rocstar.parts.modelfolder import model_named
 
