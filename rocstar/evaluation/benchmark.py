@@ -24,7 +24,7 @@ from rocstar.errors import ConfigError, DataError
 FOLDER = Path(__file__).parent / "benchmarks"
 Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[tuple[int, Row]]]
-"""By file as the benchmark names it: (line, row) pairs in their order."""
+"""Name of a file in the benchmark's TOML -> its (line, row) pairs in their order."""
 
 
 class ProtocolSection(Section):
@@ -47,10 +47,10 @@ class BenchmarkFile(Section):
     kind: Literal["math", "choice", "ifeval", "ifbench", "functions", "judged"]
     """What rows are, and how attempts are scored (`kinds.py`)."""
     files: list[str] = Field(min_length=1)
-    """Of rows, below the data folder; their stems name parts of the benchmark where there are several."""
+    """Files of rows, below the data folder; their stems name parts of the benchmark where there are several."""
     answers: list[str] = Field(default=[])
-    """Of reference answers apart from the rows: one for each of `files` that has some (functions), or the answers of
-    the model to compare with (judged)."""
+    """Files of reference answers apart from the rows: one for each of `files` that has some (functions), or the answers
+    of the model to compare with (judged)."""
     hub: str | None = None
     """The same rows as hf:NAME[:CONFIG]@SPLIT, for those without a data folder; None: not on the hub in this form."""
     question: str = "question"
@@ -58,7 +58,8 @@ class BenchmarkFile(Section):
     answer: str = "answer"
     """Column."""
     sha256: str | None = None
-    """Of the columns that are read, in hex (`checksum`); None where it is not known, and then nothing is checked."""
+    """Checksum of the columns that are read, in hex (`checksum`); None where it is not known, and then nothing is
+    checked."""
     protocol: ProtocolSection = ProtocolSection()
 
 
@@ -96,12 +97,12 @@ def refuse_no_folder(folder: Path | None, name: str) -> None:
 
 
 def find_benchmarks(names: str) -> list[Benchmark]:
-    """Of a comma list of names and paths. Raises ConfigError."""
+    """The benchmarks of a comma list of names and paths. Raises ConfigError."""
     return [_find(name.strip()) for name in names.split(",")]
 
 
 def known() -> list[str]:
-    """Names of those that come with rocstar."""
+    """Names of the benchmarks that come with rocstar."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

@@ -57,9 +57,9 @@ class PlannedEvaluation:
     """Nobody asked for a cap on tokens, and the usual one does not fit into the model."""
     setup: Mapping[str, Any]
     finished: Sequence[Path]
-    """Where the same evaluation lies that was made before, the newest last."""
+    """Folders of the same evaluation that was made before, the newest last."""
     folder: Path
-    """Where this one goes, or went on until it was killed."""
+    """Folder of this one, with the journal of an earlier start that was killed."""
 
     @property
     def last(self) -> Mapping[str, Any] | None:

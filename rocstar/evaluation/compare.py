@@ -39,7 +39,7 @@ class Kept:
     """An evaluation as its folder has it."""
 
     name: str
-    """As it is shown."""
+    """The name that a person is shown."""
     setup: Mapping[str, Any]
     right: Mapping[str, Sequence[bool]]
     """Problem id -> whether each judged attempt was right; problems without one are left out."""

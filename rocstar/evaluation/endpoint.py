@@ -68,7 +68,8 @@ class CodePoints(Codec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSolver:
-    """A Solver. `limits` count the tokens that the server counts, tool replies included."""
+    """Makes attempts by asking an endpoint; a Solver. `limits` count the tokens that the server counts, tool replies
+    included."""
 
     client: ChatClient
     conversation: Conversation
@@ -91,8 +92,8 @@ class EndpointSolver:
         return self.conversation.codec
 
     async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
-        """A fault of ours, or of the endpoint, ends it as ENVIRONMENT_FAILED. Raises ConfigError where the endpoint
-        refuses what it is asked."""
+        """One attempt, not yet verified. A fault of ours, or of the endpoint, ends it as ENVIRONMENT_FAILED. Raises
+        ConfigError where the endpoint refuses what it is asked."""
         began = time.monotonic()
         made = EndpointAttempt(self, problem, sampling)
         stop, fault = Stop.ENVIRONMENT_FAILED, None
@@ -125,14 +126,14 @@ class EndpointAttempt:
         self.environment = solver.environment(problem, solver.conversation, limits, sampling.seed)
         self.turns: list[Turn] = []
         self.used_tokens = 0
-        """After the prompt, as the server counted them."""
+        """Tokens after the prompt, as the server counted them."""
         self._specs = shown_tools(solver, problem)
         self.asked = opening(solver, problem, self._specs)
         self._messages = list(self.asked)
         self._prompt_tokens: int | None = None
 
     async def carry_out(self) -> Stop:
-        """Raises Unavailable, ConfigError."""
+        """Ask and run calls by turns until the attempt ends; why it ended. Raises Unavailable, ConfigError."""
         while True:
             room = self._solver.limits.max_response_tokens - self.used_tokens
             if room <= 0:

@@ -83,7 +83,7 @@ class Protocol:
     top_p: float = 1.0
     top_k: int = 0
     greedy: bool = False
-    """Also one greedy attempt per problem."""
+    """Whether each problem also gets one greedy attempt."""
     seed: int = 0
 
 
@@ -92,7 +92,7 @@ class Evaluation:
     """An evaluation that was carried out: every attempt, and what they come to."""
 
     groups: Mapping[str, Sequence[Group]]
-    """By name of their file: `samples`, and `greedy` where it was asked for."""
+    """Name of the file -> its groups: `samples`, and `greedy` where it was asked for."""
     result: Mapping[str, Any]
     """What `result.json` holds; docs/evaluation.md says what each key means."""
     codec: TextCodec

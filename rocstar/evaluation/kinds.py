@@ -41,10 +41,10 @@ OneSolver = TypeVar("OneSolver", bound=Roller | EndpointSolver)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkKind:
     columns: Callable[[BenchmarkFile], Sequence[str]]
-    """Those that are read; the checksum is over them."""
+    """The columns that are read; the checksum is over them."""
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
-    """In the order of the rows. Raises DataError. `metadata` may hold `messages` (a conversation so far) and
-    `functions` (what the model may call), which `one_turn.py` shows."""
+    """Makes the problems, in the order of the rows. Raises DataError. Their `metadata` may hold `messages` (a
+    conversation so far) and `functions` (what the model may call), which `one_turn.py` shows."""
     scorer: Callable[[Parts], Scorer] | None = None
     """None: the verifier in force (`evaluate.verifier`)."""
     check: Callable[[], None] = lambda: None
@@ -97,7 +97,7 @@ def _math_problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
 
 
 MATH = BenchmarkKind(columns=lambda file: [file.question, file.answer], problems=_math_problems)
-"""Also the kind of a plain file of problems: nothing about it differs from training."""
+"""The kind of a plain file of problems, too: they are asked and judged as in training."""
 KINDS = {
     "math": MATH,
     "choice": BenchmarkKind(columns=choice.columns, problems=choice.problems, scorer=choice.ChoiceScorer),
@@ -129,7 +129,7 @@ class ProblemSet:
     """The problems of one evaluation, read and checked."""
 
     title: str
-    """As the result says what was asked: the file's path or the benchmark's name."""
+    """The file's path or the benchmark's name, for a person."""
     stem: str
     """Names the folder of the result."""
     kind: BenchmarkKind

@@ -83,21 +83,23 @@ def flip_test(steps: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Why a problem's difference varies: variances of one problem's, no unit."""
+    """Why the difference of one problem varies: two variances, no unit."""
 
     between: float
-    """Of the true differences from problem to problem."""
+    """Variance of the true differences from problem to problem."""
     attempts: float
-    """Of one attempt at a problem, both subjects together; divided by the attempts it is that of a share."""
+    """Variance of one attempt at a problem, both subjects together. Divided by the number of attempts it is the
+    variance of a share."""
 
     def variance(self, attempts: int) -> float:
-        """Of one problem's difference with so many attempts by each subject."""
+        """Variance of one problem's difference with so many attempts by each subject."""
         return self.between + self.attempts / attempts
 
 
 def spread_of(a: Right, b: Right) -> Spread:
-    """As two evaluations show it. With one attempt each the two parts can't be told apart, and all counts as that of
-    attempts, which makes more attempts look too helpful. Raises ValueError where they share no problem."""
+    """The spread that two evaluations show. With one attempt each the two parts cannot be told apart; then all of it
+    counts as the variance of attempts, which makes more attempts look too helpful. Raises ValueError where they share
+    no problem."""
     names = a.keys() & b.keys()
     if not names:
         raise ValueError("the two share no problem")

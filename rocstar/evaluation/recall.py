@@ -96,26 +96,22 @@ class Recall:
 def pack(attempt: Trajectory) -> dict[str, Any]:
     """An attempt in JSON's own types; its lists of numbers as base64 of their compressed bytes (log-probabilities as
     float32, as in parquet)."""
-    row: dict[str, Any] = msgspec.to_builtins(attempt)
-    turns = [{**turn, "completion": _packed(turn["completion"])} for turn in row["turns"]]
-    turns = [{**turn, "reply_ids": _text(turn["reply_ids"], IDS)} for turn in turns]
-    return {**row, "prompt_ids": _text(row["prompt_ids"], IDS), "turns": turns}
+    return _with_lists_as(_text, msgspec.to_builtins(attempt))
 
 
 def unpack(row: dict[str, Any]) -> Trajectory:
-    turns = [{**turn, "completion": _unpacked(turn["completion"])} for turn in row["turns"]]
-    turns = [{**turn, "reply_ids": _numbers(turn["reply_ids"], IDS)} for turn in turns]
-    return msgspec.convert({**row, "prompt_ids": _numbers(row["prompt_ids"], IDS), "turns": turns}, Trajectory)
+    return msgspec.convert(_with_lists_as(_numbers, row), Trajectory)
 
 
-def _packed(completion: dict[str, Any]) -> dict[str, Any]:
-    ids, logprobs = _text(completion["token_ids"], IDS), _text(completion["logprobs"], NUMBERS)
-    return {**completion, "token_ids": ids, "logprobs": logprobs}
+def _with_lists_as(form: Callable[[Any, str], Any], row: dict[str, Any]) -> dict[str, Any]:
+    """`row` with each of its lists of numbers in another form."""
 
+    def turn(one: dict[str, Any]) -> dict[str, Any]:
+        written = one["completion"]
+        lists = {"token_ids": form(written["token_ids"], IDS), "logprobs": form(written["logprobs"], NUMBERS)}
+        return {**one, "completion": {**written, **lists}, "reply_ids": form(one["reply_ids"], IDS)}
 
-def _unpacked(completion: dict[str, Any]) -> dict[str, Any]:
-    ids, logprobs = _numbers(completion["token_ids"], IDS), _numbers(completion["logprobs"], NUMBERS)
-    return {**completion, "token_ids": ids, "logprobs": logprobs}
+    return {**row, "prompt_ids": form(row["prompt_ids"], IDS), "turns": [turn(one) for one in row["turns"]]}
 
 
 def _text(numbers: Sequence[float], kind: str) -> str:

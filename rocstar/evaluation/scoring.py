@@ -31,7 +31,7 @@ class Parts:
     """What a Scorer may be made of."""
 
     codec: TextCodec
-    """Of the attempts."""
+    """Turns token ids of the attempts into text."""
     calls: CallSyntax
     """How tool calls stand in their text."""
     recall: Recall

@@ -115,8 +115,8 @@ class LocalModel:
         return {"device": device.type, "dtype": name_of_dtype(compute_dtype(self.recipe.model, device))}
 
     def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind = MATH) -> tuple[LocalModel, int]:
-        """Itself, its cap on tokens lowered where nobody asked for one and the model holds less, and the tokens of the
-        longest attempt; found without the weights. Raises ConfigError where the model holds less than is asked for, or
+        """The model with a cap on tokens that fits, and the tokens of its longest attempt; found without the weights.
+        Only a cap that nobody asked for is lowered. Raises ConfigError where the model holds less than is asked for, or
         a prompt fills it."""
         conversation, environment = self.conversation(kind), kind.environment(self.recipe)
         holds, rollout = self.holds, self.recipe.rollout
@@ -205,7 +205,7 @@ class EndpointModel:
 
     url: str
     name: str
-    """As the endpoint calls it."""
+    """The model's name at the endpoint."""
     key: str | None
     """Sent as a bearer token; in no result."""
     parallel: int
@@ -213,7 +213,7 @@ class EndpointModel:
     tools: ToolStyle
     recipe: Recipe
     capped: bool
-    """As of LocalModel."""
+    """A person or a benchmark asked for the cap on tokens."""
     system: str | None = SYSTEM
     """System message; None for none."""
     run: None = None
@@ -241,8 +241,8 @@ class EndpointModel:
         return {"endpoint": self.url, "tools": self.tools}
 
     def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind) -> tuple[EndpointModel, int]:
-        """Itself and 0: how many tokens the endpoint takes is known when it is asked. Raises ConfigError for whatever
-        can be known to fail before."""
+        """The same model and 0: nobody here knows how many tokens the endpoint takes. Raises ConfigError for whatever
+        can be known to fail before it is asked."""
         check_address(self.url)
         self.conversation(kind)
         if self.tools == "none" and any(map(specs_of, problems)):

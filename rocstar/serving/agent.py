@@ -82,7 +82,7 @@ def problem_of(question: str) -> Problem:
 
 
 def environment_for(roller: Roller, question: str, seed: int) -> Environment:
-    """Of one answer, as the recipe's environments are made."""
+    """Make the environment of one answer, as the recipe's environments are made."""
     return roller.environment(problem_of(question), roller.conversation, roller.limits, seed)
 
 

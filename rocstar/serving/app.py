@@ -51,7 +51,7 @@ class Agent:
     """What is served."""
 
     name: str
-    """As clients name the model."""
+    """The model's name for clients."""
     roller: Roller
     specs: Sequence[ToolSpec]
     """The agent's tools, as it is told of them."""

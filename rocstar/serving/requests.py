@@ -42,7 +42,7 @@ class ChatRequest:
     sampling: Sampling
     """`max_new_tokens` is not yet what it will be."""
     max_tokens: int | None
-    """Of the whole answer, tool replies included; None: as many as there is room for."""
+    """Limit of the whole answer, tool replies included; None: as many as there is room for."""
     stream: bool
     include_usage: bool
     """Whether the last piece of a stream says how many tokens there were."""

@@ -61,7 +61,7 @@ def problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
 
 
 def _answer(row: Row, where: str) -> str:
-    """Of a plain row, or of one of Arena-Hard's own `model_answer` files."""
+    """The baseline's answer in a plain row, or in a row of Arena-Hard's own `model_answer` files."""
     if "messages" in row:
         said = row["messages"][-1]["content"]
         return str(said["answer"] if isinstance(said, Mapping) else said)

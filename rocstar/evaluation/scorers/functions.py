@@ -90,7 +90,7 @@ def _problem(part: str, where: str, row: Row, truths: Mapping[str, Any] | None) 
 
 
 def _types(described: Row) -> Iterator[str]:
-    """Of parameters that are described, of their items and of what is in them."""
+    """The types of the parameters that are described, of their items and of what is in them."""
     for one in described.get("properties", {}).values():
         yield one["type"]
         yield from [one["items"]["type"]] if one["type"] in ("array", "tuple") else _types(one)
