@@ -30,7 +30,7 @@ METRICS = {
     "something/else": 3.0,
 }
 LINE = (
-    "stage1 step 12/20  reward .413  solved .41  kept 96/192  calls 1.2 err 9%  tokens 23 cut 3%  entropy .41  gap 1e-6"
+    "stage1 step 12/20  reward .413  pass .41  kept 96/192  calls 1.2 err 9%  tokens 23 cut 3%  entropy .41  gap 1e-6"
     "  2346 tokens/s  trainer 1.9s sandbox 0.6s"
 )
 

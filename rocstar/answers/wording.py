@@ -105,6 +105,8 @@ def clean(text: str) -> str:
     """The text without what nobody sees, and with signs of Unicode and Python as LaTeX: control and direction marks,
     sizes of brackets, spaces of LaTeX at its ends and thin ones inside, the font of one letter, the emphasis or
     underline of the whole, an equals sign before it. Safe before any parser: it changes no meaning."""
+    if text.isascii() and text.isdigit():
+        return text
     if not text.isascii() or not text.isprintable():
         text = "".join(_visible(letter) for letter in _BOXED_SIGN.sub(r"\1", text))
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")

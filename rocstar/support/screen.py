@@ -345,7 +345,7 @@ def seconds(value: float) -> str:
 STEP_LINE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("  loss {}", "loss", score),
     ("  reward {}", "reward/mean", score),
-    ("  solved {}", "pass/mean", share),
+    ("  pass {}", "pass/mean", share),
     ("  kept {}", "roc/kept", whole),
     ("/{}", "roc/attempts", whole),
     ("  calls {}", "tool/calls", plain_number),
@@ -362,7 +362,7 @@ STEP_LINE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def step_line(stage: str, step: int, total: int, metrics: Metrics) -> str:
-    """`stage1 step 12/20  reward .413  solved .41  kept 96/192  calls 1.2 err 9%  ...`, always in this order."""
+    """`stage1 step 12/20  reward .413  pass .41  kept 96/192  calls 1.2 err 9%  ...`, always in this order."""
     shown = (text.format(form(metrics[key])) for text, key, form in STEP_LINE if _is_number(metrics.get(key)))
     return f"{stage} step {step}/{total}" + "".join(shown)
 
