@@ -38,19 +38,18 @@ def opened_here(recipe: Recipe) -> Iterator[Machines]:
     """See `rocstar.cluster.start.opened_machines`."""
     from rocstar.engines.vllm_server import VllmServer
 
+    def start_ranks() -> Ranks:
+        from rocstar.learning.ranks import start
+
+        return start(recipe.cluster, recipe.model, os.environ)
+
     with started_sandbox(recipe.sandbox) as sandbox:
         yield Machines(
             sandbox=sandbox,
-            start_ranks=lambda: _ranks_here(recipe),
+            start_ranks=start_ranks,
             start_server=VllmServer.start,
             engines_share_memory=True,
         )
-
-
-def _ranks_here(recipe: Recipe) -> Ranks:
-    from rocstar.learning.ranks import start
-
-    return start(recipe.cluster, recipe.model, os.environ)
 
 
 @contextmanager

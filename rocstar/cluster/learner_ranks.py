@@ -41,11 +41,11 @@ class LearnerActor:
         self.serve_rank = serve_rank
 
     def address(self) -> str:
-        """Of its machine."""
+        """The address of its machine."""
         return own_address()
 
     def serve(self, variables: Mapping[str, str]) -> None:
-        """Until rank 0 ends. Raises RunHalted when it is gone."""
+        """Serve rank 0 until it ends. Raises RunHalted when it is gone."""
         try:
             self.serve_rank(variables)
         finally:

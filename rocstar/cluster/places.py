@@ -111,7 +111,7 @@ def needed(wishes: Collection[Wish]) -> dict[str, float]:
 
 
 def give_back(group: PlacementGroup) -> None:
-    """Whatever runs in it is killed. Harmless when it is gone."""
+    """Give a group's places back and kill what runs in them; does nothing where they are gone."""
     with suppress(ray.exceptions.RayError):
         remove_placement_group(group)
 
@@ -153,7 +153,7 @@ def _machines(group: PlacementGroup) -> list[str]:
 
 
 def _content(file: str) -> tuple[str, bytes | None]:
-    """Of a file on the machine that this runs on; None where it can't be read."""
+    """This machine's address and the bytes of a file on it; None where it can't be read."""
     try:
         return own_address(), Path(file).read_bytes()
     except OSError:
@@ -161,7 +161,7 @@ def _content(file: str) -> tuple[str, bytes | None]:
 
 
 def own_address() -> str:
-    """Of this machine in the Ray cluster."""
+    """The address of this machine in the Ray cluster."""
     address: Any = ray.util.get_node_ip_address
     return str(address())
 

@@ -65,7 +65,7 @@ class RayServer:
             raise EngineUnavailable(f"Ray did not start a vLLM server: {sentence(error)}") from error
 
     def cpu_seconds(self) -> float:
-        """As last heard where the machine does not answer."""
+        """CPU seconds so far; as last heard where the machine does not answer."""
         with suppress(ray.exceptions.RayError):
             self._cpu_seconds = ray.get(self._actor.cpu_seconds.remote(), timeout=ASK_SECONDS)
         return self._cpu_seconds

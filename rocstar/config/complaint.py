@@ -1,6 +1,6 @@
 """Says in one sentence what is wrong with a recipe and where: file and line or the override, the key, the nearest key.
 
-Not here: reading and merging (`read.py`).
+Not here: reading and merging (`layers.py`).
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class Override:
     """One `key=value` of the command line."""
 
     text: str
-    """As it was typed."""
+    """The text as it was typed."""
     keys: Keys
     value: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FaultPlace:
     """Where a fault stands."""
 
     entry: Keys
     """Address of the entry of a list of tables that it is in; empty outside of one."""
     keys: Keys
-    """From that entry, or from the top."""
+    """Keys from that entry, or from the top."""
     model: Model
-    """Of that entry, or of the whole."""
+    """The model of that entry, or of the whole."""
 
     @property
     def name(self) -> str:
@@ -89,22 +89,22 @@ def complaint(
     return f"{_where([*addresses, place.entry], layers, changes)}: {what}"
 
 
-def _place(model: Model, table: Table, location: Sequence[int | str]) -> Place:
-    """Of pydantic's location, in which entries are numbers, and tags of unions stand as if they were keys."""
+def _place(model: Model, table: Table, location: Sequence[int | str]) -> FaultPlace:
+    """Translate pydantic's location, in which entries are numbers, and tags of unions stand as if they were keys."""
     if len(location) < 2 or not lists_tables(annotation_at(model, table, (str(location[0]),))):
-        return Place(entry=(), keys=_texts(location), model=model)
+        return FaultPlace(entry=(), keys=_texts(location), model=model)
     kind, number, *rest = location
     entry = table[str(kind)][number]
     annotation = annotation_at(model, table, (str(kind),))
     keys = _texts(rest[1:] if len(members(annotation)) > 1 else rest)
-    return Place(entry=(str(kind), str(entry["name"])), keys=keys, model=chosen(annotation, entry) or model)
+    return FaultPlace(entry=(str(kind), str(entry["name"])), keys=keys, model=chosen(annotation, entry) or model)
 
 
 def _texts(location: Sequence[int | str]) -> Keys:
     return tuple(part for part in location if isinstance(part, str))
 
 
-def _what(fault: ErrorDetails, place: Place, top: Model, table: Table) -> str:
+def _what(fault: ErrorDetails, place: FaultPlace, top: Model, table: Table) -> str:
     kind, message, value, name = fault["type"], fault["msg"], fault["input"], place.name
     if kind == "extra_forbidden":
         return f"unknown key {name}; {_elsewhere(place, top, table) or _nearest(place)}"
@@ -134,7 +134,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..."
 
 
-def _elsewhere(place: Place, top: Model, table: Table) -> str | None:
+def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
     """Where a key belongs that is none there: to entries of another kind, to the whole, or, where it is the name of an
     entry, behind the entry's kind."""
     if not place.entry:
@@ -149,8 +149,8 @@ def _elsewhere(place: Place, top: Model, table: Table) -> str | None:
     return f"{given} holds for the whole run; set it in [{place.keys[0]}]" if place.keys in set(all_keys(top)) else None
 
 
-def _nearest(place: Place) -> str:
-    """The same key in another section, else a neighbour of nearly that name, else any key of nearly that name."""
+def _nearest(place: FaultPlace) -> str:
+    """Suggest the same key in another section, else a neighbour or any other key of nearly that name."""
     given, last = ".".join(place.keys), place.keys[-1]
     every = {".".join(path): path for path in all_keys(place.model)}
     namesakes = difflib.get_close_matches(given, [name for name, path in every.items() if path[-1] == last], 1, 0.0)

@@ -21,37 +21,37 @@ ABSENT = "no default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Origin:
     """A setting that is not its default."""
 
     key: str
-    """As the command line takes it."""
+    """The key as the command line takes it."""
     value: Any
     default: Any
-    """Of a stage's own key the run's value; ABSENT where a recipe must say it."""
+    """The default; for a stage's own key the run's value, ABSENT where a recipe must say it."""
     source: str
     """File and line, command line, environment variable, or what it was derived from."""
 
 
-def of_recipe(recipe: Recipe, path: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Given]:
+def of_recipe(recipe: Recipe, path: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Origin]:
     """What a recipe file and the command line changed. Raises ConfigError as `load_recipe` does."""
     layers = read_layers(Path(path), Recipe)
     return [*_given(recipe, layers, settings, "derived from the others"), *_of_environment(environment)]
 
 
-def of_run(recipe: Recipe, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Given]:
+def of_run(recipe: Recipe, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Origin]:
     """What a run that goes on changed, and the command line now."""
     return [*_given(recipe, (), settings, f"run {name}"), *_of_environment(environment)]
 
 
-def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], otherwise: str) -> Iterator[Given]:
+def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], otherwise: str) -> Iterator[Origin]:
     table = merge_layers(layers) if layers else recipe.model_dump()
     changes = [parse_override(text, Recipe, table) for text in settings]
     values, defaults = dict(flat(recipe.resolved())), dict(flat(Recipe().resolved()))
     for key, value in values.items():
         default = _default(key, values, defaults)
         if value != default and not key.endswith(".name") and value not in ([], None):
-            yield Given(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
+            yield Origin(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
 
 
 def _default(key: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
@@ -75,8 +75,8 @@ def _covers(given: Keys, keys: Keys) -> bool:
     return keys[: len(given)] == given or (keys[0] == "stage" and keys[2:][: len(given)] == given)
 
 
-def _of_environment(environment: Mapping[str, str]) -> Iterator[Given]:
+def _of_environment(environment: Mapping[str, str]) -> Iterator[Origin]:
     for name in READ:
         if value := environment.get(name):
             shown = "(set)" if SECRET in name else value
-            yield Given(key=name, value=shown, default=None, source="environment variable")
+            yield Origin(key=name, value=shown, default=None, source="environment variable")

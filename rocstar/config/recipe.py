@@ -1,9 +1,9 @@
-"""Reads a training recipe: what `toml/read.py` does for every recipe, and stages on top of it.
+"""Reads a training recipe: what `layers.py` does for every recipe, and stages on top of it.
 
-Not here: what the keys mean (`config.py`) and what is done with them (`train.py`). The rules of stages:
+Not here: what the keys mean (`sections.py`) and what is done with them (`train.py`). The rules of stages:
 
-- A stage starts from the base sections, as far as it may carry them (`config.py`), and overrides them key by key. So a
-  stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
+- A stage starts from the base sections, as far as it may carry them (`sections.py`), and overrides them key by key. So
+  a stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
 - `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
 - `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.
 - A run keeps paths as absolute ones, so it may be resumed from another folder; complaints show them as written.
@@ -46,7 +46,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
-    """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
+    """A recipe from base sections and stages as plain tables; stages are filled up from the base. Raises
+    ValidationError."""
     listed = [_completed(stage, base) for stage in stages]
     return Recipe.model_validate(with_lists(Recipe, {**base, "stage": listed}), strict=True)
 
@@ -66,7 +67,7 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
 
 
 def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
-    """Those that are new, at the end, from the base sections."""
+    """The table with stages that are new, at the end, from the base sections."""
     for text in settings:
         keys, _, kind = (part.strip() for part in text.partition("="))
         if (found := re.fullmatch(r"stage\.([^.]+)\.kind", keys)) and named(table["stage"], found[1]) is None:

@@ -391,7 +391,7 @@ class EndSection(Section):
 
 
 VERIFIERS = ("boxed", "boxed_strict", "tool_output")
-"""Those that come with rocstar."""
+"""Verifiers that come with rocstar."""
 
 
 class BenchmarkSection(Section):
@@ -434,6 +434,10 @@ class EvaluateSection(Section):
     right_above: float = 0.5
     """For a reward function of your own: an attempt is right (in every share of right attempts, and for RoC a success)
     where its reward is above this. Learning takes the reward itself."""
+
+    def is_due_after(self, steps: int) -> bool:
+        """Whether an evaluation comes after so many steps of an RL stage."""
+        return bool(self.every_steps and steps and steps % self.every_steps == 0)
 
     @field_validator("verifier")
     @classmethod
@@ -608,7 +612,7 @@ class RlStage(StageSection):
 
 Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
 STAGES: dict[str, type[Section]] = {"sft": SftStage, "rl": RlStage}
-"""By `kind`."""
+"""Kinds of stages by `kind`; what a kind does in a step is in KINDS of `rocstar/train.py`."""
 
 
 class Recipe(Section):
@@ -690,6 +694,23 @@ class Recipe(Section):
         return any(rollout.has_tools for rollout in self.rollouts)
 
     @property
+    def longest_response(self) -> int:
+        """Tokens that RL allows after a prompt; 0 without RL."""
+        return max((stage.rollout.max_response_tokens for stage in self.rl_stages), default=0)
+
+    def idle_learners(self, learners: int) -> str | None:
+        """Why some of so many learners would have nothing to learn from, in words."""
+        return next(filter(None, (stage.idle_learners(learners) for stage in self.stage)), None)
+
+    def idle_engines(self, engines: int) -> str | None:
+        """Why some of so many engines would have nothing to write, in words."""
+        for stage in self.rl_stages:
+            attempts = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem
+            if engines > attempts:
+                return f"{engines} engines are more than the {attempts} attempts of a step of stage {stage.name}"
+        return None
+
+    @property
     def runs_torch_engines(self) -> bool:
         return not self.engine or any(isinstance(entry, TorchEngines) for entry in self.engine)
 
@@ -706,9 +727,9 @@ class Recipe(Section):
         return sum(entry.count for entry in here) if self.engine else 1
 
     def resolved(self) -> dict[str, Any]:
-        """As plain JSON values; nulls survive. Paths to what is there are absolute."""
+        """The recipe as plain JSON values; nulls survive. Paths to what is there are absolute."""
         return self.settled().model_dump(mode="json")
 
     def settled(self) -> Recipe:
-        """The same with absolute paths, as a run works with it whether it is fresh or resumed."""
+        """The recipe with absolute paths, as a run works with it whether it is fresh or resumed."""
         return Recipe.model_validate(self.model_dump(), context=SETTLE)

@@ -29,13 +29,12 @@ from rocstar.evaluation.scoring import Judge, Parts, Scorer
 from rocstar.evaluation.subject import Subject, conversation_of, fitted, loaded, opened
 from rocstar.learning.models import compute_dtype, device_of, name_of_dtype
 from rocstar.learning.threads import use_threads
-from rocstar.parts.build import make_conversation, make_roller
+from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import model_name
 from rocstar.record.evaluations import model_folder
 from rocstar.record.folder import numbered
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation
-from rocstar.sandbox.client import SandboxClient
 from rocstar.types import EngineLoad, Problem
 
 EngineLoader = Callable[[], EngineLoad]
@@ -241,9 +240,8 @@ class AskedEndpoint:
         return f"{system}, {before}", "tools of the endpoint" if self.tools == "none" else _tools_here(self.recipe)
 
     def conversation(self, kind: BenchmarkKind | None) -> Conversation:
-        with_tools = self.recipe.rollout.max_turns > 1
-        nowhere = SandboxClient(daemons=0)
-        made = make_conversation(self.recipe, CodePoints(), self._template(), nowhere, with_tools=with_tools)
+        with_tools = self.recipe.rollout.has_tools
+        made = AttemptParts(self.recipe).conversation(CodePoints(), self._template(), with_tools=with_tools)
         return plain_chat(made, kind)
 
     def engine(self) -> Mapping[str, str]:
@@ -270,8 +268,7 @@ class AskedEndpoint:
         client = ChatClient(self.url, self.model, key=self.key, parallel=self.parallel)
         codec, grader, template = CodePoints(), Grader(), self._template()
         try:
-            parts = make_roller(
-                self.recipe,
+            parts = AttemptParts(self.recipe).roller(
                 self.recipe.rollout,
                 codec=codec,
                 template=template,
@@ -305,4 +302,4 @@ class AskedEndpoint:
 
 
 def _tools_here(recipe: Recipe) -> str:
-    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.max_turns > 1 else "no tools"
+    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.has_tools else "no tools"

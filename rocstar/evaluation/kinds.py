@@ -12,7 +12,7 @@ from rocstar.evaluation.benchmark import BenchmarkFile, Rows
 from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.scorers import arena, choice, functions, ifbench, ifeval, mathematics
 from rocstar.evaluation.scoring import Parts, Scorer
-from rocstar.parts.build import environment_of
+from rocstar.parts.build import AttemptParts
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.types import Problem
 
@@ -76,4 +76,4 @@ def plain_chat(conversation: Conversation, kind: BenchmarkKind | None) -> Conver
 
 def environment_for(recipe: Recipe, kind: BenchmarkKind | None) -> EnvironmentFactory:
     """Raises ConfigError."""
-    return OneTurn if kind is not None and kind.one_turn else environment_of(recipe)
+    return OneTurn if kind is not None and kind.one_turn else AttemptParts(recipe).environment

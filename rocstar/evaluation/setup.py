@@ -12,7 +12,6 @@ from typing import Any
 from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.segments import text_of
 from rocstar.evaluation.evaluate import Protocol
-from rocstar.parts.build import rollouts_of
 from rocstar.record.atomic import plain
 from rocstar.record.identity import git_state, versions
 from rocstar.rollout.environment import Conversation
@@ -26,7 +25,7 @@ PROBE = "QUESTION"  # stands for the question where a template's own text is rec
 
 def as_evaluated(recipe: Recipe) -> Recipe:
     """With the limits of the last RL stage as the base, under which training evaluates at its end."""
-    limits = rollouts_of(recipe)[-1].model_dump()
+    limits = recipe.rollouts[-1].model_dump()
     return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
 
 

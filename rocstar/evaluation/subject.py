@@ -21,12 +21,10 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.parts.build import (
+    AttemptParts,
     OwnedEngine,
-    make_conversation,
-    make_roller,
     named_engines,
     opened_fleet,
-    template_of,
 )
 from rocstar.parts.lengths import positions_needed, prompt_tokens
 from rocstar.parts.modelfolder import model_facts, model_named
@@ -89,9 +87,8 @@ def loaded(subject: Subject, recipe: Recipe) -> Any:
 def conversation_of(subject: Subject, recipe: Recipe) -> Conversation:
     """How attempts talk, found without the model's weights; its tools run nothing. Raises ConfigError for a model
     folder, a template or a tool that will not do."""
-    codec, template = Codec.load(subject.model), template_of(recipe, subject.model)
-    with_tools = recipe.rollout.max_turns > 1
-    return make_conversation(recipe, codec, template, SandboxClient(daemons=0), with_tools=with_tools)
+    codec, parts = Codec.load(subject.model), AttemptParts(recipe)
+    return parts.conversation(codec, parts.template(subject.model), with_tools=recipe.rollout.has_tools)
 
 
 def fitted(
@@ -135,8 +132,8 @@ async def opened(
     load them themselves; ready for attempts of `positions` tokens (`fitted`) under `recipe`, `rows` at once
     over `kv_tokens` tokens of cache (None: what `rows` of them take). Closed with the context. Raises ConfigError where
     there is no memory for so many, EngineUnavailable."""
-    codec, template = Codec.load(subject.model), template_of(recipe, subject.model)
-    vocabulary = codec.vocab_size
+    codec, parts = Codec.load(subject.model), AttemptParts(recipe)
+    template, vocabulary = parts.template(subject.model), codec.vocab_size
     engines: Mapping[str, OwnedEngine]
     if model is None:
         device = device_of(recipe.model)
@@ -151,16 +148,17 @@ async def opened(
         )
         logs = subject.run.path / "logs" if subject.run else Path(tempfile.gettempdir())
         _refuse_strangers(recipe)
-        engines = named_engines(recipe, settings, logs.resolve(), start_server)
+        engines = named_engines(recipe.engine, settings, logs.resolve(), start_server)
     else:
         engines = {
             "embedded": TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)
         }
     grader = Grader()
     try:
-        async with opened_fleet(recipe, engines, vocab_size=vocabulary) as fleet:
-            yield make_roller(
-                recipe, recipe.rollout, codec=codec, template=template, engine=fleet, sandbox=sandbox, grader=grader
+        patience = recipe.rollout.engine_patience_seconds
+        async with opened_fleet(engines, vocab_size=vocabulary, patience_seconds=patience) as fleet:
+            yield parts.roller(
+                recipe.rollout, codec=codec, template=template, engine=fleet, sandbox=sandbox, grader=grader
             )
     finally:
         await grader.close()

@@ -19,10 +19,9 @@ from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.kinds import environment_for, plain_chat
 from rocstar.evaluation.setup import as_evaluated
 from rocstar.evaluation.source import BenchmarkRows
-from rocstar.parts.build import make_conversation
+from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
-from rocstar.sandbox.client import SandboxClient
 
 READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_parallel_calls", "rollout.top_p",
         "rollout.top_k", "rollout.truncated", "rollout.feedback", "evaluate.verifier")  # fmt: skip
@@ -31,6 +30,8 @@ READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBenchmark:
+    """A benchmark that a recipe names, with the settings in force while it is asked."""
+
     source: BenchmarkRows
     recipe: Recipe
     """Settings in force while it is asked."""
@@ -40,12 +41,15 @@ class NamedBenchmark:
     def name(self) -> str:
         return self.source.stem
 
+    @property
+    def parts(self) -> AttemptParts:
+        """What its settings mean for attempts."""
+        return AttemptParts(self.recipe)
+
     def positions(self, codec: Codec, template: Template, model_positions: int) -> int:
         """Tokens of its longest attempt. Raises ConfigError when the model holds less."""
         rollout = self.recipe.rollout
-        talk = make_conversation(
-            self.recipe, codec, template, SandboxClient(daemons=0), with_tools=rollout.max_turns > 1
-        )
+        talk = self.parts.conversation(codec, template, with_tools=rollout.has_tools)
         try:
             return positions_needed(
                 self.source.problems(),
@@ -84,19 +88,15 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
         )
     _refuse_unread(source, section.settings)
     in_force = changed(as_evaluated(recipe), [*source.protocol.settings, *section.settings], {})
-    return NamedBenchmark(source=source, recipe=in_force, protocol=_protocol(in_force, source, section))
-
-
-def _protocol(recipe: Recipe, source: BenchmarkRows, section: BenchmarkSection) -> Protocol:
-    """What the section says, else the benchmark's file."""
     own = source.protocol
-    return Protocol(
+    protocol = Protocol(
         attempts=own.attempts if section.attempts is None else section.attempts,
         temperature=own.temperature if section.temperature is None else section.temperature,
-        top_p=recipe.rollout.top_p,
-        top_k=recipe.rollout.top_k,
-        seed=recipe.run.seed,
+        top_p=in_force.rollout.top_p,
+        top_k=in_force.rollout.top_k,
+        seed=in_force.run.seed,
     )
+    return NamedBenchmark(source=source, recipe=in_force, protocol=protocol)
 
 
 def _refuse_unread(source: BenchmarkRows, own: Sequence[str]) -> None:

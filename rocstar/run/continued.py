@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocstar.config.recipe import changed, resolved_from_json
-from rocstar.config.sections import Recipe, RlStage, SftStage
+from rocstar.config.sections import Recipe, Stage
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
@@ -21,9 +21,9 @@ from rocstar.record.journal import read_journal
 
 PLACES = ("cluster.", "engine.", "run.stall_")
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
-"""Of a stage that has begun: what it learns from, and whose state its optimizer goes on with."""
+"""Keys that cannot change once a stage has begun: what it learns from, and whose optimizer state it goes on with."""
 REFERENCE = "learning.kl_coefficient"
-"""Fixed where it is 0: nobody kept the weights at the stage's beginning, which it measures from."""
+"""Fixed where it is 0: the weights at the stage's beginning, which it measures from, were not kept."""
 Change = dict[str, Any]
 
 
@@ -35,9 +35,9 @@ class Continued:
     changes: Sequence[Change]
     """All of the run until here, the new ones last."""
     goes_on: bool
-    """Whether the new ones ask for more than the run was to do."""
+    """Whether the new changes ask for more than the run was to do."""
     anew: frozenset[str]
-    """Stages that have not begun, whose settings changed: what was made for them holds no longer."""
+    """Stages that have not begun and whose settings changed; what was made for them is no longer valid."""
     unmade: frozenset[str] | None
     """SFT stages whose rows are to be made; None where nothing is made yet."""
 
@@ -64,10 +64,10 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     now = changed(was, settings, {})
     fresh = list(_differ(was, now, step or 0))
     if step is not None:
-        _refuse_what_is_over(_place(run, step, was), step, now, settings, fresh)
+        _refuse_what_is_over(_place(run, step, was.stage), step, now, settings, fresh)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
     anew = frozenset({_stage_of(row["setting"]) for row in fresh} - begun)
-    rows = {stage.name for stage in now.stage if isinstance(stage, SftStage) and stage.name not in begun}
+    rows = {stage.name for stage in now.sft_stages if stage.name not in begun}
     return Continued(
         recipe=now,
         changes=_merged([*_until(run, step or 0), *fresh]),
@@ -78,7 +78,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
 
 
 def record(run: RunFolder, made: Continued) -> None:
-    """From here on the run is the one that goes on so. Raises ConfigError while somebody writes it, OSError."""
+    """Write down that the run goes on so from here on. Raises ConfigError while somebody writes it, OSError."""
     with run.locked():
         run.summary.unlink(missing_ok=True)
         for file in (file for name in made.anew for file in run.made_for(name)):
@@ -113,7 +113,7 @@ def _stage_of(setting: str) -> str:
 
 
 def _until(run: RunFolder, step: int) -> Iterator[Change]:
-    """Those of the run; a branch from before a change has it from its own first step on."""
+    """Changes that the run has recorded; a branch from before a change has it from its own first step on."""
     return ({**row, "step": min(row["step"], step)} for row in run.changes)
 
 
@@ -126,9 +126,9 @@ def _merged(rows: Sequence[Change]) -> list[Change]:
     return [row for row in merged.values() if row["was"] != row["now"]]
 
 
-def _place(run: RunFolder, step: int, recipe: Recipe) -> _Place:
+def _place(run: RunFolder, step: int, stages: Sequence[Stage]) -> _Place:
     state = read_json(run.checkpoint(step) / "state.json")
-    stage = [stage for stage in recipe.stage if stage.steps][state["stage"]]
+    stage = [stage for stage in stages if stage.steps][state["stage"]]
     over = state["stage_complete"] and not is_reopened(run, stage.name, step)
     return _Place(stage=stage.name, done=state["stage_step"], over=over)
 
@@ -149,7 +149,7 @@ def _refuse_what_is_over(
         _refuse_within(stage, place, step, mine[0], [row for row in differ if row["setting"].startswith(own)])
 
 
-def _refuse_within(stage: SftStage | RlStage, place: _Place, step: int, given: str, changes: Sequence[Change]) -> None:
+def _refuse_within(stage: Stage, place: _Place, step: int, given: str, changes: Sequence[Change]) -> None:
     own = f"stage.{stage.name}."
     if stage.steps <= place.done:
         raise ConfigError(

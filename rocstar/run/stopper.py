@@ -38,10 +38,8 @@ class Stopper:
         self._task: asyncio.Task[object] | None = None
         self.asked = False
         """Whether the run is to stop."""
-        self.half_changed: Callable[[], bool] = lambda: False
-        """Whether the weights are those of no whole step."""
-        self.break_off: Callable[[], None] = lambda: None
-        """Makes the call that the main thread waits in fail; called by another thread."""
+        self._half_changed: Callable[[], bool] = lambda: False
+        self._break_off: Callable[[], None] = lambda: None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -60,8 +58,25 @@ class Stopper:
                 signal.signal(number, handler)
 
     def stops(self, task: asyncio.Task[object] | None) -> None:
-        """From here on the run is this task, which is cancelled to stop it."""
+        """Name the task that carries out the run; it is cancelled to stop the run."""
         self._task = task
+
+    @contextmanager
+    def finishing(self, half_changed: Callable[[], bool]) -> Iterator[None]:
+        """While the context lasts, a step whose updates have half changed the weights is finished first."""
+        self._half_changed = half_changed
+        try:
+            yield
+        finally:
+            self._half_changed = lambda: False
+
+    def breaks_off(self, call: Callable[[], None]) -> None:
+        """Name a function that makes the call fail that the main thread waits in; another thread calls it."""
+        self._break_off = call
+
+    def break_off(self) -> None:
+        """Make the call that the main thread waits in fail."""
+        self._break_off()
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -75,7 +90,7 @@ class Stopper:
     @property
     def finishes(self) -> bool:
         """Whether something is under way that must be finished."""
-        return self._held > 0 or self.half_changed()
+        return self._held > 0 or self._half_changed()
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._taken += 1
@@ -92,7 +107,7 @@ class Stopper:
         task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _heard(self, number: int) -> None:
-        """In a thread. Signals of one number that come while the main thread is away are taken as one, so what is
+        """Runs in a thread. Signals of one number that come while the main thread is away are taken as one, so what is
         counted here is how many came, and whether any was taken since the last."""
         if number not in SIGNALS:
             return

@@ -12,7 +12,7 @@ from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
 from rocstar.evaluation.subject import Subject, conversation_of, find_subject, loaded, opened, settings_in_force
 from rocstar.learning.threads import use_threads
-from rocstar.parts.build import specs_of
+from rocstar.parts.build import AttemptParts
 from rocstar.parts.modelfolder import model_facts
 from rocstar.protocols import ToolSpec
 from rocstar.rollout.collect import Roller
@@ -46,6 +46,6 @@ def ready(model: str, settings: Sequence[str], runs: Path, context: int | None) 
     holds = model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions
     if context is not None and context > holds:
         raise ConfigError(f"--context {context} is more than the {holds} tokens that the model holds; lower it")
-    specs = specs_of(recipe) if recipe.rollout.max_turns > 1 else ()
+    specs = AttemptParts(recipe).specs if recipe.rollout.has_tools else ()
     conversation_of(subject, recipe)
     return Ready(subject=subject, recipe=recipe, specs=specs, holds=holds)

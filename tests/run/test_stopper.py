@@ -72,10 +72,9 @@ def test_where_the_run_itself_computes_it_is_interrupted_there_unless_the_weight
 
     async def run() -> None:
         stopper.stops(asyncio.current_task())
-        stopper.half_changed = lambda: True
-        os.kill(os.getpid(), signal.SIGINT)
-        reached.append("the end of the update")
-        stopper.half_changed = lambda: False
+        with stopper.finishing(lambda: True):
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("the end of the update")
         os.kill(os.getpid(), signal.SIGTERM)
         reached.append("more")
 
@@ -108,7 +107,7 @@ def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> Non
     try:
         learner = GrpoLearner(Policy(model(), codec(), template_named("compact"), ranks=ranks), LearningSection())
         stopper = Stopper(lambda sentence: None)
-        stopper.break_off = ranks.abandon
+        stopper.breaks_off(ranks.abandon)
         in_vain.start()
         with stopper.installed(), stopper.holding(), pytest.raises(KeyboardInterrupt):
             child.send_signal(signal.SIGSTOP)
