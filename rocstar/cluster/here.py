@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rocstar.sandbox.call import SandboxDown
@@ -56,12 +57,10 @@ def opened_here(recipe: Recipe) -> Iterator[Machines]:
 def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
     """A sandbox for as long as the context: a child of this process, or those at `urls`. Raises SandboxDown where one
     cannot be started or reached, and below `min_isolation`."""
-    with _remote(settings) if settings.urls else _child(settings) as client:
+    slots, preload, level = settings.slots, settings.preload, settings.min_isolation
+    child = partial(SandboxClient.start, slots=slots, preload=preload, min_isolation=level)
+    with _remote(settings) if settings.urls else child() as client:
         yield client
-
-
-def _child(settings: SandboxSection) -> SandboxClient:
-    return SandboxClient.start(slots=settings.slots, preload=settings.preload, min_isolation=settings.min_isolation)
 
 
 def _remote(settings: SandboxSection) -> SandboxClient:

@@ -77,12 +77,6 @@ class RayServer:
         ray.kill(self._actor)
 
 
-def _without_gpu(settings: VllmSettings) -> VllmSettings:
-    """Which GPU it is, Ray says."""
-    given = (settings.environment or {}).items()
-    return replace(settings, environment={name: value for name, value in given if name != "CUDA_VISIBLE_DEVICES"})
-
-
 def wish(entries: Sequence[VllmEngines], gpus: int) -> Wish:
     """A place for each server that a recipe has started, with so many GPUs."""
     gpu: dict[str, float] = {"GPU": gpus} if gpus else {}
@@ -99,7 +93,9 @@ def starter(group: PlacementGroup | None, gpus: int) -> StartServer:
         assert group is not None, "no server was wished for"
         server = RayServer(actor.options(**at(group, cpus=settings.threads, gpus=gpus)).remote())
         try:
-            await server.start(_without_gpu(settings))
+            given = (settings.environment or {}).items()  # Ray says which GPU it is
+            environment = {name: value for name, value in given if name != "CUDA_VISIBLE_DEVICES"}
+            await server.start(replace(settings, environment=environment))
         except BaseException:
             await server.close()
             raise

@@ -120,18 +120,14 @@ def _what(fault: ErrorDetails, place: FaultPlace, top: Model, table: Table) -> s
     wanted = message.removeprefix("Input should be ")
     options = re.findall(r"'([^']*)'", wanted) if kind == "literal_error" else []
     close = difflib.get_close_matches(str(value), options, n=1)
-    return f"{name} = {_short(value)} should be {wanted}" + (f"; did you mean {close[0]!r}?" if close else "")
+    shown = repr(value) if len(repr(value)) <= VALUE_CHARS else f"{repr(value)[:VALUE_CHARS]}..."
+    return f"{name} = {shown} should be {wanted}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _tags(models: Sequence[Model]) -> list[str]:
     """The values that choose among models."""
     required = [f.annotation for model in models for f in model.model_fields.values() if f.is_required()]
     return [repr(tag) for a in required if typing.get_origin(a) is typing.Literal for tag in typing.get_args(a)]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..."
 
 
 def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:

@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rocstar.config.layers import merge_layers, parse_override, read_layers, read_text, validated
 from rocstar.config.sections import Recipe
@@ -104,12 +103,12 @@ def _completed(stage: Table, base: Table) -> Table:
     """The stage, its sections filled up from the base with those keys that a stage may change."""
     model = chosen(STAGES, stage)  # none where the kind is unknown, which validation tells
     sections = {n: s for n, f in model.model_fields.items() if (s := chosen(f.annotation, None))} if model else {}
-    return {**stage, **{n: merged(_known(base.get(n), section), stage.get(n, {})) for n, section in sections.items()}}
-
-
-def _known(table: Any, section: type[BaseModel]) -> Table:
-    items = table.items() if isinstance(table, dict) else ()
-    return {key: value for key, value in items if key in section.model_fields}
+    filled = dict(stage)
+    for name, section in sections.items():
+        given = base.get(name)
+        own = given if isinstance(given, dict) else {}
+        filled[name] = merged({k: v for k, v in own.items() if k in section.model_fields}, stage.get(name, {}))
+    return filled
 
 
 def _same_in_stages(keys: Keys, table: Table) -> list[Keys]:

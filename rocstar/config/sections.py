@@ -11,21 +11,17 @@ Models that start from random weights need other numbers, and their recipes say 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rocstar.config.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
 from rocstar.config.values import SETTLE, Count, Place, Rate, Seconds, Section, Share, Word, settled
 
-
-def _settled_file(name: str, info: ValidationInfo) -> str:
-    return settled(name, info) if name.endswith(".toml") else name
-
-
-BenchmarkName = Annotated[str, AfterValidator(_settled_file)]
+BenchmarkName = Annotated[
+    str, AfterValidator(lambda name, info: settled(name, info) if name.endswith(".toml") else name)
+]
 
 
 class RunSection(Section):
@@ -455,7 +451,7 @@ BY_EPOCHS = -1
 
 class StageSection(Section):
     """What every kind of stage says of itself, so that planning, memory and checks need not know the kinds. What a kind
-    does in a step: `rocstar/train.py`."""
+    does in a step is in KINDS of `rocstar/train.py`."""
 
     name: Word
     learner_section: ClassVar[str]
@@ -470,37 +466,13 @@ class StageSection(Section):
         return found
 
     @property
-    @abstractmethod
     def rollouts(self) -> list[StageRolloutSection]:
         """Limits under which the stage makes attempts; empty where it makes none."""
+        return []
 
-    @property
-    @abstractmethod
-    def update_rows(self) -> int:
-        """Most rows that one optimizer update learns from."""
-
-    @property
-    @abstractmethod
-    def updates(self) -> int:
-        """Most optimizer updates of the whole stage."""
-
-    @property
-    @abstractmethod
-    def keeps_reference(self) -> bool:
-        """Whether the weights at its beginning stay in memory."""
-
-    @abstractmethod
     def takes_optimizer_of(self, before: StageSection | None) -> bool:
         """Whether optimizer state goes on from the stage before."""
-
-    def idle_learners(self, learners: int) -> str | None:
-        """Why some of so many learners would have nothing to learn from, in words."""
-        if learners <= self.update_rows:
-            return None
-        return (
-            f"{learners} learners are more than the {self.update_rows} rows of an update of stage {self.name} "
-            f"({self.update_rows_from})"
-        )
+        return False
 
 
 class SftStage(StageSection):
@@ -520,23 +492,14 @@ class SftStage(StageSection):
     end: ClassVar[EndSection] = EndSection()  # no rule: all its steps are made
 
     @property
-    def rollouts(self) -> list[StageRolloutSection]:
-        return []
-
-    @property
     def update_rows(self) -> int:
+        """Most rows that one optimizer update learns from."""
         return self.sft.batch_rows
 
     @property
     def updates(self) -> int:
+        """Most optimizer updates of the whole stage."""
         return self.steps
-
-    @property
-    def keeps_reference(self) -> bool:
-        return False
-
-    def takes_optimizer_of(self, before: StageSection | None) -> bool:
-        return False
 
     @model_validator(mode="after")
     def steps_or_epochs(self) -> SftStage:
@@ -592,10 +555,6 @@ class RlStage(StageSection):
     @property
     def updates(self) -> int:
         return self.steps * self.learning.updates_per_step
-
-    @property
-    def keeps_reference(self) -> bool:
-        return self.learning.kl_coefficient > 0
 
     def takes_optimizer_of(self, before: StageSection | None) -> bool:
         return isinstance(before, RlStage) and not self.learning.reset_optimizer
@@ -700,7 +659,11 @@ class Recipe(Section):
 
     def idle_learners(self, learners: int) -> str | None:
         """Why some of so many learners would have nothing to learn from, in words."""
-        return next(filter(None, (stage.idle_learners(learners) for stage in self.stage)), None)
+        for stage in self.stage:
+            if learners > (rows := stage.update_rows):
+                keys = stage.update_rows_from
+                return f"{learners} learners are more than the {rows} rows of an update of stage {stage.name} ({keys})"
+        return None
 
     def idle_engines(self, engines: int) -> str | None:
         """Why some of so many engines would have nothing to write, in words."""

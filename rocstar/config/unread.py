@@ -93,7 +93,8 @@ def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Ove
     stages: list[tuple[Keys, list[Any]]] = [(("stage", stage.name), [stage]) for stage in recipe.stage]
     for rule in RULES:
         for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:
-            values = [value for holder in holders for value in _values(holder, rule.by)]
+            sections = [getattr(holder, rule.by[0], None) for holder in holders]
+            values = [getattr(section, rule.by[1]) for section in sections if hasattr(section, rule.by[1])]
             if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
                 _refuse_given(rule, entry, values[0], layers, changes)
     _refuse_long_warm_ups(recipe.stage, layers, changes)
@@ -136,11 +137,6 @@ def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], 
                 f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is not read where {decider} is {value!r}; "
                 f"leave it out or change {decider}"
             )
-
-
-def _values(holder: Any, by: tuple[str, str]) -> list[Any]:
-    section = getattr(holder, by[0], None)
-    return [getattr(section, by[1])] if hasattr(section, by[1]) else []
 
 
 def _level(keys: Keys, layers: Sequence[Layer], changes: Sequence[Override]) -> int:

@@ -42,7 +42,7 @@ def learner_bytes(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
     tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
     layer = shape.parameters / (shape.layers + 2)
     kept = CHECKPOINT_BYTES if recipe.model.gradient_checkpointing else LAYER_BYTES
-    reference = any(stage.keeps_reference for stage in recipe.stage)
+    reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     return {
         "weights (fp32, 4 N / ranks)": 4 * each,
         "gradients (fp32, 4 N / ranks)": 4 * each,
@@ -150,7 +150,11 @@ class HostMemory:
 
     def __str__(self) -> str:
         named = {"": self.always, "to learn ": self.learning, "to write ": self.writing, "elsewhere ": self.others}
-        return "; ".join(name + told for name, parts in named.items() if (told := _told(parts)))
+        told = {
+            name: ", ".join(f"{part} {size / 1e9:.1f} GB" for part, size in parts.items() if size >= TOLD_BYTES)
+            for name, parts in named.items()
+        }
+        return "; ".join(name + parts for name, parts in told.items() if parts)
 
 
 def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
@@ -160,7 +164,7 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
     engine, cache = _engine_parts(recipe.rollout, shape, itemsize, load.positions, at_once)
     written = max(attempts for attempts, _ in at_once) * load.positions * ATTEMPT_BYTES
     passes = max((_pass_bytes(stage, shape, load, recipe.model) for stage in recipe.stage), default=0.0)
-    reference = any(stage.keeps_reference for stage in recipe.stage)
+    reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     ranks, engines = recipe.cluster.learners - 1, recipe.engines_here
     own = 0 if recipe.engine else 1
     return HostMemory(
@@ -251,7 +255,3 @@ def _moments(stage: Stage, shape: Shape) -> float:
 def _matrices(shape: Shape) -> int:
     """Parameters inside layers."""
     return shape.parameters - shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
-
-
-def _told(parts: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts.items() if size >= TOLD_BYTES)

@@ -52,7 +52,8 @@ class StepsAhead:
         are published."""
         for later in range(step, min(step + self._ahead + 1, self._end)):
             if later not in self._begun:
-                self._begin(later)
+                self._begun[later] = task = asyncio.create_task(self._roll(later))
+                task.add_done_callback(self._note_end)
         with self._waiting(step):
             groups = await self._begun[step]
         del self._begun[step]
@@ -74,10 +75,6 @@ class StepsAhead:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _begin(self, step: int) -> None:
-        self._begun[step] = task = asyncio.create_task(self._roll(step))
-        task.add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[list[Group]]) -> None:
         self._idle_since = time.monotonic()

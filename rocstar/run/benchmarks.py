@@ -5,7 +5,8 @@ compared along the run. Not here: what a benchmark is (`rocstar/evaluation/`), a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,11 +66,12 @@ class NamedBenchmark:
 def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:
     """Raises ConfigError and DataError for whatever would stop one from being asked."""
     made = [_read(recipe, section) for section in recipe.evaluate.benchmark]
-    for twice in _twice([benchmark.name for benchmark in made]):
-        raise ConfigError(
-            f"evaluate.benchmark names {twice!r} twice, or as this run's own evaluations are named "
-            f"({', '.join(OF_HELD_OUT)}); give the TOML file of one of them another name"
-        )
+    for name, count in Counter([*OF_HELD_OUT, *(benchmark.name for benchmark in made)]).items():
+        if count > 1:
+            raise ConfigError(
+                f"evaluate.benchmark names {name!r} twice, or as this run's own evaluations are named "
+                f"({', '.join(OF_HELD_OUT)}); give the TOML file of one of them another name"
+            )
     return made
 
 
@@ -110,11 +112,3 @@ def _refuse_unread(source: BenchmarkRows, own: Sequence[str]) -> None:
     for setting in own:
         if source.kind.leaves_unread(setting.partition("=")[0].strip()):
             raise ConfigError(f"{setting!r} says nothing to benchmark {source.title}, which has its own; leave it out")
-
-
-def _twice(names: Sequence[str]) -> Iterator[str]:
-    taken = set(OF_HELD_OUT)
-    for name in names:
-        if name in taken:
-            yield name
-        taken.add(name)

@@ -70,7 +70,8 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     rows = {stage.name for stage in now.sft_stages if stage.name not in begun}
     return Continued(
         recipe=now,
-        changes=_merged([*_until(run, step or 0), *fresh]),
+        # A branch from before a change has it from its own first step on.
+        changes=_merged([*({**row, "step": min(row["step"], step or 0)} for row in run.changes), *fresh]),
         goes_on=bool(fresh),
         anew=anew,
         unmade=None if step is None else frozenset(n for n in rows if n in anew or not run.sft_rows(n).exists()),
@@ -110,11 +111,6 @@ def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
 
 def _stage_of(setting: str) -> str:
     return setting.split(".")[1]
-
-
-def _until(run: RunFolder, step: int) -> Iterator[Change]:
-    """Changes that the run has recorded; a branch from before a change has it from its own first step on."""
-    return ({**row, "step": min(row["step"], step)} for row in run.changes)
 
 
 def _merged(rows: Sequence[Change]) -> list[Change]:

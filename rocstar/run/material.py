@@ -15,7 +15,6 @@ from pathlib import Path
 from rocstar.config.places import ClusterSection, VllmEngines
 from rocstar.config.sections import (
     BY_EPOCHS,
-    ModelSection,
     Recipe,
     RlStage,
     SftStage,
@@ -34,7 +33,7 @@ from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
 from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here, refuse_on_gpu
 from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts.shape import Shape, shape_of
+from rocstar.parts.shape import shape_of
 from rocstar.protocols import Task
 from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
@@ -209,11 +208,8 @@ def fingerprint(material: Material) -> dict[str, str]:
     """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
     asked = {f"benchmark {benchmark.name}": benchmark.source.problems() for benchmark in material.benchmarks}
     parts = {**material.problems, HELD_OUT: material.heldout, **asked}
-    return {name: _sha256([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
-
-
-def _sha256(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    texts = {name: json.dumps([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
@@ -371,7 +367,9 @@ def _memory(
     """What the run takes here. positions: of the longest attempt. read: tokens of demonstrations. Raises ConfigError
     for what does not fit the memory there is. A machine of Ray's may have other memory than this one."""
     recipe, elsewhere = material.recipe, material.recipe.cluster.launcher == "ray"
-    shape = _shape(recipe.model, folder)
+    shape = None  # of a model whose size shows only when it is loaded
+    with suppress(ConfigError):
+        shape = shape_of(recipe.model if folder is None else recipe.model.model_copy(update={"path": str(folder)}))
     if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
         if shape and not elsewhere:
             need("train")
@@ -386,15 +384,12 @@ def _memory(
         refuse_too_many_tokens(cache_bytes(cache, tokens, recipe.model.cpu_itemsize), host_bytes(), tokens)
     if shape is None or elsewhere:
         return None
-    taken = host_memory(recipe, shape, _load(material, positions, read))
+    rows = {stage.name: _lengths(material, stage) for stage in recipe.sft_stages}
+    problems = {name: len(problems) for name, problems in material.problems.items()}
+    load = Load(positions=positions, problems=problems, heldout=len(material.heldout), rows={**rows, **read})
+    taken = host_memory(recipe, shape, load)
     refuse_here(taken)
     return taken
-
-
-def _load(material: Material, positions: int, read: Mapping[str, Sequence[int]]) -> Load:
-    rows = {stage.name: _lengths(material, stage) for stage in material.recipe.sft_stages}
-    problems = {name: len(problems) for name, problems in material.problems.items()}
-    return Load(positions=positions, problems=problems, heldout=len(material.heldout), rows={**rows, **read})
 
 
 def _lengths(material: Material, stage: SftStage) -> list[int]:
@@ -410,13 +405,6 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
 
 def has_accelerator() -> bool:
     return any(Path(file).exists() for file in ACCELERATORS)
-
-
-def _shape(model: ModelSection, folder: Path | None) -> Shape | None:
-    """The model's shape; None where it shows only when the model is loaded."""
-    with suppress(ConfigError):
-        return shape_of(model if folder is None else model.model_copy(update={"path": str(folder)}))
-    return None
 
 
 def _refuse_absent_modules(names: Sequence[str]) -> None:

@@ -71,7 +71,7 @@ async def opened_run(
         positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
         ranks = machines.start_ranks()
         closing.callback(ranks.close)
-        stopper.breaks_off(ranks.abandon)
+        stopper.break_off = ranks.abandon
         embedded = None if recipe.engine else _embedded(material, made, positions, ranks.local_rank)
         policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
         if checkpoints.newest is not None:
@@ -169,7 +169,7 @@ def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpo
     new run."""
     if checkpoint is not None:
         made = opened(checkpoint)
-        _write_stages(_layouts(material), made, material, folder)
+        _write_rows(_layouts(material), made, material, folder)
         return made
     imitates = bool(material.recipe.sft_stages)
     parts = ["demonstrations"] * imitates + ["tokenizer"] * (material.pretrained is None) + ["model"]
@@ -185,19 +185,15 @@ def opened(checkpoint: Path) -> OpenedModel:
 
 def opening(material: Material, folder: RunFolder) -> OpenedModel:
     """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
-    layouts = _layouts(material)
-    made = _fresh_model(material, next(iter(layouts.values()), ()))
-    _write_stages(layouts, made, material, folder)
-    return made
-
-
-def _fresh_model(material: Material, layouts: Sequence[Layout]) -> OpenedModel:
-    recipe = material.recipe
+    recipe, layouts = material.recipe, _layouts(material)
     if material.pretrained:
-        return OpenedModel(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
-    codec = fresh_codec(material, layouts)
-    shape = recipe.model.model_copy(update={"vocab_size": codec.vocab_size})
-    return OpenedModel(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
+        made = OpenedModel(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
+    else:
+        codec = fresh_codec(material, next(iter(layouts.values()), ()))
+        shape = recipe.model.model_copy(update={"vocab_size": codec.vocab_size})
+        made = OpenedModel(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
+    _write_rows(layouts, made, material, folder)
+    return made
 
 
 def _layouts(material: Material) -> dict[str, Sequence[Layout]]:
@@ -206,7 +202,7 @@ def _layouts(material: Material) -> dict[str, Sequence[Layout]]:
     return {stage.name: layouts_at_first(material, stage) for stage in stages}
 
 
-def _write_stages(
+def _write_rows(
     layouts: Mapping[str, Sequence[Layout]], made: OpenedModel, material: Material, folder: RunFolder
 ) -> None:
     positions = int(made.model.config.max_position_embeddings)

@@ -22,6 +22,7 @@ from rocstar.run.pools import is_solved
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)
+DROPPED = "dropped."  # how the values of reasons begin that drop an attempt
 SAMPLE = 256  # attempts: a share is then known to about three points either way
 LITERAL = r"""(?:[-+]?[\d._]+(?:e[-+]?\d+)?|"[^"\n]*"|'[^'\n]*')"""
 CONSTANT = re.compile(rf"\s*(?:(?:print\(\s*{LITERAL}\s*\)|{LITERAL})\s*(?:;|\n|$)\s*)+", re.IGNORECASE)
@@ -79,7 +80,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "policy/logprob_gap": gap_mean if fresh else None,
         "policy/logprob_gap_max": gap_max if fresh else None,
         **penalties(groups),
-        **{f"drop/{reason.value.removeprefix('dropped.')}": reasons[reason] for reason in Reason if _drops(reason)},
+        **{f"drop/{r.value.removeprefix(DROPPED)}": reasons[r] for r in Reason if r.value.startswith(DROPPED)},
     }
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
@@ -167,10 +168,6 @@ def attempt_records(
                 )
             )
     return records
-
-
-def _drops(reason: Reason) -> bool:
-    return reason.value.startswith("dropped.")
 
 
 def _over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:

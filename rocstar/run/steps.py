@@ -67,7 +67,10 @@ class StageSteps:
         self._raise_alarms()
         over = self._why_over()
         if over:
-            self._tell_end(over)
+            steps = progress.stage_step
+            run.tracker.event("stage_end", name=stage.name, step=progress.step, steps=steps, reason=over)
+            if steps < stage.steps:
+                run.screen.note(f"{stage.name} is over after {steps} of at most {stage.steps} steps: {over}")
         # An evaluation that takes longer than a step is gone on with after a kill: the run is saved before it.
         evaluates = stage.rollouts and run.recipe.evaluate.is_due_after(progress.stage_step)
         if over or evaluates or run.checkpoints.is_due() or run.stopper.asked:
@@ -104,12 +107,6 @@ class StageSteps:
         if run.folder.asks_to_end(stage.name):
             return "a person asked for it"
         return why_over(stage.end, self._rows)
-
-    def _tell_end(self, reason: str) -> None:
-        run, stage, steps = self._run, self._stage, self._run.progress.stage_step
-        run.tracker.event("stage_end", name=stage.name, step=run.progress.step, steps=steps, reason=reason)
-        if steps < stage.steps:
-            run.screen.note(f"{stage.name} is over after {steps} of at most {stage.steps} steps: {reason}")
 
 
 @contextmanager

@@ -39,7 +39,8 @@ class Stopper:
         self.asked = False
         """Whether the run is to stop."""
         self._half_changed: Callable[[], bool] = lambda: False
-        self._break_off: Callable[[], None] = lambda: None
+        self.break_off: Callable[[], None] = lambda: None
+        """Makes the call that the main thread waits in fail; called by another thread."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -69,14 +70,6 @@ class Stopper:
             yield
         finally:
             self._half_changed = lambda: False
-
-    def breaks_off(self, call: Callable[[], None]) -> None:
-        """Name a function that makes the call fail that the main thread waits in; another thread calls it."""
-        self._break_off = call
-
-    def break_off(self) -> None:
-        """Make the call that the main thread waits in fail."""
-        self._break_off()
 
     @contextmanager
     def holding(self) -> Iterator[None]:

@@ -107,7 +107,7 @@ def test_the_second_gets_through_to_a_run_that_waits_for_a_stopped_rank() -> Non
     try:
         learner = GrpoLearner(Policy(model(), codec(), template_named("compact"), ranks=ranks), LearningSection())
         stopper = Stopper(lambda sentence: None)
-        stopper.breaks_off(ranks.abandon)
+        stopper.break_off = ranks.abandon
         in_vain.start()
         with stopper.installed(), stopper.holding(), pytest.raises(KeyboardInterrupt):
             child.send_signal(signal.SIGSTOP)
