@@ -25,6 +25,12 @@ def test_a_copied_recipe_brings_those_it_extends_and_loads(tmp_path: Path) -> No
     assert mine.stage == theirs.stage
 
 
+def test_a_copied_recipe_brings_the_module_that_it_names(tmp_path: Path) -> None:
+    copied = copy(["smollm2/gsm8k"], tmp_path)
+    assert [place.name for place in copied] == ["base.toml", "gsm8k.toml", "published.py"]
+    assert load_recipe(str(tmp_path / "smollm2/gsm8k.toml"), []).run.modules == [str(tmp_path / "smollm2")]
+
+
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "quickstart.toml").write_text("mine")
     assert run(["recipes", "copy", "arithmetic.toml", "--to", str(tmp_path)]) == 2

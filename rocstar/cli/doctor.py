@@ -167,7 +167,7 @@ def _open_files() -> Finding:
 
 
 def _ports() -> Finding:
-    """Not by `listen.py`: nothing may come in meanwhile."""
+    """Not by `support/listen.py`: nothing may come in meanwhile."""
     taken = []
     for port, verb in PORTS.items():
         with socket.socket() as probe:

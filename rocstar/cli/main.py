@@ -1,7 +1,7 @@
 """The `rocstar` command: verbs, exit codes, and how failures are told. Every heavy import is inside its verb.
 
-stdout is results, stderr is progress. Exit codes are in `exits.py`; verbs of the rooms that are useful alone are in
-`verbs/`.
+stdout is results, stderr is progress. Exit codes are in support/exits.py; verbs of rooms that are useful alone
+are in `verbs/`.
 """
 
 from __future__ import annotations

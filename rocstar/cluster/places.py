@@ -1,6 +1,6 @@
 """Ray itself, one for all that a run places, and room in it: set aside before anything starts, or refused.
 
-Not here: what is placed (learner_ranks.py, vllm_servers.py, sandbox_nodes.py), and who needs how much (machines.py).
+Not here: what is placed (learner_ranks.py, vllm_servers.py, sandbox_nodes.py), and who needs how much (by_ray.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _begin(cpus: float) -> None:
 @contextmanager
 def set_aside(wishes: Mapping[str, Wish]) -> Iterator[dict[str, PlacementGroup]]:
     """A placement group for each wish; what runs in them ends with the context. Raises ConfigError."""
-    _refuse_too_much(wishes.values())
+    there = ray.cluster_resources()
+    if any(there.get(name, 0) < amount for name, amount in needed(wishes.values()).items()):
+        raise _no_room(wishes.values())  # what Ray will never have is not waited for
     groups = {
         name: placement_group([dict(place) for place in wish.places], strategy=wish.strategy)
         for name, wish in wishes.items()
@@ -84,13 +86,6 @@ def set_aside(wishes: Mapping[str, Wish]) -> Iterator[dict[str, PlacementGroup]]
     finally:
         for group in groups.values():
             give_back(group)
-
-
-def _refuse_too_much(wishes: Collection[Wish]) -> None:
-    """What Ray will never have, without waiting for it."""
-    there = ray.cluster_resources()
-    if any(there.get(name, 0) < amount for name, amount in needed(wishes).items()):
-        raise _no_room(wishes)
 
 
 def _no_room(wishes: Collection[Wish]) -> ConfigError:

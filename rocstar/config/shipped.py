@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import rocstar
 from rocstar.errors import ConfigError
+
+MODULE = re.compile(r'"(\w+):\w+"')
 
 
 def recipes_folder() -> Path:
@@ -27,8 +30,8 @@ def listed() -> dict[str, str]:
 
 
 def copy(names: list[str], to: Path) -> list[Path]:
-    """Copy recipes, and those they extend, to the same places below `to`; all of them where none is named. The files
-    that were written.
+    """Copy recipes, those they extend and the modules beside them that they name, to the same places below `to`; all of
+    them where none is named. Returns the files that were written.
 
     Raises ConfigError for a name that is none and for a file that is there already, before anything is written."""
     folder, known = recipes_folder(), listed()
@@ -36,7 +39,8 @@ def copy(names: list[str], to: Path) -> list[Path]:
     for name in names:
         if name not in known:
             raise ConfigError(f"there is no recipe {name.removesuffix('.toml')}; there are {', '.join(known)}")
-    wanted = sorted({file for name in names or known for file in _with_those_it_extends(folder / name)})
+    recipes = {file for name in names or known for file in _with_those_it_extends(folder / name)}
+    wanted = sorted(recipes | {module for recipe in recipes for module in _modules_beside(recipe)})
     places = [to / file.relative_to(folder) for file in wanted]
     for place in places:
         if place.exists():
@@ -53,6 +57,13 @@ def _with_those_it_extends(file: Path) -> Iterator[Path]:
     above = tomllib.loads(file.read_text()).get("extends")
     if above is not None:
         yield from _with_those_it_extends(file.parent / above)
+
+
+def _modules_beside(recipe: Path) -> Iterator[Path]:
+    """Python files in a recipe's folder that it names as in `source = "published:Gsm8k"`."""
+    for name in set(MODULE.findall(recipe.read_text())):
+        if (file := recipe.parent.resolve() / f"{name}.py").is_file():
+            yield file
 
 
 def _purpose(file: Path) -> str:

@@ -191,7 +191,7 @@ class Talk:
 
 
 def chat_text(messages: Iterable[tuple[str, Any]]) -> str:
-    """(role, text) of messages as one text, which says where each begins; `attempts/messages.py` reads it."""
+    """(role, text) of messages as one text, which says where each begins; `record/attempts/messages.py` reads it."""
     return "".join(f"{START}{role}\n{text}{STOP}\n" for role, text in messages)
 
 

@@ -1,6 +1,6 @@
 """Puts a plan together: stage by stage, what a step takes, and what stands in the way. Reads config.json, else pure.
 
-Rollouts go through rocstar's own simulator (`rollout/simulate.py`), on a part of the engines with the same part of the
+Rollouts go through rocstar's own simulator (`forecast/simulate.py`), on a part of the engines with the same part of the
 problems, because a plan should be there in seconds. Learning is operations over what the GPUs do of their peak."""
 
 from __future__ import annotations

@@ -217,7 +217,8 @@ def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> A
     if not right or right[-1] < right[0] + 0.1:
         return None
     series = _by_name(evaluations)
-    if not series or any(_rises(one) for one in series):  # a benchmark may be too hard to move
+    moves = (max(each.accuracy for each in one[1:]) > one[0].accuracy + 0.01 for one in series)
+    if not series or any(moves):  # a benchmark may be too hard to move
         return None
     first, last = series[0][0], series[0][-1]
     return Alarm(
@@ -235,7 +236,3 @@ def _by_name(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
     names = dict.fromkeys(each.name for each in evaluations)
     series = [[each for each in evaluations if each.name == name] for name in names]
     return sorted((one for one in series if len(one) >= 3), key=len, reverse=True)
-
-
-def _rises(series: Sequence[Evaluated]) -> bool:
-    return max(each.accuracy for each in series[1:]) > series[0].accuracy + 0.01

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocstar.config.recipe import changed, resolved_from_json
-from rocstar.config.sections import Recipe, Stage
+from rocstar.config.sections import Recipe
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
@@ -42,14 +42,6 @@ class Continued:
     """SFT stages whose rows are to be made; None where nothing is made yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    stage: str
-    done: int
-    """Steps of the stage."""
-    over: bool
-
-
 def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag: str, own: str = "") -> Continued:
     """`run` after the checkpoint of `step` (None: there is none) under other settings, those of `flag`. own: a setting
     that it takes besides. Raises ConfigError for those that cannot change there, DataError."""
@@ -64,7 +56,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     now = changed(was, settings, {})
     fresh = list(_differ(was, now, step or 0))
     if step is not None:
-        _refuse_what_is_over(_place(run, step, was.stage), step, now, settings, fresh)
+        _refuse_what_is_over(run, step, was, now, settings, fresh)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
     anew = frozenset({_stage_of(row["setting"]) for row in fresh} - begun)
     rows = {stage.name for stage in now.sft_stages if stage.name not in begun}
@@ -122,42 +114,33 @@ def _merged(rows: Sequence[Change]) -> list[Change]:
     return [row for row in merged.values() if row["was"] != row["now"]]
 
 
-def _place(run: RunFolder, step: int, stages: Sequence[Stage]) -> _Place:
-    state = read_json(run.checkpoint(step) / "state.json")
-    stage = [stage for stage in stages if stage.steps][state["stage"]]
-    over = state["stage_complete"] and not is_reopened(run, stage.name, step)
-    return _Place(stage=stage.name, done=state["stage_step"], over=over)
-
-
 def _refuse_what_is_over(
-    place: _Place, step: int, now: Recipe, settings: Sequence[str], differ: Sequence[Change]
+    run: RunFolder, step: int, was: Recipe, now: Recipe, settings: Sequence[str], differ: Sequence[Change]
 ) -> None:
-    names = [stage.name for stage in now.stage]
-    own = f"stage.{place.stage}."
-    mine = [given for given in settings if given.startswith(own)]
+    state, names = read_json(run.checkpoint(step) / "state.json"), [stage.name for stage in now.stage]
+    under_way = [stage for stage in was.stage if stage.steps][state["stage"]].name
     for given in settings:
-        if given.startswith("stage.") and names.index(_stage_of(given)) < names.index(place.stage):
+        if given.startswith("stage.") and names.index(_stage_of(given)) < names.index(under_way):
             raise ConfigError(
                 f"stage {_stage_of(given)} was over at step {step}, so {given!r} would change nothing; leave it out"
             )
-    stage = now.stage[names.index(place.stage)]
-    if mine:
-        _refuse_within(stage, place, step, mine[0], [row for row in differ if row["setting"].startswith(own)])
-
-
-def _refuse_within(stage: Stage, place: _Place, step: int, given: str, changes: Sequence[Change]) -> None:
-    own = f"stage.{stage.name}."
-    if stage.steps <= place.done:
+    own, stage, done = f"stage.{under_way}.", now.stage[names.index(under_way)], state["stage_step"]
+    mine = [given for given in settings if given.startswith(own)]
+    changes = [row for row in differ if row["setting"].startswith(own)]
+    if not mine:
+        return
+    if stage.steps <= done:
         raise ConfigError(
-            f"stage {stage.name} has made its {place.done} steps at step {step} of the run, so {given!r} would change "
+            f"stage {stage.name} has made its {done} steps at step {step} of the run, so {mine[0]!r} would change "
             f"nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
             "stage.NAME.steps=NUMBER"
         )
-    if place.over and not changes:
-        raise ConfigError(f"stage {stage.name} was over at step {step} under this very setting, {given!r}; change one")
-    for row in changes:
-        setting = row["setting"].removeprefix(own)
-        if setting.startswith(FIXED) or (setting == REFERENCE and not row["was"]):
+    if state["stage_complete"] and not is_reopened(run, stage.name, step) and not changes:
+        raise ConfigError(
+            f"stage {stage.name} was over at step {step} under this very setting, {mine[0]!r}; change one"
+        )
+    for setting, was_set in ((row["setting"].removeprefix(own), row["was"]) for row in changes):
+        if setting.startswith(FIXED) or (setting == REFERENCE and not was_set):
             raise ConfigError(
                 f"{own}{setting} cannot change at step {step}, because stage {stage.name} has begun with it; leave it "
                 "out, or add a stage with stage.NAME.kind=rl and stage.NAME.steps=NUMBER"

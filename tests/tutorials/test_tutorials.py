@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT, links
-from tests.tutorials.session import PAGES, carry_out, fits, page_before, shown
+from tests.tutorials.session import PAGES, carry_out, fits, package_of, page_before, shown
 
 CarryOut = Callable[[Path], Path]
 
@@ -38,6 +39,8 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> CarryOut:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_runs_as_printed(carried_out: CarryOut, page: Path) -> None:
+    if (package := package_of(page)) and find_spec(package) is None:
+        pytest.skip(f"{page.name} needs the package {package}, which is not installed")
     carried_out(page)
 
 

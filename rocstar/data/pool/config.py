@@ -1,4 +1,4 @@
-"""The typed settings of a pool: what is read, which rules hold, where it goes; `toml/read.py` reads them."""
+"""The typed settings of a pool: what is read, which rules hold, where it goes; `config/layers.py` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mix of SFT rows is made of: the typed tree of `recipes/data/sft_mix.toml`. `toml/read.py` reads it.
+"""What a mix of SFT rows is made of: the typed tree of `recipes/data/sft_mix.toml`. `config/layers.py` reads it.
 
 Paths are relative to the folder the command runs in, as in training recipes."""
 
