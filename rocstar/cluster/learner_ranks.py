@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 END_SECONDS = 10.0
 TELL_SECONDS = 1.0
-PINNED = 0.001  # of `node:ADDRESS`, of which each machine has 1: so little places a bundle there and shuts nobody out
+PINNED = 0.001  # of `node:ADDRESS`, of which each machine has 1: places a bundle there and leaves room for others
 
 
 class LearnerActor:

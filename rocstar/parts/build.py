@@ -41,7 +41,7 @@ from rocstar.types import ToolResult
 
 @dataclass(frozen=True)
 class AttemptParts:
-    """What a recipe means for attempts: their tools, environment, words and limits. Whoever makes attempts takes these
+    """What a recipe means for attempts: their tools, environment, words and limits. All that makes attempts takes these
     from here, so that each question is answered in one place."""
 
     recipe: Recipe
@@ -155,7 +155,7 @@ class AttemptParts:
 
 
 class OwnedEngine(Engine, Protocol):
-    """An engine that ends with whoever opened it."""
+    """An engine that is closed by the code that opened it."""
 
     async def close(self) -> None: ...
 

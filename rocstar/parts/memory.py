@@ -31,7 +31,7 @@ ATTEMPT_BYTES = 250
 MUON_BYTES = 12
 """Bytes for a parameter in the matrices that Muon makes orthogonal at once: momentum, and the products in bf16."""
 TOLD_BYTES = 5e7
-"""Parts below it are not told."""
+"""Smaller parts are left out of messages."""
 
 
 def learner_bytes(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ its tokens is at most `ahead` steps older than the weights that learn from them.
 dropped for its age, and all attempts of a step are learnt from in that step, so slow ones are not left out.
 Attempts under way go on under new weights as these are published (docs/fleet.md).
 
-While a step waits for its attempts, whoever looks on is told how far they are (`RolloutProgress`).
+`RolloutProgress` shows how far the attempts are that a step waits for.
 
 Not here: what an attempt is (rollout/), which problems a step takes (pools.py)."""
 
@@ -116,7 +116,7 @@ class Attempts:
 
 
 class RolloutProgress:
-    """How far the attempts of a stage's steps are: whoever looks on is told while a step waits for its own."""
+    """Shows how far the attempts of a step are while the run waits for them."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -130,7 +130,7 @@ class RolloutProgress:
 
     @contextmanager
     def waiting(self, step: int) -> Iterator[None]:
-        """While the attempts of a step are waited for."""
+        """To be open while the run waits for the attempts of a step."""
         began, before = time.monotonic(), self._watch.asked()
 
         def far(seconds: float) -> str:

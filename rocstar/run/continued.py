@@ -71,7 +71,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
 
 
 def record(run: RunFolder, made: Continued) -> None:
-    """Write down that the run goes on so from here on. Raises ConfigError while somebody writes it, OSError."""
+    """Record how the run goes on from here. Raises ConfigError while another process writes the run, OSError."""
     with run.locked():
         run.summary.unlink(missing_ok=True)
         for file in (file for name in made.anew for file in run.made_for(name)):

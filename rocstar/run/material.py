@@ -244,7 +244,7 @@ def without_long_prompts(material: Material, codec: Codec) -> Material:
 
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
-    problems = {problem.id: problem for problem in material.questions}
+    problems = {problem.id: problem for problem in (*material.heldout, *material.questions)}
     own = 1  # imitation alone: no cap applies
     if problems:
         own = positions_needed(

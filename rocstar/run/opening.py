@@ -146,9 +146,10 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
         for change in folder.changes:
             if change["step"] == progress.step:
                 screen.note(changed_setting(change))
-    stage = material.recipe.stage[progress.stage]
-    if progress.stage_complete and is_reopened(folder, stage.name, progress.step):
-        progress.stage_complete = progress.stage_step >= stage.steps
+    if progress.stage_complete:
+        stage = material.recipe.stage[progress.stage]
+        if is_reopened(folder, stage.name, progress.step):
+            progress.stage_complete = progress.stage_step >= stage.steps
     return Checkpoints(folder, material.recipe.run, progress, checkpoint)
 
 

@@ -2,7 +2,8 @@
 has room (/dev/shm), else in the run folder.
 
 The newest two versions are kept, since an engine may still read the older. What a killed run left in memory is removed
-by the next one: a folder belongs to a living run exactly while somebody holds its lock, which the kernel gives back."""
+by the next one: a folder belongs to a living run exactly while a process holds its lock, which the kernel releases when
+that process ends."""
 
 from __future__ import annotations
 

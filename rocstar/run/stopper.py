@@ -92,8 +92,8 @@ class Stopper:
             self._stop()
 
     def _stop(self) -> None:
-        """Where the run itself computes it is interrupted there. Where others do on its behalf, or nobody, it is
-        cancelled: an exception out of one of many attempts would leave the others behind."""
+        """Interrupt the run where its own task is computing. Where it waits, cancel it: an exception out of one of
+        many attempts would leave the others behind."""
         task = self._task
         if task is None or task.done() or asyncio.current_task(task.get_loop()) is task:
             raise KeyboardInterrupt

@@ -77,7 +77,7 @@ def is_disk_full(error: Exception) -> bool:
 
 
 def need(extra: str) -> None:
-    """Raises ModuleNotFoundError for the first module of an extra that is not there: to be told before work begins."""
+    """Check before work begins that an extra is installed. Raises ModuleNotFoundError for its first missing module."""
     for module in (name for name, bringing in EXTRA_OF.items() if bringing == extra):
         if find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -96,7 +96,7 @@ def install_command(extra: str) -> str:
 
 
 def flush_results() -> None:
-    """Now, so that a full disk is told by us and not by the interpreter as it shuts down."""
+    """Flush standard output now, so that we report a full disk and not the interpreter as it shuts down."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rocstar.config.sections import RunSection
 
 RUN = "run"
-"""Who notes the phases of a run; everybody else is an attempt, or a group of them."""
+"""The name under which a run notes its phases; every other name is an attempt or a group of attempts."""
 LOOK_SECONDS = 1.0
 UNWIND_SECONDS = 30.0  # for what is open to be given back, once the run was told to stop
 NAMED = 3  # of those that wait for the same, and of tasks that stand in the same place
@@ -82,7 +82,7 @@ def _line(what: str, waiters: Sequence[tuple[str, float]]) -> str:
 
 
 class Watch:
-    """Who waits for what, and since when. May be told and asked from any thread."""
+    """Who waits for what, and since when. May be used from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -104,11 +104,11 @@ class Watch:
 
     @property
     def has_attempts(self) -> bool:
-        """Whether somebody else than the run itself waits."""
+        """Whether an attempt waits."""
         return bool(self._stages.keys() - {RUN})
 
     def doing(self) -> str:
-        """What the run does and what its attempts wait for, for whoever looks on; empty where it is between phases."""
+        """What the run does and what its attempts wait for, in words; empty between phases."""
         phase = self._stages.get(RUN)
         if phase is None:
             return ""
@@ -288,7 +288,7 @@ def _of(awaitable: Any, what: str) -> Any:
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """Tasks that stand in the same place are told once."""
+    """Where tasks stand; tasks in the same place are shown once."""
     standing: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for task in asyncio.all_tasks(loop):
         standing[awaited(task)].append(task.get_name())
