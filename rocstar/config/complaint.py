@@ -39,14 +39,11 @@ class Layer:
         """Line of an address, or of the table it stands in; None when it is not here."""
         if not keys or not holds(self.table, keys):
             return None
-        return find_line(self.text, self._as_written(keys))
-
-    def _as_written(self, keys: Keys) -> tuple[str | int, ...]:
-        """The address with the number of an entry, from 0, in place of its name."""
         entries = self.table[keys[0]]
         if not isinstance(entries, list) or len(keys) == 1:
-            return keys
-        return (keys[0], [entry["name"] for entry in entries].index(keys[1]), *keys[2:])
+            return find_line(self.text, keys)
+        number = [entry["name"] for entry in entries].index(keys[1])  # stands in place of the entry's name
+        return find_line(self.text, (keys[0], number, *keys[2:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

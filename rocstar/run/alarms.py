@@ -216,7 +216,9 @@ def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> A
     right = list(window_means(rows, RIGHT, WINDOW))
     if not right or right[-1] < right[0] + 0.1:
         return None
-    series = _by_name(evaluations)
+    names = dict.fromkeys(each.name for each in evaluations)
+    by_name = ([each for each in evaluations if each.name == name] for name in names)
+    series = sorted((one for one in by_name if len(one) >= 3), key=len, reverse=True)  # enough points to be judged
     moves = (max(each.accuracy for each in one[1:]) > one[0].accuracy + 0.01 for one in series)
     if not series or any(moves):  # a benchmark may be too hard to move
         return None
@@ -229,10 +231,3 @@ def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> A
         action="read right attempts: the reward may be won in a way that does not carry over, or the training problems "
         "are learnt by heart, and there should be more of them",
     )
-
-
-def _by_name(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
-    """Evaluations by name, where there are enough of them to be judged; the longest series first."""
-    names = dict.fromkeys(each.name for each in evaluations)
-    series = [[each for each in evaluations if each.name == name] for name in names]
-    return sorted((one for one in series if len(one) >= 3), key=len, reverse=True)
