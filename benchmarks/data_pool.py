@@ -28,10 +28,10 @@ from typing import Any
 from rocstar.answers.extract import lenient_answer
 from rocstar.cli.verbs.data import verifier
 from rocstar.config.layers import load
-from rocstar.data.files import load_problems
 from rocstar.data.pool.build import benchmark_questions, build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
+from rocstar.data.problems import load_problems
 from rocstar.evaluation.contamination import beside_known
 from rocstar.types import Problem, seed_for
 

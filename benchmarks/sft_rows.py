@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.data.sft.build import ROWS, build
-from rocstar.data.sft.check import check_tokens
-from rocstar.data.sft.datasheet import quantiles
-from rocstar.data.sft.loading import load_conversations
+from rocstar.data.sft.check import check_tokens, load_conversations
+from rocstar.data.sft.mix import quantiles
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.calls import parse_calls

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.cli.main import run
-from rocstar.data.files import load_problems
+from rocstar.data.problems import load_problems
 from rocstar.dialogue.template import COMPACT
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import known

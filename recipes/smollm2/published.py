@@ -28,9 +28,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocstar.config.sections import DataSection, TaskSection
-from rocstar.data.files import load_problems
+from rocstar.data.demonstrations import work_out
+from rocstar.data.problems import load_problems
 from rocstar.data.rows import read_rows
-from rocstar.data.worked import work_out
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import Task

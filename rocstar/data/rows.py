@@ -1,7 +1,7 @@
-"""Stream the rows of a data file: JSONL, CSV or parquet, plain or gzip, or a Hugging Face dataset.
+"""Stream the rows of a data file: JSONL, a JSON list, CSV or parquet, plain or gzip, or a Hugging Face dataset.
 
-A row is whatever the file holds, with its line (parquet, datasets: its number) counted from 1. What the columns mean is
-in `layouts.py`. Nothing but one row, or one block of a parquet file, is held in memory.
+A row is whatever the file holds, with its number counted from 1: the line of a text file, else the position of the row.
+What the columns mean is in `problems.py` and `sft/`. Only one row, or one block of a parquet file, is held in memory.
 """
 
 from __future__ import annotations
@@ -13,39 +13,41 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, cast
 
-from rocstar.errors import DataError
+from rocstar.errors import ConfigError, DataError
 
-KINDS = (".jsonl", ".csv", ".parquet")
+KINDS = (".jsonl", ".json", ".csv", ".parquet")
 HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?@(?P<split>.+)")
 MAX_CELL_CHARS = 1 << 27  # the csv module's own limit, 128 KiB, is less than one long solution
 PARQUET_ROWS = 1024  # rows of a parquet file that are held at once
 
-OnBad = Callable[[DataError], None]
-"""Told of a row that cannot be read; raising stops the reading, returning passes the row over."""
+
+def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """(number, row) pairs of a file, of a folder written by `save_to_disk`, or of `hf:NAME[:CONFIG]@SPLIT`.
+
+    Raises DataError for the first row that cannot be read, naming file and line. Source: ours."""
+    for number, row in rows_and_faults(path):
+        if isinstance(row, DataError):
+            raise row
+        yield number, row
 
 
-def stop_reading(fault: DataError) -> NoReturn:
-    """The usual OnBad: the first bad row ends it."""
-    raise fault
+def rows_and_faults(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """As `read_rows`, but a row that cannot be read is given as a DataError in its place.
 
-
-def read_rows(path: str | Path, on_bad: OnBad = stop_reading) -> Iterator[tuple[int, Any]]:
-    """(line, row) pairs of a file, of a folder written by `save_to_disk`, or of `hf:NAME[:CONFIG]@SPLIT`.
-
-    Raises DataError where the file as a whole cannot be read, naming file and line. Source: ours."""
+    Raises DataError where the file as a whole cannot be read."""
     if str(path).startswith("hf:"):
         return enumerate(_hub_rows(str(path)), start=1)
     file = Path(path)
     if (file / "dataset_info.json").is_file() or (file / "dataset_dict.json").is_file():
         return enumerate(_saved_rows(file), start=1)
-    kind = _kind(file)
-    if kind == ".parquet":
-        return _parquet_rows(file)
-    return _csv_rows(file, on_bad) if kind == ".csv" else _json_rows(file, on_bad)
+    kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    if kind not in KINDS:
+        raise DataError(f"{file} is not a kind of file we read; use {', '.join(KINDS)}, plain or with .gz.")
+    return {".parquet": _parquet_rows, ".csv": _csv_rows, ".json": _json_list, ".jsonl": _json_lines}[kind](file)
 
 
 def fingerprint(path: str | Path) -> tuple[str, int] | None:
@@ -58,11 +60,22 @@ def fingerprint(path: str | Path) -> tuple[str, int] | None:
         return digest, raw.tell()
 
 
-def _kind(file: Path) -> str:
-    kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
-    if kind not in KINDS:
-        raise DataError(f"{file} is not a kind of file we read; use {', '.join(KINDS)}, plain or with .gz.")
-    return kind
+def refuse_missing(paths: Iterable[str | Path]) -> None:
+    """Raises DataError for the first path that does not exist; `hf:NAME@SPLIT` is not looked up."""
+    for path in paths:
+        if not str(path).startswith("hf:") and not Path(path).exists():
+            raise DataError(f"{path} does not exist; check the path.")
+
+
+def output_folder(path: Path, setting: str) -> Path:
+    """Make the folder that a build writes into. `setting` names it in the message. Raises ConfigError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}{path} cannot be a folder to write into ({error.strerror}); choose another"
+        ) from None
+    return path
 
 
 def _opened(file: Path) -> io.BufferedReader:
@@ -93,26 +106,39 @@ def _decoded(file: Path, line: int, written: bytes) -> str:
         raise DataError(f"{file}, line {line}: not UTF-8 ({error.reason}); convert the file to UTF-8.") from error
 
 
-def _json_rows(file: Path, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
+def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
     for line, written in enumerate(_lines(file), start=1):
         try:
             text = _decoded(file, line, written)
             if text.strip():
-                yield line, _json_value(file, line, text)
+                yield line, json.loads(text)
         except DataError as fault:
-            on_bad(fault)
+            yield line, fault
+        except json.JSONDecodeError as error:
+            yield line, _caused(f"{file}, line {line}, column {error.colno}: not JSON ({error.msg}).", error)
+        except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
+            yield line, _caused(f"{file}, line {line}: not readable as JSON ({error}).", error)
 
 
-def _json_value(file: Path, line: int, written: str) -> Any:
+def _caused(told: str, cause: Exception) -> DataError:
+    fault = DataError(told)
+    fault.__cause__ = cause
+    return fault
+
+
+def _json_list(file: Path) -> Iterator[tuple[int, Any]]:
+    """One JSON list, or lines of JSON where the file does not begin with a bracket."""
+    if not next(_lines(file), b"").startswith(b"["):
+        yield from _json_lines(file)
+        return
     try:
-        return json.loads(written)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {line}, column {error.colno}: not JSON ({error.msg}).") from error
-    except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
-        raise DataError(f"{file}, line {line}: not readable as JSON ({error}).") from error
+        listed = json.loads(b"".join(_lines(file)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is not one JSON list: {error}") from None
+    yield from enumerate(listed, start=1)
 
 
-def _csv_rows(file: Path, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
+def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(max(MAX_CELL_CHARS, csv.field_size_limit()))
     reader = csv.reader((_decoded(file, n, raw) for n, raw in enumerate(_lines(file), start=1)), strict=True)
     header: list[str] | None = None
@@ -124,7 +150,7 @@ def _csv_rows(file: Path, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
                 yield reader.line_num, dict(zip(header, cells, strict=True))
             elif cells:
                 told = f"{len(cells)} cells where the header has {len(header)}; quote cells that hold commas."
-                on_bad(DataError(f"{file}, line {reader.line_num}: {told}"))
+                yield reader.line_num, DataError(f"{file}, line {reader.line_num}: {told}")
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.line_num}: not CSV ({error}).") from error
 

@@ -17,10 +17,8 @@ from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
-from rocstar.evaluation.kinds import environment_for, plain_chat
-from rocstar.evaluation.setup import as_evaluated
-from rocstar.evaluation.source import BenchmarkRows
-from rocstar.parts.build import AttemptParts
+from rocstar.evaluation.kinds import ProblemSet, read_benchmark
+from rocstar.parts.build import AttemptParts, as_evaluated
 from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
 
@@ -33,7 +31,7 @@ READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_paralle
 class NamedBenchmark:
     """A benchmark that a recipe names, with the settings in force while it is asked."""
 
-    source: BenchmarkRows
+    source: ProblemSet
     recipe: Recipe
     """Settings in force while it is asked."""
     protocol: Protocol
@@ -53,11 +51,11 @@ class NamedBenchmark:
         talk = self.parts.conversation(codec, template, with_tools=rollout.has_tools)
         try:
             return positions_needed(
-                self.source.problems(),
-                plain_chat(talk, self.source.kind),
+                self.source.problems,
+                self.source.kind.conversation(talk),
                 response_tokens=rollout.max_response_tokens,
                 model_positions=model_positions,
-                environment=environment_for(self.recipe, self.source.kind),
+                environment=self.source.kind.environment(self.recipe),
             )
         except ConfigError as error:
             raise ConfigError(f"benchmark {self.name}: {error}") from None
@@ -82,7 +80,7 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
         )
     (benchmark,) = find_benchmarks(section.name)
     folder = Path(section.folder) if section.folder is not None else None
-    source = BenchmarkRows(benchmark, folder, limit=section.limit, accept=section.accept_rows)
+    source = read_benchmark(benchmark, folder, limit=section.limit, accept=section.accept_rows)
     if source.kind.needs_judge:
         raise ConfigError(
             f"benchmark {source.title} is scored by a judge, and training has none; leave it out and evaluate "
@@ -101,7 +99,7 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
     return NamedBenchmark(source=source, recipe=in_force, protocol=protocol)
 
 
-def _refuse_unread(source: BenchmarkRows, own: Sequence[str]) -> None:
+def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
     for setting in (*source.protocol.settings, *own):
         key = setting.partition("=")[0].strip()
         if not key.startswith(READ):

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocstar.config.sections import StageRolloutSection
-from rocstar.evaluation.asked import Judging
-from rocstar.evaluation.attempts import Solver
-from rocstar.evaluation.evaluate import Protocol, evaluate_policy
+from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, setup_of
 from rocstar.evaluation.recall import Recall
-from rocstar.evaluation.setup import setup_of
 from rocstar.learning.models import name_of_dtype
 from rocstar.record.journal import read_journal
 from rocstar.rollout.collect import Roller
@@ -81,14 +78,14 @@ async def _on_held_out(run: Run, name: str, rollout: StageRolloutSection) -> Non
 
 
 async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> None:
-    recipe, problems, kind = benchmark.recipe, benchmark.source.problems(), benchmark.source.kind
+    recipe, problems, kind = benchmark.recipe, benchmark.source.problems, benchmark.source.kind
     run.screen.stage(benchmark.name, f"{len(problems)} problems x {benchmark.protocol.attempts} attempts")
     plain = run.roller(recipe.rollout, benchmark.parts)
 
     def solver(recall: Recall) -> Roller:
-        return Judging(kind=kind, recall=recall).roller(plain, recipe)
+        return kind.solver(plain, recall)
 
-    talk, data = solver(Recall()).conversation, benchmark.source.described()
+    talk, data = solver(Recall()).conversation, benchmark.source.described
     setup = setup_of(recipe, recipe.rollout, talk, problems, benchmark.protocol, **_where(run), data=data)
     await _ask(run, folder, solver, problems, benchmark.protocol, setup)
 
@@ -108,26 +105,21 @@ async def _ask(
     setup: Mapping[str, Any],
 ) -> None:
     """Raises RunHalted past the fault budget; what was asked is kept, and a resumed run asks for the rest."""
-    recall = Recall(folder)
-    try:
+    with Recall(folder) as recall:
         with run.meter.phase("evaluation"):
             await run.publish()
             if recall.found:
                 run.screen.note(
                     f"{recall.found} answers are there from an earlier start; only what is missing is asked"
                 )
-            asked = solver(recall)
             made = await evaluate_policy(
-                asked,
+                solver(recall),
                 problems,
                 protocol,
                 fault_budget=run.recipe.run.fault_budget,
                 setup=setup,
                 said=run.screen.attempted,
                 recall=recall,
-                figures=getattr(asked.verifier, "figures", lambda groups: {}),
             )
             made.write(folder, run.progress.step)
         recall.forget()
-    finally:
-        recall.close()

@@ -19,7 +19,7 @@ from rocstar.config.sections import (
     SftStage,
     StageRolloutSection,
 )
-from rocstar.data.sft.loading import load_conversations
+from rocstar.data.sft.check import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import text_of
@@ -28,6 +28,8 @@ from rocstar.dialogue.templates import template_named
 from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages, refuse_too_many_tokens
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
+from rocstar.learning.advantages import advantage_of
+from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
 from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here, refuse_on_gpu
@@ -40,6 +42,7 @@ from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
 from rocstar.run.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.support.exits import need
+from rocstar.support.plugins import is_reference
 from rocstar.types import Problem
 
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -112,6 +115,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
     parts = AttemptParts(recipe)
     parts.check()
+    for stage in recipe.rl_stages:
+        _check_learning(stage, recipe.run.modules)
     for reason in _unfit(recipe):
         raise ConfigError(reason)
     for entry in recipe.servers:
@@ -201,7 +206,7 @@ def few_problems(stage: RlStage, there: int) -> str | None:
 
 def fingerprint(material: Material) -> dict[str, str]:
     """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
-    asked = {f"benchmark {benchmark.name}": benchmark.source.problems() for benchmark in material.benchmarks}
+    asked = {f"benchmark {benchmark.name}": benchmark.source.problems for benchmark in material.benchmarks}
     parts = {**material.problems, HELD_OUT: material.heldout, **asked}
     texts = {name: json.dumps([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
@@ -279,7 +284,7 @@ def _positions_at_first(material: Material) -> int:
     asked = (benchmark.recipe.rollout for benchmark in material.benchmarks)
     longest = _longest_response([*recipe.rollouts, *asked])
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
-    benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems())
+    benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems)
     problems = [*material.questions, *benchmarks]
     if not problems:
         return 1
@@ -368,7 +373,7 @@ def _memory(
     if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
         if shape and not elsewhere:
             need("train")
-            from rocstar.learning.devices import gpu_bytes  # torch, as above
+            from rocstar.learning.models import gpu_bytes  # torch, as above
 
             if (memory := gpu_bytes()) is not None:
                 refuse_on_gpu(recipe, shape, memory)
@@ -400,6 +405,16 @@ def _lengths(material: Material, stage: SftStage) -> list[int]:
 
 def has_accelerator() -> bool:
     return any(Path(file).exists() for file in ACCELERATORS)
+
+
+def _check_learning(stage: RlStage, modules: Sequence[str]) -> None:
+    """Load the user's own resampler, advantage and loss. Raises ConfigError where one does not fit."""
+    resampler_of(stage.resample, modules)
+    advantage_of(stage.learning, modules)
+    if is_reference(stage.learning.loss):
+        from rocstar.learning.loss import loss_of  # torch, as above
+
+        loss_of(stage.learning, modules)
 
 
 def _unfit(recipe: Recipe) -> Iterator[str]:

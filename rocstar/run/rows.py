@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from rocstar.config.sections import Recipe, SftStage
-from rocstar.data.sft.format import Conversation, Role
+from rocstar.data.sft.format import Chat, Role
 from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
@@ -29,7 +29,7 @@ Layout = Sequence[Piece]
 
 
 def layouts_of(
-    recipe: Recipe, stage: SftStage, template: Template, conversations: Sequence[Conversation] | None, task: Task
+    recipe: Recipe, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
 ) -> list[Layout]:
     """What an SFT stage imitates: the conversations of its file, else its task's own demonstrations."""
     parts = AttemptParts(recipe)
@@ -133,7 +133,7 @@ def _order(rows: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def _as_shown(conversation: Conversation, feedback: Callable[[ToolResult], str]) -> Conversation:
+def _as_shown(conversation: Chat, feedback: Callable[[ToolResult], str]) -> Chat:
     """A demonstration of the run's own task shows tool results as a rollout would, cut where it would cut them; a row
     that brings its own tools is shown as it is."""
     if conversation.tools is not None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from rocstar.config.sections import DataSection, StageDataSection, TaskSection
 from rocstar.data.arithmetic import arithmetic_problems
 from rocstar.data.demonstrations import perform, plan_demonstrations
-from rocstar.data.files import load_problems
+from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
 from rocstar.support.plugins import check_call, is_reference, load

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocstar.data.sft.check import check_roles
-from rocstar.data.sft.format import Conversation, Message, Role, message_of
+from rocstar.data.sft.format import Chat, Message, Role, message_of
 from rocstar.errors import DataError
 from rocstar.types import Sampling
 
@@ -37,7 +37,7 @@ LEAST_TEMPERATURE = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    messages: Conversation
+    messages: Chat
     """What was said; the last message is the user's or a tool's."""
     sampling: Sampling
     """`max_new_tokens` is not yet what it will be."""
@@ -130,12 +130,12 @@ def _because(field: str) -> str:
     return tools if field.startswith("tool") else ""
 
 
-def _conversation(listed: Any) -> Conversation:
+def _conversation(listed: Any) -> Chat:
     if not isinstance(listed, list) or not listed:
         raise DataError("messages must be a list with at least one message")
     messages = tuple(message_of(_plain(message)) for message in listed)
     check_roles([*messages, Message(role=Role.ASSISTANT, content="-")])
-    return Conversation(messages=messages, tools=None)
+    return Chat(messages=messages, tools=None)
 
 
 def _plain(message: Any) -> Any:

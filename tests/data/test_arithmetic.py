@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from rocstar.data.arithmetic import arithmetic_problems
-from rocstar.data.families import FAMILIES, Chain, Family, Operands
+from rocstar.data.arithmetic import FAMILIES, Chain, Family, Operands, arithmetic_problems
 from rocstar.errors import ConfigError
 from rocstar.types import problem_id
 

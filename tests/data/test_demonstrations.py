@@ -3,10 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocstar.data.arithmetic import arithmetic_problems
-from rocstar.data.demonstrations import MIXES, DemonstrationPlan, Move, perform, plan_demonstrations
-from rocstar.data.families import FAMILIES
-from rocstar.data.worked import work_out
+from rocstar.data.arithmetic import FAMILIES, arithmetic_problems
+from rocstar.data.demonstrations import MIXES, DemonstrationPlan, Move, perform, plan_demonstrations, work_out
 from rocstar.dialogue.calls import parse_calls, render_call
 from rocstar.errors import ConfigError
 from rocstar.sandbox.call import Limits

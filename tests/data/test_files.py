@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.files import load_problems
+from rocstar.data.problems import load_problems
 from rocstar.errors import DataError
 from rocstar.types import problem_id
 

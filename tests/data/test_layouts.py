@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.files import load_problems
-from rocstar.data.layouts import detect_columns, problem_of
+from rocstar.data.problems import detect_columns, load_problems, problem_of
 from rocstar.errors import DataError
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]

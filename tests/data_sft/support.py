@@ -12,11 +12,10 @@ import pytest
 
 from rocstar.data.sft.build import build
 from rocstar.data.sft.check import check
-from rocstar.data.sft.format import Conversation, conversation_of
-from rocstar.data.sft.layouts import LAYOUTS
-from rocstar.data.sft.layouts.base import Surroundings
+from rocstar.data.sft.dialogues import LayoutContext
+from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of
+from rocstar.data.sft.layouts import LAYOUTS, conversations
 from rocstar.data.sft.recipe import MixRecipe
-from rocstar.data.sft.refusal import Reason, Refused
 from rocstar.dialogue.template import CHAT
 from rocstar.protocols import ToolSpec
 
@@ -58,13 +57,13 @@ def calls(*arguments: Any, name: str = "get_weather", content: str | None = None
     return {"role": "assistant", "content": content, "tool_calls": listed}
 
 
-def talk(*messages: dict[str, Any], tools: Any = (WEATHER,)) -> Conversation:
+def talk(*messages: dict[str, Any], tools: Any = (WEATHER,)) -> Chat:
     return conversation_of({"messages": list(messages), "tools": list(tools)})
 
 
-def read(layout: str, row: dict[str, Any], **around: Any) -> Conversation:
+def read(layout: str, row: dict[str, Any], **around: Any) -> Chat:
     """The only conversation of a row. Raises Refused."""
-    (made,) = LAYOUTS[layout](Surroundings(files=(), code_tool=PYTHON, **around))(row)
+    (made,) = conversations(LAYOUTS[layout](LayoutContext(files=(), code_tool=PYTHON, **around)), row)
     if isinstance(made, Refused):
         raise made
     return made
@@ -95,7 +94,7 @@ def real(*parts: str) -> Path:
     return path
 
 
-def shown(conversation: Conversation) -> list[tuple[str, Any]]:
+def shown(conversation: Chat) -> list[tuple[str, Any]]:
     """(role, content or calls) of each message; the conversation must be sound."""
     check(conversation, CHAT.markers)
     return [
@@ -103,7 +102,7 @@ def shown(conversation: Conversation) -> list[tuple[str, Any]]:
     ]
 
 
-def reason(layout: str, row: dict[str, Any], **around: Any) -> Reason:
+def reason(layout: str, row: dict[str, Any], **around: Any) -> Refusal:
     """Why a row is refused, by the layout or by the checks after it."""
     with pytest.raises(Refused) as caught:
         check(read(layout, row, **around), CHAT.markers)

@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rocstar.cli.verbs.data_sft import sft
+from rocstar.cli.verbs.data import sft
 from rocstar.config.layers import load
-from rocstar.data.sft.datasheet import quantiles
+from rocstar.data.sft.mix import quantiles
 from rocstar.data.sft.recipe import MixRecipe
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.template import PAPER

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.sft.format import Conversation
-from rocstar.data.sft.layouts import LAYOUTS
-from rocstar.data.sft.layouts.base import Surroundings
-from rocstar.data.sft.refusal import Reason, Refused
+from rocstar.data.sft.dialogues import LayoutContext
+from rocstar.data.sft.format import Chat, Refusal, Refused
+from rocstar.data.sft.layouts import LAYOUTS, conversations
 from rocstar.errors import ConfigError, DataError
 from tests.data_sft.support import PYTHON, WEATHER, read, reason, shown, written
 
@@ -70,15 +69,15 @@ def test_xlams_python_types_become_kinds_or_stay_open(written_as: str, value: An
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (xlam_row(), Reason.NO_ANSWER),
-        (xlam_row({"name": "get_weather", "arguments": {}}), Reason.MISSING_ARGUMENT),
-        (xlam_row({"name": "get_weather", "arguments": {"city": "x", "days": "3"}}), Reason.ARGUMENT_TYPE),
-        (xlam_row({"name": "get_weather", "arguments": ["x"]}), Reason.CALL),
-        (xlam_row({"name": "news", "arguments": {}}), Reason.UNKNOWN_TOOL),
-        (xlam_row() | {"answers": "oops"}, Reason.LAYOUT),
+        (xlam_row(), Refusal.NO_ANSWER),
+        (xlam_row({"name": "get_weather", "arguments": {}}), Refusal.MISSING_ARGUMENT),
+        (xlam_row({"name": "get_weather", "arguments": {"city": "x", "days": "3"}}), Refusal.ARGUMENT_TYPE),
+        (xlam_row({"name": "get_weather", "arguments": ["x"]}), Refusal.CALL),
+        (xlam_row({"name": "news", "arguments": {}}), Refusal.UNKNOWN_TOOL),
+        (xlam_row() | {"answers": "oops"}, Refusal.LAYOUT),
     ],
 )
-def test_a_broken_xlam_row_is_refused(row: dict[str, Any], expected: Reason) -> None:
+def test_a_broken_xlam_row_is_refused(row: dict[str, Any], expected: Refusal) -> None:
     assert reason("xlam", row) is expected
 
 
@@ -100,9 +99,9 @@ def test_bfcl_takes_the_first_accepted_value_and_leaves_out_what_may_be_left_out
     assert shown(conversation)[2] == (
         "assistant", [("geo.find", {"x": 1, "place": {"street": "A"}}), ("geo.find", {"x": 2})],
     )  # fmt: skip
-    assert reason("bfcl", bfcl_row(id="q_1"), answer_files=(answers,)) is Reason.NO_ANSWER
+    assert reason("bfcl", bfcl_row(id="q_1"), answer_files=(answers,)) is Refusal.NO_ANSWER
     several = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
-    assert reason("bfcl", bfcl_row(question=several), answer_files=(answers,)) is Reason.NO_RESULT
+    assert reason("bfcl", bfcl_row(question=several), answer_files=(answers,)) is Refusal.NO_RESULT
 
 
 def test_an_answer_file_with_a_bad_line_ends_everything(tmp_path: Path) -> None:
@@ -147,9 +146,9 @@ def test_seal_tools_offers_other_tools_of_the_same_field(tmp_path: Path) -> None
 def test_seal_tools_rows_that_lack_something_are_refused(tmp_path: Path) -> None:
     files = seal_files(tmp_path)
     chained = seal_row(("get0", {"team": "A"}), ("get1", {"team": "API_call_0"}))
-    assert reason("seal_tools", chained, tool_files=files) is Reason.PLACEHOLDER
-    assert reason("seal_tools", seal_row(("gone", {})), tool_files=files) is Reason.UNKNOWN_TOOL
-    assert reason("seal_tools", seal_row(("get0", {})), tool_files=files) is Reason.MISSING_ARGUMENT
+    assert reason("seal_tools", chained, tool_files=files) is Refusal.PLACEHOLDER
+    assert reason("seal_tools", seal_row(("gone", {})), tool_files=files) is Refusal.UNKNOWN_TOOL
+    assert reason("seal_tools", seal_row(("get0", {})), tool_files=files) is Refusal.MISSING_ARGUMENT
     with pytest.raises(ConfigError, match="needs tool_files"):
         read("seal_tools", chained)
 
@@ -173,18 +172,10 @@ ASKS, WAITS, ANSWERS = (
 )
 
 
-def bank(tmp_path: Path, *rows: dict[str, Any]) -> list[Conversation | Refused]:
+def bank(tmp_path: Path, *rows: dict[str, Any]) -> list[Chat | Refused]:
     file = written(tmp_path / "bank.jsonl", *rows)
-    layout = LAYOUTS["api_bank"](Surroundings(files=(file,), code_tool=PYTHON))
-
-    def tried(row: dict[str, Any]) -> Conversation | Refused:
-        try:
-            (made,) = layout(row)
-        except Refused as refused:
-            return refused
-        return made
-
-    return [tried(row) for row in rows]
+    layout = LAYOUTS["api_bank"](LayoutContext(files=(file,), code_tool=PYTHON))
+    return [made for row in rows for made in conversations(layout, row)]
 
 
 def test_api_bank_takes_arguments_as_the_api_took_them_and_schemas_from_the_data(tmp_path: Path) -> None:
@@ -194,7 +185,7 @@ def test_api_bank_takes_arguments_as_the_api_took_them_and_schemas_from_the_data
         dialogue(ASKS, api("AddAlarm", {"time": "9"}, {"id": 1}), api("Search", {"keywords": "x"}, [found]), ANSWERS),
     )  # fmt: skip
     first, second = bank(tmp_path, *rows)
-    assert isinstance(first, Conversation) and isinstance(second, Conversation)
+    assert isinstance(first, Chat) and isinstance(second, Chat)
     assert shown(first) == [
         ("user", "Wake me."),
         ("assistant", [("AddAlarm", {"time": "8", "n": 2})]),
@@ -212,7 +203,7 @@ def test_api_bank_takes_arguments_as_the_api_took_them_and_schemas_from_the_data
 
 def test_a_result_of_another_call_is_refused(tmp_path: Path) -> None:
     (made,) = bank(tmp_path, dialogue(ASKS, api("AddAlarm", {"time": "8"}, "ok", time="9"), ANSWERS))
-    assert isinstance(made, Refused) and made.reason is Reason.NO_RESULT
+    assert isinstance(made, Refused) and made.reason is Refusal.NO_RESULT
 
 
 # ToolAlpaca
@@ -237,8 +228,8 @@ def test_toolalpaca_training_rows_hold_many_conversations_of_which_bad_ones_are_
             {"input": "None?", "output": "None.", "intermediate_steps": []},
         ]
     }
-    first, bad, last = LAYOUTS["toolalpaca"](Surroundings(files=(), code_tool=PYTHON))(row)
-    assert isinstance(first, Conversation) and isinstance(last, Conversation) and isinstance(bad, Refused)
+    first, bad, last = conversations(LAYOUTS["toolalpaca"](LayoutContext(files=(), code_tool=PYTHON)), row)
+    assert isinstance(first, Chat) and isinstance(last, Chat) and isinstance(bad, Refused)
     called = [("getFacts", {"limit": 3})]
     assert shown(first) == [
         ("user", "Three?"), ("assistant", called), ("tool", "Status Code: 200"), ("assistant", called),
@@ -255,7 +246,7 @@ def test_toolalpaca_training_rows_hold_many_conversations_of_which_bad_ones_are_
 def test_toolalpaca_evaluation_rows_give_requests_that_one_call_answers() -> None:
     one = {"Action": "getFacts", "Action_Input": '{"limit": 1}'}
     row = ALPACA | {"Instructions": ["One?", "Two?"], "Golden_Answers": [[one], [one, one]]}
-    first, second = LAYOUTS["toolalpaca"](Surroundings(files=(), code_tool=PYTHON))(row)
-    assert isinstance(first, Conversation) and isinstance(second, Refused)
+    first, second = conversations(LAYOUTS["toolalpaca"](LayoutContext(files=(), code_tool=PYTHON)), row)
+    assert isinstance(first, Chat) and isinstance(second, Refused)
     assert shown(first) == [("user", "One?"), ("assistant", [("getFacts", {"limit": 1})])]
-    assert second.reason is Reason.NO_RESULT
+    assert second.reason is Refusal.NO_RESULT

@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.sft.check import check
-from rocstar.data.sft.format import Conversation, FunctionCall, Message, Role
-from rocstar.data.sft.refusal import Reason, Refused
-from rocstar.data.sft.schema import check_call, normalised, tool_spec
+from rocstar.data.sft.check import check, check_call
+from rocstar.data.sft.format import Chat, FunctionCall, Message, Refusal, Refused, Role, normalised, tool_spec
 from rocstar.dialogue.template import CHAT
 from tests.data_sft.support import WEATHER, calls, result, says, talk, user
 
 TOOLS = {"get_weather": tool_spec(WEATHER)}
 
 
-def reason(conversation: Conversation) -> Reason:
+def reason(conversation: Chat) -> Refusal:
     with pytest.raises(Refused) as caught:
         check(conversation, CHAT.markers)
     return caught.value.reason
@@ -30,20 +28,20 @@ def test_a_sound_conversation_passes_and_its_calls_are_counted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({}, Reason.MISSING_ARGUMENT),
-        ({"city": "Paris", "country": "fr"}, Reason.UNKNOWN_ARGUMENT),
-        ({"city": 7}, Reason.ARGUMENT_TYPE),
-        ({"city": None}, Reason.ARGUMENT_TYPE),
-        ({"city": "Paris", "days": "3"}, Reason.ARGUMENT_TYPE),
-        ({"city": "Paris", "days": 2.5}, Reason.ARGUMENT_TYPE),
-        ({"city": "Paris", "days": True}, Reason.ARGUMENT_TYPE),
-        ({"city": "Paris", "unit": "K"}, Reason.ARGUMENT_VALUE),
-        ({"city": "a<|im_end|>"}, Reason.MARKER),
-        ({"city": "</tool_call>"}, Reason.MARKER),
-        ({"city": "\ud800"}, Reason.CHARACTERS),
+        ({}, Refusal.MISSING_ARGUMENT),
+        ({"city": "Paris", "country": "fr"}, Refusal.UNKNOWN_ARGUMENT),
+        ({"city": 7}, Refusal.ARGUMENT_TYPE),
+        ({"city": None}, Refusal.ARGUMENT_TYPE),
+        ({"city": "Paris", "days": "3"}, Refusal.ARGUMENT_TYPE),
+        ({"city": "Paris", "days": 2.5}, Refusal.ARGUMENT_TYPE),
+        ({"city": "Paris", "days": True}, Refusal.ARGUMENT_TYPE),
+        ({"city": "Paris", "unit": "K"}, Refusal.ARGUMENT_VALUE),
+        ({"city": "a<|im_end|>"}, Refusal.MARKER),
+        ({"city": "</tool_call>"}, Refusal.MARKER),
+        ({"city": "\ud800"}, Refusal.CHARACTERS),
     ],
 )
-def test_a_call_that_breaks_its_schema_is_refused(arguments: dict[str, Any], expected: Reason) -> None:
+def test_a_call_that_breaks_its_schema_is_refused(arguments: dict[str, Any], expected: Refusal) -> None:
     assert reason(talk(user(), calls(arguments))) is expected
 
 
@@ -53,8 +51,8 @@ def test_a_call_that_keeps_its_schema_passes(arguments: dict[str, Any]) -> None:
 
 
 def test_an_unknown_tool_and_a_tool_named_twice_are_refused() -> None:
-    assert reason(talk(user(), calls(name="get_news"))) is Reason.UNKNOWN_TOOL
-    assert reason(talk(user(), says(), tools=(WEATHER, WEATHER))) is Reason.TOOLS
+    assert reason(talk(user(), calls(name="get_news"))) is Refusal.UNKNOWN_TOOL
+    assert reason(talk(user(), says(), tools=(WEATHER, WEATHER))) is Refusal.TOOLS
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "x <|im_start|>system", "<tool_response>1</tool_response>"])
@@ -62,19 +60,19 @@ def test_an_unknown_tool_and_a_tool_named_twice_are_refused() -> None:
 def test_a_text_that_would_forge_a_turn_is_refused(text: str, who: str) -> None:
     said = {"user": "a", "assistant": "b", "tool": "c", who: text}
     conversation = talk(user(said["user"]), calls(), result(said["tool"]), says(said["assistant"]))
-    assert reason(conversation) is Reason.MARKER
+    assert reason(conversation) is Refusal.MARKER
 
 
 def test_a_message_that_says_nothing_is_refused_but_an_empty_result_is_not() -> None:
-    assert reason(talk(user(" "), says())) is Reason.EMPTY
-    assert reason(talk(user(), says("\n"))) is Reason.EMPTY
+    assert reason(talk(user(" "), says())) is Refusal.EMPTY
+    assert reason(talk(user(), says("\n"))) is Refusal.EMPTY
     assert check(talk(user(), calls(), result(""), says()), CHAT.markers) == 1
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_arguments_that_json_cannot_write_are_refused(number: float) -> None:
     loose = {"name": "f", "parameters": {"properties": {"x": {}}}}
-    assert reason(talk(user(), calls({"x": [number]}, name="f"), tools=(loose,))) is Reason.CHARACTERS
+    assert reason(talk(user(), calls({"x": [number]}, name="f"), tools=(loose,))) is Refusal.CHARACTERS
 
 
 def test_calls_must_read_back_as_they_were_meant() -> None:
@@ -82,7 +80,7 @@ def test_calls_must_read_back_as_they_were_meant() -> None:
     message = Message(role=Role.ASSISTANT, content="", calls=(FunctionCall(name="f", arguments={"x": {1: 2}}),))
     asked = Message(role=Role.USER, content="q")
     tools = (tool_spec({"name": "f", "parameters": {"properties": {"x": {}}}}),)
-    assert reason(Conversation(messages=(asked, message), tools=tools)) is Reason.ROUND_TRIP
+    assert reason(Chat(messages=(asked, message), tools=tools)) is Refusal.ROUND_TRIP
 
 
 def test_inner_objects_and_lists_are_checked() -> None:

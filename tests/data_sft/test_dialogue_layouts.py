@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.sft.refusal import Reason
+from rocstar.data.sft.format import Refusal
 from tests.data_sft.support import PYTHON, WEATHER, read, reason, shown
 
 PARIS = [("get_weather", {"city": "Paris"})]
@@ -80,24 +80,24 @@ def test_apigen_mt_dialogues_of_many_calls_and_turns_are_read() -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"conversations": "no"}, Reason.LAYOUT),
-        ({}, Reason.LAYOUT),
-        ({"conversations": [5]}, Reason.LAYOUT),
-        (turns(("human", "x"), ("gpt", "y"), tools="{oops"), Reason.TOOLS),
-        (turns(("human", "x"), ("narrator", "y")), Reason.ROLES),
-        (turns(("gpt", "y"), ("human", "x")), Reason.ROLES),
-        (turns(("human", "x"), ("function_call", "get_weather(Paris)")), Reason.CALL),
-        (turns(("human", "x"), ("function_call", '{"name": "get_weather"}')), Reason.CALL),
-        (turns(("human", "x"), ("gpt", "<tool_call>{</tool_call>")), Reason.CALL),
+        ({"conversations": "no"}, Refusal.LAYOUT),
+        ({}, Refusal.LAYOUT),
+        ({"conversations": [5]}, Refusal.LAYOUT),
+        (turns(("human", "x"), ("gpt", "y"), tools="{oops"), Refusal.TOOLS),
+        (turns(("human", "x"), ("narrator", "y")), Refusal.ROLES),
+        (turns(("gpt", "y"), ("human", "x")), Refusal.ROLES),
+        (turns(("human", "x"), ("function_call", "get_weather(Paris)")), Refusal.CALL),
+        (turns(("human", "x"), ("function_call", '{"name": "get_weather"}')), Refusal.CALL),
+        (turns(("human", "x"), ("gpt", "<tool_call>{</tool_call>")), Refusal.CALL),
         (
             turns(("human", "x"), ("function_call", f"[{CALL_PARIS}, {CALL_ROME}]"), ("observation", "5")),
-            Reason.NO_RESULT,
+            Refusal.NO_RESULT,
         ),
-        (turns(("human", "x"), ("function_call", CALL_PARIS), ("gpt", "y")), Reason.ROLES),
-        (turns(("human", "x"), ("function_call", CALL_PARIS.replace("get_", "got_"))), Reason.UNKNOWN_TOOL),
+        (turns(("human", "x"), ("function_call", CALL_PARIS), ("gpt", "y")), Refusal.ROLES),
+        (turns(("human", "x"), ("function_call", CALL_PARIS.replace("get_", "got_"))), Refusal.UNKNOWN_TOOL),
     ],
 )  # fmt: skip
-def test_a_broken_sharegpt_row_is_refused(row: dict[str, Any], expected: Reason) -> None:
+def test_a_broken_sharegpt_row_is_refused(row: dict[str, Any], expected: Refusal) -> None:
     assert reason("sharegpt", row) is expected
 
 
@@ -132,14 +132,14 @@ def test_a_quote_inside_glaives_quoted_arguments_is_kept() -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"chat": "Hello there"}, Reason.ROLES),
-        ({"chat": ""}, Reason.LAYOUT),
-        (GLAIVE | {"chat": "USER: x\nASSISTANT: <functioncall> {oops"}, Reason.CALL),
-        (GLAIVE | {"system": "SYSTEM: functions -\n{oops"}, Reason.TOOLS),
-        (GLAIVE | {"system": "SYSTEM: no functions"}, Reason.UNKNOWN_TOOL),
+        ({"chat": "Hello there"}, Refusal.ROLES),
+        ({"chat": ""}, Refusal.LAYOUT),
+        (GLAIVE | {"chat": "USER: x\nASSISTANT: <functioncall> {oops"}, Refusal.CALL),
+        (GLAIVE | {"system": "SYSTEM: functions -\n{oops"}, Refusal.TOOLS),
+        (GLAIVE | {"system": "SYSTEM: no functions"}, Refusal.UNKNOWN_TOOL),
     ],
 )
-def test_a_broken_glaive_row_is_refused(row: dict[str, Any], expected: Reason) -> None:
+def test_a_broken_glaive_row_is_refused(row: dict[str, Any], expected: Refusal) -> None:
     assert reason("glaive", row) is expected
 
 
@@ -187,18 +187,18 @@ def test_brackets_that_are_no_calls_are_words() -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (ace(("user", "x"), ("assistant", "[geo.find(at=[1)]")), Reason.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(1)]")), Reason.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(at=open('f'))]")), Reason.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(at={1, 2})]")), Reason.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find(**{})]")), Reason.CALL),
-        (ace(("user", "x"), ("assistant", "[geo.find()]"), ("tool", "[1, 2]"), ("assistant", "y")), Reason.NO_RESULT),
-        (ace(("user", "x"), ("assistant", "[Market Trends API()]")), Reason.MISSING_ARGUMENT),
-        (ace(("judge", "x"), ("assistant", "y")), Reason.ROLES),
-        ({"system": "no tools here", "conversations": []}, Reason.TOOLS),
+        (ace(("user", "x"), ("assistant", "[geo.find(at=[1)]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(1)]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(at=open('f'))]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(at={1, 2})]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find(**{})]")), Refusal.CALL),
+        (ace(("user", "x"), ("assistant", "[geo.find()]"), ("tool", "[1, 2]"), ("assistant", "y")), Refusal.NO_RESULT),
+        (ace(("user", "x"), ("assistant", "[Market Trends API()]")), Refusal.MISSING_ARGUMENT),
+        (ace(("judge", "x"), ("assistant", "y")), Refusal.ROLES),
+        ({"system": "no tools here", "conversations": []}, Refusal.TOOLS),
     ],
 )
-def test_a_broken_toolace_row_is_refused(row: dict[str, Any], expected: Reason) -> None:
+def test_a_broken_toolace_row_is_refused(row: dict[str, Any], expected: Refusal) -> None:
     assert reason("toolace", row) is expected
 
 
@@ -225,7 +225,7 @@ def test_magicoders_one_program_becomes_a_call() -> None:
     ],
 )
 def test_solutions_that_are_not_one_python_program_are_refused(solution: str) -> None:
-    assert reason("magicoder", {"problem": "Sort.", "solution": solution}) is Reason.CODE
+    assert reason("magicoder", {"problem": "Sort.", "solution": solution}) is Refusal.CODE
 
 
 # Chat
@@ -245,8 +245,8 @@ def test_chat_layouts_read_their_columns() -> None:
 
 
 def test_rows_without_an_answer_and_reasoning_traces_are_refused() -> None:
-    assert reason("pairs", {"prompt": "Hi"}) is Reason.ROLES
-    assert reason("pairs", {"text": "Hi"}) is Reason.LAYOUT
-    assert reason("nemotron", {"input": "Hi", "output": "Ho", "reasoning": "on"}) is Reason.REASONING
-    assert reason("nemotron", {"input": "Hi", "output": "<think>x</think>Ho"}) is Reason.REASONING
-    assert reason("nemotron", {"input": 5, "output": "Ho"}) is Reason.LAYOUT
+    assert reason("pairs", {"prompt": "Hi"}) is Refusal.ROLES
+    assert reason("pairs", {"text": "Hi"}) is Refusal.LAYOUT
+    assert reason("nemotron", {"input": "Hi", "output": "Ho", "reasoning": "on"}) is Refusal.REASONING
+    assert reason("nemotron", {"input": "Hi", "output": "<think>x</think>Ho"}) is Refusal.REASONING
+    assert reason("nemotron", {"input": 5, "output": "Ho"}) is Refusal.LAYOUT

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rocstar.data.sft.check import load_conversations
 from rocstar.data.sft.format import conversation_of, dumped, row_of
-from rocstar.data.sft.loading import load_conversations
 from rocstar.dialogue.calls import parse_calls
 from rocstar.errors import DataError
 from tests.data_sft.support import WEATHER, calls, result, says, talk, user, written

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocstar.data.sft.check import check, check_tokens
-from rocstar.data.sft.format import Conversation, conversation_of, row_of
-from rocstar.data.sft.refusal import Reason, Refused
+from rocstar.data.sft.format import Chat, Refusal, Refused, conversation_of, row_of
 from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces, written
 from rocstar.dialogue.bpe import train_bpe
 from rocstar.dialogue.calls import parse_calls, render_call
@@ -36,7 +35,7 @@ arguments = st.fixed_dictionaries({"city": words}, optional={"days": st.integers
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> Conversation:
+def conversations(draw: st.DrawFn) -> Chat:
     """Any sound conversation: maybe a system text, questions, calls with results, answers, maybe a call at the end."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 3))):
@@ -64,7 +63,7 @@ def spans_by_search(text: str, header: str, stop: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("template", [PAPER, COMPACT, CHAT], ids=["paper", "compact", "chat"])
 @settings(deadline=None)
 @given(conversation=conversations())
-def test_loss_lies_on_the_assistants_characters_and_on_no_others(template: ChatMl, conversation: Conversation) -> None:
+def test_loss_lies_on_the_assistants_characters_and_on_no_others(template: ChatMl, conversation: Chat) -> None:
     parts = list(pieces(conversation, template, conversation.tools or ()))
     text = "".join(piece.text for piece in parts)
     spans, place = [], 0
@@ -79,7 +78,7 @@ def test_loss_lies_on_the_assistants_characters_and_on_no_others(template: ChatM
 
 @settings(deadline=None)
 @given(conversation=conversations())
-def test_the_learned_tokens_read_as_what_the_assistant_writes(conversation: Conversation) -> None:
+def test_the_learned_tokens_read_as_what_the_assistant_writes(conversation: Chat) -> None:
     check(conversation, CHAT.markers)
     parts = list(pieces(conversation, CHAT, conversation.tools or ()))
     row = encoded(parts, CODEC, CHAT.reserved)
@@ -98,13 +97,13 @@ def test_a_loss_span_that_is_off_by_one_token_is_refused(shift: int) -> None:
     mask = (*row.loss_mask[1:], False) if shift < 0 else (False, *row.loss_mask[:-1])
     with pytest.raises(Refused) as caught:
         check_tokens(SftRow(token_ids=row.token_ids, loss_mask=mask), parts, CODEC)
-    assert caught.value.reason is Reason.LOSS_SPAN
+    assert caught.value.reason is Refusal.LOSS_SPAN
 
 
 @pytest.mark.parametrize("name", ["paper", "compact"])
 @settings(deadline=None, max_examples=40)
 @given(conversation=conversations())
-def test_pieces_are_the_text_of_the_chat_template(name: str, conversation: Conversation) -> None:
+def test_pieces_are_the_text_of_the_chat_template(name: str, conversation: Chat) -> None:
     """A row read by another trainer through the saved tokenizer's template is laid out the same."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}

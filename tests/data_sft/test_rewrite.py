@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.sft.cache import AnswerCache
+from rocstar.data.sft.endpoint import AnswerCache
 from rocstar.errors import ConfigError, EngineUnavailable
 from tests.data_sft.support import built, calls, lines, user, written
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
-from rocstar.data.sft.format import Conversation, FunctionCall, Message, Role
+from rocstar.data.sft.format import Chat, FunctionCall, Message, Role
 from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.codec import Codec
@@ -101,7 +101,7 @@ def test_an_sft_row_holds_the_markers_of_its_own_turns_and_calls(kind: str, text
             Message(role=Role.TOOL, content=inner),
             Message(role=Role.ASSISTANT, content=f"A {inner}"),
         )
-        parts = pieces(Conversation(messages=messages, tools=None), template, [PYTHON])
+        parts = pieces(Chat(messages=messages, tools=None), template, [PYTHON])
         ids = encoded(parts, codec, template.reserved).token_ids
         return [name for name in controls(codec, ids) if any(marker in name for marker in markers)]
 

@@ -139,7 +139,7 @@ def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None)
     """Of each problem what must be right, its reference, and what must be wrong: another problem's. Raises
     DataError."""
     from rocstar.answers.cases import Case
-    from rocstar.data.files import load_problems
+    from rocstar.data.problems import load_problems
     from rocstar.types import Verdict
 
     problems = load_problems(data, question=question, answer=answer, limit=limit)

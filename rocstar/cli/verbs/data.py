@@ -1,33 +1,57 @@
-"""`rocstar data ...`: training problems, built into a pool and looked at. Nothing here loads torch."""
+"""`rocstar data ...`: training problems, built into a pool and looked at; SFT rows, built from published sets. Nothing
+here loads torch."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocstar.cli.verbs import data_sft
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
 from rocstar.support.exits import OK, USAGE
 
 if TYPE_CHECKING:
     from rocstar.config.sections import ColumnsSection, Recipe
-    from rocstar.data.pool.check import Finding, Report, Wording
+    from rocstar.data.pool.check import FileReport, FindingCount, Wording
     from rocstar.data.pool.datasheet import Datasheet
-    from rocstar.data.pool.decontamination import BenchmarkQuestion
-    from rocstar.data.pool.judges import Check
+    from rocstar.data.pool.overlap import BenchmarkQuestion
+    from rocstar.data.pool.rules import Check
 
 BAR_COLUMNS = 40
 READ = ("data.columns.", "rollout.", "sandbox.tools", "model.path", "run.modules")
-"""How keys begin that `check` obeys."""
+"""The beginnings of the keys that `check` reads."""
 
 app = typer.Typer(**STYLE, help="Training problems: build a pool, look at a file.")
-app.command()(data_sft.sft)
+
+
+@app.command()
+def sft(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML recipe of sources and weights.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where rows and datasheet go.")],
+    as_json: AsJson = False,
+) -> None:
+    """Build SFT rows: many layouts into one JSON form, checked, capped, mixed; refused rows with their reasons.
+
+    Example: rocstar data sft recipes/data/sft_mix.toml --out sft"""
+    from rocstar.config.layers import load
+    from rocstar.data.sft.build import build
+    from rocstar.data.sft.recipe import MixRecipe
+    from rocstar.protocols import ToolSpec
+    from rocstar.support.screen import Screen
+    from rocstar.tools.python import DESCRIPTION, NAMES, PARAMETERS
+
+    tool = ToolSpec(name=NAMES[0], description=DESCRIPTION, parameters=PARAMETERS)
+    kept = f"stopped; what is in {out} is as it was, and answers of an endpoint are kept; the same command begins again"
+    mix = load(recipe, MixRecipe)
+    with stoppable(kept), Screen() as screen, screen.never_silent(screen.working):
+        sheet = build(mix, out, code_tool=tool, environment=os.environ, note=screen.note)
+    print_json(sheet) if as_json else _print_mix(sheet, out)
 
 
 @app.command()
@@ -72,8 +96,8 @@ def check_problems(
 
     Example: rocstar data check train.jsonl --recipe my.toml --against recipes/data/math_pool.toml"""
     from rocstar.answers.extract import boxed_answer
-    from rocstar.data.files import columns_of
     from rocstar.data.pool.check import check_file
+    from rocstar.data.problems import columns_of
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
@@ -88,7 +112,8 @@ def check_problems(
             _wording(chosen, tokenizer),
             _benchmarks(against or []),
         )
-    print_json(report.as_json()) if as_json else _print_report(report)
+    lines = (f"{line}\n" for line in _report_lines(report))
+    print_json(report.as_json()) if as_json else write(sys.stdout, "".join(lines))
     raise typer.Exit(USAGE if report.bad.rows or report.columns is None else OK)
 
 
@@ -156,6 +181,7 @@ def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
 
 def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     from rocstar.data.pool.check import Wording
+    from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.segments import text_of
     from rocstar.dialogue.template import ChatMl
     from rocstar.parts.build import AttemptParts
@@ -165,48 +191,45 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     parts = AttemptParts(recipe)
     chosen, counted = parts.template(folder), tokenizer or folder
     specs = parts.specs if recipe.has_tools else ()
+    codec = Codec.load(counted) if counted else None
+    added = Codec.load(folder).added_tokens if folder and not isinstance(chosen, ChatMl) else ()
     return Wording(
         render=lambda question: text_of(chosen.opening(question, specs)),
-        markers=chosen.markers if isinstance(chosen, ChatMl) else _added_tokens(folder),
-        length=len if counted is None else _token_counter(counted),
+        markers=chosen.markers if isinstance(chosen, ChatMl) else added,
+        length=(lambda prompt: len(codec.encode(prompt))) if codec else len,
         unit="characters" if counted is None else "tokens",
     )
-
-
-def _added_tokens(folder: Path | None) -> Sequence[str]:
-    from rocstar.dialogue.codec import Codec
-
-    return Codec.load(folder).added_tokens if folder else ()
-
-
-def _token_counter(folder: Path) -> Callable[[str], int]:
-    from rocstar.dialogue.codec import Codec
-
-    codec = Codec.load(folder)
-    return lambda prompt: len(codec.encode(prompt))
 
 
 def _print_funnel(sheet: Datasheet) -> None:
     print(f"{'rows':20}{'all':>10}" + "".join(f"{source[:14]:>16}" for source in sheet.sources))
     for fate, rows, by_source in sheet.funnel():
         print(f"{fate:20}{rows:>10,}" + "".join(f"{by_source[source]:>16,}" for source in sheet.sources))
-    if sheet.asked.total():
-        print(f"{'  of them rewritten':20}{sheet.asked.total():>10,}", end="")
-        print("".join(f"{sheet.asked[source]:>16,}" for source in sheet.sources))
-    if sheet.reworded.total():
-        print(f"{'  of them reworded':20}{sheet.reworded.total():>10,}", end="")
-        print("".join(f"{sheet.reworded[source]:>16,}" for source in sheet.sources))
+    for change, counts in (("rewritten", sheet.asked), ("reworded", sheet.reworded)):
+        if counts.total():
+            print(f"  of them {change:10}{counts.total():>10,}", end="")
+            print("".join(f"{counts[source]:>16,}" for source in sheet.sources))
     if sheet.unasked:
         print(f"{sheet.unasked:,} kept rows had no answers to compare their label with")
     print("\n".join(sheet.benchmarks))
     print(f"written to {sheet.config.out}: {', '.join(sheet.outputs)}, datasheet.json, datasheet.md")
 
 
-def _print_report(report: Report) -> None:
-    write(sys.stdout, "".join(f"{line}\n" for line in _report_lines(report)))
+def _print_mix(sheet: Mapping[str, Any], out: Path) -> None:
+    columns = ("read", "conversations", "refused", "built", "calls", "p50", "p95", "max", "wanted", "taken", "short")
+    print(f"{'source':16}" + "".join(f"{name:>14}" for name in columns))
+    for source in sheet["sources"]:
+        lengths = [source["tokens"].get(name, "-") for name in ("p50", "p95", "max")]
+        before = (source["rows_read"], source["conversations"], sum(source["refused"].values()), source["built"])
+        cells = (*before, source["calls_validated"], *lengths, source["wanted"], source["taken"], source["short"])
+        print(f"{source['name']:16}" + "".join(f"{value:>14}" for value in cells))
+    for source in sheet["sources"]:
+        for reason, count in source["refused"].items():
+            print(f"{source['name']}: {count} refused for {reason}")
+    print(f"{sheet['rows']} rows in {out / 'rows.jsonl'}, sha256 {sheet['rows_sha256'][:16]}...")
 
 
-def _report_lines(report: Report) -> Iterator[str]:
+def _report_lines(report: FileReport) -> Iterator[str]:
     yield f"{report.file}: {report.rows:,} {_rows(report.rows)}, sha256 {(report.sha256 or '-')[:16]}"
     if report.columns is not None:
         asked = " + ".join(report.columns.question)
@@ -241,6 +264,6 @@ def _rows(number: int) -> str:
     return "row" if number == 1 else "rows"
 
 
-def _finding_lines(title: str, finding: Finding) -> Iterator[str]:
+def _finding_lines(title: str, finding: FindingCount) -> Iterator[str]:
     yield f"{finding.rows:>7,} {title}"
     yield from (f"          {example}" for example in finding.examples)

@@ -1,20 +1,30 @@
 """Label check: a problem whose label hardly anybody finds is likely mislabelled (paper §4.2: 2 of 16 must agree).
 
-The answers come from a file; a model that is asked for the missing ones (`asking.py`) writes into that file.
+The answers come from a file. A model is asked for the missing ones, which are added to that file; every response is
+remembered in a cache beside it before it is used, so a build that was stopped goes on where it was. Problems are asked
+in blocks and attempts one after another, so what is held in memory has a bound.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import json
+import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rocstar.data.layouts import as_written
+from rocstar.data.pool.config import AgreementSection, EndpointSection
+from rocstar.data.problems import as_written
 from rocstar.data.rows import read_rows
-from rocstar.errors import DataError
-from rocstar.types import problem_id
+from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint
+from rocstar.data.sft.format import Refused
+from rocstar.errors import ConfigError, DataError
+from rocstar.types import Problem, problem_id
 
+BLOCK_PROBLEMS = 1000
 SHOWN_ANSWERS = 3
 SHOWN_CHARS = 40
 
@@ -70,12 +80,62 @@ def disagreement(
         if right >= least:
             return None
         if not accepted:
-            wrong[_end(text)] += 1
+            wrong[" ".join(text[-SHOWN_CHARS:].split())] += 1
     others = "; ".join(f"{count} x {text!r}" for text, count in wrong.most_common(SHOWN_ANSWERS))
     return (
         f"{right} of {len(said)} answers equal the label {gold}, at least {least} must; others end with {others or '-'}"
     )
 
 
-def _end(text: str) -> str:
-    return " ".join(text[-SHOWN_CHARS:].split())
+def ask_missing(
+    agreement: AgreementSection, book: AnswerBook, problems: Iterable[Problem], note: Callable[[str], None]
+) -> None:
+    """Ask the endpoint about each problem that the book has no answers to, into `agreement.answers`; nothing to do
+    without an endpoint. Raises EngineUnavailable, and ConfigError for wrong settings."""
+    endpoint = agreement.endpoint
+    if endpoint is None or agreement.answers is None:
+        return
+    file = Path(agreement.answers)
+    cache = AnswerCache(file.with_name(f"{file.name}.cache.sqlite"))
+    try:
+        missing = (problem for problem in problems if not book.answers(problem.id))
+        while block := list(itertools.islice(missing, BLOCK_PROBLEMS)):
+            said = asyncio.run(_ask_all(endpoint, cache, block))
+            with file.open("a", encoding="utf-8") as answers:
+                for problem, texts in zip(block, said, strict=True):
+                    answers.write(json.dumps({"id": problem.id, "answers": texts}, ensure_ascii=False) + "\n")
+            note(f"asked {endpoint.model} {endpoint.attempts} times about {len(block)} problems")
+    finally:
+        cache.close()
+
+
+async def _ask_all(settings: EndpointSection, cache: AnswerCache, block: Sequence[Problem]) -> list[list[str]]:
+    """[problem][attempt]."""
+    key = None
+    if settings.key_variable is not None:
+        key = os.environ.get(settings.key_variable)
+        if key is None:
+            raise ConfigError(f"agreement.endpoint.key_variable: there is no variable {settings.key_variable}; set it")
+
+    async def ask(endpoint: ChatEndpoint, problem: Problem) -> str:
+        """A response that was refused, cut or empty is an attempt that found nothing."""
+        try:
+            return await endpoint.answer([{"role": "user", "content": f"{problem.question}\n\n{settings.instruction}"}])
+        except Refused:
+            return ""
+
+    by_attempt = []
+    for attempt in range(settings.attempts):
+        endpoint = ChatEndpoint(
+            url=settings.url,
+            model=settings.model,
+            key=key,
+            concurrency=settings.concurrency,
+            timeout_seconds=settings.timeout_seconds,
+            # The seed makes attempts different requests, for the cache too.
+            parameters={"temperature": settings.temperature, "max_tokens": settings.max_tokens, "seed": attempt},
+            cache=cache,
+        )
+        async with endpoint:
+            by_attempt.append(await asyncio.gather(*(ask(endpoint, problem) for problem in block)))
+    return [list(texts) for texts in zip(*by_attempt, strict=True)]

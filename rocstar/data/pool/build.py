@@ -1,4 +1,5 @@
-"""The story of a pool: read every source, judge every row, write what is kept, what is dropped and why, and the counts.
+"""Build a pool of problems: read every source, judge every row, write the kept rows, the dropped ones with the reason,
+and the counts.
 
 One pass over the sources, then one over what was kept, for what is known only at the end. Memory does not grow with
 the rows: kept rows go to disk at once, and what later rows are compared with is in an SQLite file beside them.
@@ -17,16 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.layouts import Columns, EmptyField, as_written, detect_columns, problem_of, value_at
-from rocstar.data.places import output_folder, refuse_missing
-from rocstar.data.pool.agreement import AnswerBook, disagreement
-from rocstar.data.pool.asking import ask_missing
+from rocstar.data.pool.agreement import AnswerBook, ask_missing, disagreement
 from rocstar.data.pool.config import InputSection, PoolConfig
 from rocstar.data.pool.datasheet import READ, Datasheet, InputFile, row_of
-from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
-from rocstar.data.pool.duplicates import QuestionIndex
-from rocstar.data.pool.judges import OVERLAP, RULE_NAMES, Check, Drop, Judges
-from rocstar.data.rows import fingerprint, read_rows
+from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
+from rocstar.data.pool.rules import OVERLAP, RULE_NAMES, Check, Drop, Judges
+from rocstar.data.problems import EmptyField, ProblemColumns, detect_columns, problem_of, refuse_no_columns, value_at
+from rocstar.data.rows import fingerprint, output_folder, read_rows, refuse_missing, rows_and_faults
 from rocstar.errors import ConfigError, DataError
 from rocstar.types import Problem, problem_id
 
@@ -70,7 +68,7 @@ def _refuse_unreadable(config: PoolConfig, section: InputSection) -> None:
         return
     for line, row in itertools.islice(read_rows(path), 1):
         where = f"{path}, line {line}"
-        columns = columns_of(row, section, where, "source" if section in config.source else "benchmark")
+        columns = _columns_of(row, section, where, "source" if section in config.source else "benchmark")
         for name in (*columns.question, *([columns.answer] if columns.answer else [])):
             value_at(row, name, where)
 
@@ -128,28 +126,15 @@ def _answers(sheet: Datasheet, judges: Judges, work: Path, note: Note) -> Answer
         file.touch()
         known = AnswerBook(work / "known.sqlite")
         known.read(file)
-        again = (
-            (problem, reason) for problem, reason in _judged_again(judges, work) if agreement.covers(problem.source)
-        )
-        ask_missing(agreement, known, (problem for problem, reason in again if not reason), note)
+        again = _judged_again(judges, work)
+        kept = (problem for problem, reason in again if agreement.covers(problem.source) and not reason)
+        ask_missing(agreement, known, kept, note)
         known.close()
     book = AnswerBook(work / "answers.sqlite")
     book.read(file)
-    sheet.inputs.append(_answers_read(agreement.answers, book))
+    columns = ProblemColumns(layout="answers", question=("id or question",), answer="answers")
+    _add_input(sheet, InputSection(name="answers", path=agreement.answers), str(file), "answers", book.rows, columns)
     return book
-
-
-def _answers_read(path: str, book: AnswerBook) -> InputFile:
-    digest, size = fingerprint(path) or (None, None)
-    file = {
-        "name": "answers",
-        "path": path,
-        "license": "not stated",
-        "role": "answers",
-        "sha256": digest,
-        "size_bytes": size,
-    }
-    return InputFile(rows=book.rows, layout="answers", question="id or question", answer="answers", **file)  # type: ignore[arg-type]
 
 
 def benchmark_questions(sheet: Datasheet) -> Iterator[BenchmarkQuestion]:
@@ -165,35 +150,62 @@ def read_problems(sheet: Datasheet, section: InputSection, role: str, drop: Writ
     empty ones are; without `drop` the first of either stops it. Raises DataError naming file, line and field."""
     path = _path_of(sheet.config, section)
     rows, columns = 0, None
-    for line, row in read_rows(path, lambda fault: _bad_row(sheet, section, drop, fault)):
-        rows += 1
-        sheet.counts[section.name, READ] += role == "source"
+
+    def drop_unread(rule: str, fault: DataError) -> None:
+        if drop is None or rule not in sheet.rules:
+            raise fault
+        sheet.counts[section.name, rule] += 1
+        drop(row_of({"rule": rule, "evidence": str(fault), "source": section.name}))
+
+    for line, row in rows_and_faults(path):
         try:
-            columns = columns or columns_of(row, section, f"{path}, line {line}", role)
+            if isinstance(row, DataError):
+                raise row
+            rows += 1
+            sheet.counts[section.name, READ] += role == "source"
+            columns = columns or _columns_of(row, section, f"{path}, line {line}", role)
             problem = problem_of(row, columns, where=f"{path}, line {line}", source=section.name, line=line)
         except EmptyField as fault:
-            _drop_unread(sheet, section, drop, Drop("empty", str(fault)), fault)
+            drop_unread("empty", fault)
         except DataError as fault:
-            _bad_row(sheet, section, drop, fault)
+            if sheet.total("bad_row") >= sheet.config.limits.max_bad_rows:
+                raise
+            drop_unread("bad_row", fault)
         else:
             yield _cut(problem, section.cut)
     if columns is None:
         raise DataError(f"{path} has no row that can be read; give a file with at least one problem.")
+    _add_input(sheet, section, path, role, rows, columns)
+
+
+def _add_input(
+    sheet: Datasheet, section: InputSection, path: str, role: str, rows: int, columns: ProblemColumns
+) -> None:
     digest, size = fingerprint(path) or (None, None)
-    described = {"layout": columns.layout, "question": " + ".join(columns.question), "answer": columns.answer}
-    file = {"name": section.name, "path": section.path, "license": section.license, "role": role}
-    sheet.inputs.append(InputFile(rows=rows, sha256=digest, size_bytes=size, **file, **described))  # type: ignore[arg-type]
+    sheet.inputs.append(
+        InputFile(
+            name=section.name,
+            path=section.path,
+            license=section.license,
+            role=role,
+            sha256=digest,
+            size_bytes=size,
+            rows=rows,
+            layout=columns.layout,
+            question=" + ".join(columns.question),
+            answer=columns.answer,
+        )
+    )
 
 
-def columns_of(row: Any, section: InputSection, where: str, role: str) -> Columns:
+def _columns_of(row: Any, section: InputSection, where: str, role: str) -> ProblemColumns:
     """The columns a config names, or those that the layout of a row says. Raises DataError."""
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected one JSON object with columns, got {as_written(row)}.")
+    refuse_no_columns(row, where)
     needs_answer = role == "source"
     if section.question and (section.answer or not needs_answer):
-        return Columns(layout="given", question=tuple(section.question), answer=section.answer)
+        return ProblemColumns(layout="given", question=tuple(section.question), answer=section.answer)
     found = detect_columns(row, where=where, layout=section.layout, needs_answer=needs_answer and not section.answer)
-    return Columns(
+    return ProblemColumns(
         layout=found.layout,
         question=tuple(section.question) or found.question,
         answer=(section.answer or found.answer) if needs_answer else None,
@@ -206,19 +218,6 @@ def _cut(problem: Problem, texts: Sequence[str]) -> Problem:
         question = question.replace(text, "")
     question = question.strip()
     return problem if question == problem.question else replace(problem, question=question, id=problem_id(question))
-
-
-def _bad_row(sheet: Datasheet, section: InputSection, drop: Write | None, fault: DataError) -> None:
-    if sheet.total("bad_row") >= sheet.config.limits.max_bad_rows:
-        raise fault
-    _drop_unread(sheet, section, drop, Drop("bad_row", str(fault)), fault)
-
-
-def _drop_unread(sheet: Datasheet, section: InputSection, drop: Write | None, reason: Drop, fault: DataError) -> None:
-    if drop is None or reason.rule not in sheet.rules:
-        raise fault
-    sheet.counts[section.name, reason.rule] += 1
-    drop(row_of({"rule": reason.rule, "evidence": reason.evidence, "source": section.name}))
 
 
 def _drop(sheet: Datasheet, drop: Write, problem: Problem, reason: Drop) -> None:

@@ -1,4 +1,4 @@
-"""Look at a file of problems before it is used: what is read from where, what a prompt looks like, what is wrong.
+"""Look at a file of problems before it is used: which columns are read, what a prompt looks like, what is wrong.
 
 Nothing is written or dropped; `build.py` does that. Rows that cannot be read are counted, not fatal.
 """
@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocstar.data.layouts import Columns, problem_of
-from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
-from rocstar.data.pool.duplicates import QuestionIndex
-from rocstar.data.pool.integers import before_asking, same_form
-from rocstar.data.pool.judges import Check
-from rocstar.data.rows import fingerprint, read_rows
+from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion, QuestionIndex
+from rocstar.data.pool.rewording import before_asking, same_form
+from rocstar.data.pool.rules import Check
+from rocstar.data.problems import ProblemColumns, problem_of
+from rocstar.data.rows import fingerprint, rows_and_faults
 from rocstar.errors import DataError
 from rocstar.types import Problem
 
@@ -28,7 +27,7 @@ LINE = re.compile(r"line \d+")
 NEAR = 0.7
 
 
-ColumnsOf = Callable[[Any, str], Columns]
+ColumnsOf = Callable[[Any, str], ProblemColumns]
 """(row, its file and line) -> what is read of it. Raises DataError."""
 
 
@@ -47,12 +46,12 @@ class Wording:
 
 
 @dataclass(slots=True)
-class Finding:
-    """How often something was found, and the first few sentences about it; one that holds of many rows stands once."""
+class FindingCount:
+    """How many rows have one fault, and the first few sentences about it, each once with its number of rows."""
 
     rows: int = 0
     told: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """What is found but for its line -> the first sentence, and of how many rows it holds."""
+    """Sentence without its line -> (the first such sentence, rows it holds of)."""
 
     def add(self, told: str) -> None:
         self.rows += 1
@@ -63,34 +62,38 @@ class Finding:
 
     @property
     def examples(self) -> list[str]:
-        return [_cut(first) + (f" ({rows:,} rows)" * (rows > 1)) for first, rows in self.told.values()]
+        examples = []
+        for told, rows in self.told.values():
+            cut = told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…"
+            examples.append(f"{cut} ({rows:,} rows)" if rows > 1 else cut)
+        return examples
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class FileReport:
     """What `rocstar data check` prints."""
 
     file: str
     sha256: str | None = None
     rows: int = 0
-    columns: Columns | None = None
+    columns: ProblemColumns | None = None
     """What is read of the first row; None when no row could be read."""
     others: list[str] = field(default_factory=list)
-    """Columns of the first row that are not used."""
+    """ProblemColumns of the first row that are not used."""
     prompt: str = ""
     """The first question as a prompt, special tokens in «»."""
     unit: str = "characters"
-    """Of the lengths."""
+    """Unit of the lengths: `tokens` or `characters`."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Length of the prompt -> rows."""
-    bad: Finding = field(default_factory=Finding)
-    refused: Finding = field(default_factory=Finding)
+    bad: FindingCount = field(default_factory=FindingCount)
+    refused: FindingCount = field(default_factory=FindingCount)
     """References that the verifier does not accept when they are fed back."""
-    conflicts: Finding = field(default_factory=Finding)
+    conflicts: FindingCount = field(default_factory=FindingCount)
     """Questions that were there before with another answer."""
-    duplicates: Finding = field(default_factory=Finding)
-    near: Finding = field(default_factory=Finding)
-    overlaps: Finding = field(default_factory=Finding)
+    duplicates: FindingCount = field(default_factory=FindingCount)
+    near: FindingCount = field(default_factory=FindingCount)
+    overlaps: FindingCount = field(default_factory=FindingCount)
     by_benchmark: Counter[str] = field(default_factory=Counter)
     """Overlapping rows by the benchmark they share most with."""
     compared_with: dict[str, int] = field(default_factory=dict)
@@ -141,11 +144,10 @@ QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 def check_file(
     path: str, columns: ColumnsOf, check: Check, wording: Wording, benchmarks: Iterable[BenchmarkQuestion]
-) -> Report:
+) -> FileReport:
     """Read the file once. Raises DataError when it cannot be read at all, or holds no row. Source: ours."""
-    report = Report(file=path, unit=wording.unit)
-    found = fingerprint(path)
-    report.sha256 = found[0] if found else None
+    report = FileReport(file=path, unit=wording.unit)
+    report.sha256 = (fingerprint(path) or (None,))[0]
     index = BenchmarkIndex(benchmarks)
     report.compared_with = dict(index.sizes())
     with tempfile.TemporaryDirectory() as folder, QuestionIndex(Path(folder) / "seen.sqlite", near=NEAR) as seen:
@@ -153,43 +155,32 @@ def check_file(
             prompt = wording.render(problem.question)
             report.prompt = report.prompt or _visible(prompt, wording.markers)
             report.lengths[wording.length(prompt)] += 1
-            _verify(report, problem, check)
+            accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
+            if not accepted:
+                report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
             _compare(report, problem, check, seen, index)
     if not report.rows:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")
     return report
 
 
-def _readable(path: str, columns: ColumnsOf, report: Report) -> Iterator[Problem]:
-    def unreadable(fault: DataError) -> None:
-        report.rows += 1
-        report.bad.add(str(fault))
-
-    for line, row in read_rows(path, unreadable):
+def _readable(path: str, columns: ColumnsOf, report: FileReport) -> Iterator[Problem]:
+    for line, row in rows_and_faults(path):
         report.rows += 1
         where = f"{path}, line {line}"
         try:
+            if isinstance(row, DataError):
+                raise row
             found = columns(row, where)
             if report.columns is None:
                 report.columns = found
-                used = {name.partition(".")[0] for name in (*found.question, found.answer or "")}
-                report.others = [str(name) for name in row if name not in used]
+                report.others = [str(name) for name in row if name not in found.used]
             yield problem_of(row, found, where=where, source=Path(path).name, line=line)
         except DataError as fault:
             report.bad.add(str(fault))
 
 
-def _cut(told: str) -> str:
-    return told if len(told) <= MAX_SHOWN_CHARS else f"{told[: MAX_SHOWN_CHARS - 1]}…"
-
-
-def _verify(report: Report, problem: Problem, check: Check) -> None:
-    accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
-    if not accepted:
-        report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
-
-
-def _compare(report: Report, problem: Problem, check: Check, seen: QuestionIndex, index: BenchmarkIndex) -> None:
+def _compare(report: FileReport, problem: Problem, check: Check, seen: QuestionIndex, index: BenchmarkIndex) -> None:
     name = f"line {problem.metadata['line']}"
     question, answer = before_asking(problem)
     match = seen.add(question, answer, name, form=same_form(answer))

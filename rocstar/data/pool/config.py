@@ -1,4 +1,4 @@
-"""The typed settings of a pool: what is read, which rules hold, where it goes; `config/layers.py` reads them."""
+"""The keys of a pool recipe, typed: what is read, which rules hold, where it goes. `config/layers.py` reads them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RewriteSection(Section):
     """Ask for p + q of an answer p/q, and p + q + r of p sqrt(r)/q, so that these too have an integer answer."""
     instructions: bool = False
     """Where a question overlaps with a benchmark in standing instructions alone ("m and n are relatively prime"), put
-    these into other words (`instructions.py`) and keep it, provided that no overlap is left."""
+    these into other words (`rewording.py`) and keep it, provided that no overlap is left."""
 
 
 class DuplicatesSection(Section):
@@ -66,7 +66,7 @@ class EndpointSection(Section):
     concurrency: int = Field(default=32, ge=1)
     """Requests under way at once."""
     timeout_seconds: float = Field(default=600.0, gt=0)
-    """Of one request."""
+    """Limit on one request."""
 
 
 class AgreementSection(Section):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rocstar.data.pool.config import PoolConfig
-from rocstar.data.pool.integers import integer_of
+from rocstar.data.pool.rewording import integer_of
 from rocstar.types import Problem
 
 SCHEMA = 1
@@ -26,9 +26,9 @@ class InputFile:
 
     name: str
     path: str
-    """As the config names it."""
+    """Path as the config has it."""
     license: str
-    """As the config says."""
+    """License that the config states."""
     role: str
     """`source`, `benchmark`, or `answers` of the agreement check."""
     sha256: str | None
@@ -71,7 +71,7 @@ class Datasheet:
 
     @property
     def benchmarks(self) -> list[str]:
-        """In words: what rows were compared with, and what not."""
+        """Sentences that say which benchmarks rows were compared with, and which not."""
         compared = ", ".join(f"{file.name} ({file.rows:,})" for file in self.inputs if file.role == "benchmark")
         others = [f"not compared with {name}: {why}" for name, why in self.not_compared.items()]
         return [f"compared with the questions of {compared or 'no benchmark'}", *others]
@@ -114,7 +114,7 @@ class Datasheet:
         return (json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n").encode()
 
     def markdown(self) -> str:
-        """The same for people."""
+        """The datasheet as a page for people."""
         head = ["row", "all", *self.sources]
         rows = [[fate, str(rows), *(str(by[s]) for s in self.sources)] for fate, rows, by in self.funnel()]
         changed = [

@@ -1,7 +1,8 @@
-"""The rules that drop a row by looking at it alone, each small and named. A rule returns its evidence, or None to keep.
+"""The rules that drop a row, and the decision about one row: by the rules that look at it alone, the verifier, earlier
+rows and the benchmarks.
 
-Rules that compare a row with others or ask somebody are in `duplicates.py`, `decontamination.py`, `agreement.py`.
-These here are heuristics over words; `docs/data.md` says how often a person agrees with them.
+A rule over the row is a small named function that returns its evidence, or None to keep the row. These rules are
+heuristics over words; `docs/data.md` says how often a person agrees with them.
 """
 
 from __future__ import annotations
@@ -9,25 +10,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from rocstar.data.pool.integers import integer_of
+from rocstar.data.pool.config import LimitsSection, PoolConfig
+from rocstar.data.pool.overlap import STOCK_QUESTIONS, BenchmarkIndex, QuestionIndex
+from rocstar.data.pool.rewording import asked_for_integer, in_other_words, integer_of, same_form
 from rocstar.types import Problem
 
 SHOWN_CHARS = 60
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What the rules measure against."""
-
-    max_answer_digits: int
-    """Digits of the longest integer answer kept."""
-    max_question_chars: int
-    """Characters of the longest question kept."""
-
-
-Rule = Callable[[Problem, Bounds], str | None]
+Rule = Callable[[Problem, LimitsSection], str | None]
 
 _DRAWING_CODE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|picture)\}|\bdraw\s*\(")
 _PICTURE_FILE = re.compile(r"!\[[^\]]*\]\([^)]*\)|\\includegraphics|<img\b", re.IGNORECASE)
@@ -67,20 +59,20 @@ _SPACED = re.compile(r"\\left|\\right|\\[,;!: ]|\\begin\{[pb]?matrix\}|[\s$]")
 _TOWER = re.compile(r"\d\)?\s*\^\s*(?:\{\s*\d+\s*\^|\{?\s*\d{3,})|\d{3,}\s*!|\d\s*!\s*\)\s*!")
 
 
-def empty(problem: Problem, bounds: Bounds) -> str | None:
+def empty(problem: Problem, bounds: LimitsSection) -> str | None:
     """No question to speak of: fewer than two characters that are letters or digits; or no answer."""
     if sum(char.isalnum() for char in problem.question) < 2:
         return f"the question is {problem.question!r}"
     return None if problem.answer.strip() else "the answer is empty"
 
 
-def long_question(problem: Problem, bounds: Bounds) -> str | None:
+def long_question(problem: Problem, bounds: LimitsSection) -> str | None:
     """Longer than a prompt may be."""
     length = len(problem.question)
     return f"{length} characters" if length > bounds.max_question_chars else None
 
 
-def picture(problem: Problem, bounds: Bounds) -> str | None:
+def picture(problem: Problem, bounds: LimitsSection) -> str | None:
     """Speaks of a picture that is not there. Drawing code ([asy], TikZ) is the picture, in a form a model can read."""
     if found := _PICTURE_FILE.search(problem.question):
         return f"shows {_shown(found.group())}"
@@ -92,7 +84,7 @@ def picture(problem: Problem, bounds: Bounds) -> str | None:
     return f'says "{found.group().strip()}" and has no drawing'
 
 
-def proof(problem: Problem, bounds: Bounds) -> str | None:
+def proof(problem: Problem, bounds: LimitsSection) -> str | None:
     """Asks for a proof and for no value."""
     found = _PROOF.search(problem.question)
     if found is None:
@@ -101,7 +93,7 @@ def proof(problem: Problem, bounds: Bounds) -> str | None:
     return None if _ASKS.search(rest) else f'asks to "{found.group()}" and for no value'
 
 
-def multi_part(problem: Problem, bounds: Bounds) -> str | None:
+def multi_part(problem: Problem, bounds: LimitsSection) -> str | None:
     """Asks two or more numbered questions, of which the one answer can belong to one only."""
     marks = [(found["mark"], found.start(), found.end()) for found in _PART.finditer(problem.question)]
     for first, second in itertools.pairwise(marks):
@@ -113,7 +105,7 @@ def multi_part(problem: Problem, bounds: Bounds) -> str | None:
     return None
 
 
-def unverifiable(problem: Problem, bounds: Bounds) -> str | None:
+def unverifiable(problem: Problem, bounds: LimitsSection) -> str | None:
     """The answer is prose, yes or no, or the letter of a choice: chance or wording would decide."""
     answer = problem.answer.strip().strip("$.")
     words = _LETTERS.sub(" ", answer.replace("\\text", " ")).split()
@@ -126,7 +118,7 @@ def unverifiable(problem: Problem, bounds: Bounds) -> str | None:
     return f'the answer is the text "{_shown(answer)}"' if len(prose) > 3 else None
 
 
-def composite(problem: Problem, bounds: Bounds) -> str | None:
+def composite(problem: Problem, bounds: LimitsSection) -> str | None:
     """Several values in one answer: a list, a tuple, an interval, plus-minus."""
     listed = _LISTED.search(problem.question) or _FIND_ALL.search(problem.question)
     if integer_of(problem.answer) is not None and not (listed and "," in problem.answer):
@@ -136,7 +128,7 @@ def composite(problem: Problem, bounds: Bounds) -> str | None:
     return None
 
 
-def huge_answer(problem: Problem, bounds: Bounds) -> str | None:
+def huge_answer(problem: Problem, bounds: LimitsSection) -> str | None:
     """An integer of very many digits, or a power or factorial that would: verifiers time out on these (paper §4.2)."""
     value = integer_of(problem.answer)
     digits = sum(char.isdigit() for char in problem.answer)
@@ -146,7 +138,7 @@ def huge_answer(problem: Problem, bounds: Bounds) -> str | None:
     return f'the answer "{_shown(problem.answer)}" holds a huge number' if found else None
 
 
-def not_integer(problem: Problem, bounds: Bounds) -> str | None:
+def not_integer(problem: Problem, bounds: LimitsSection) -> str | None:
     """The answer is no single integer (paper §4.2 keeps integers only, because they are verified without doubt)."""
     value = integer_of(problem.answer)
     return f'the answer is "{_shown(problem.answer)}"' if value is None else None
@@ -156,7 +148,7 @@ RULES: Mapping[str, Rule] = {
     rule.__name__: rule
     for rule in (empty, long_question, picture, proof, multi_part, unverifiable, composite, huge_answer, not_integer)
 }
-"""By name, in the order in which they are applied; the first that speaks drops the row."""
+"""By name, in the order in which they are applied; the first that returns evidence drops the row."""
 
 
 def _follows(first: str, second: str) -> bool:
@@ -180,3 +172,127 @@ def _is_list(answer: str) -> bool:
 def _shown(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS - 1]}…"
+
+
+LATER_RULES = (
+    "gold_refused",
+    "conflicting_labels",
+    "duplicate",
+    "near_duplicate",
+    "benchmark_question",
+    "benchmark_phrase",
+    "benchmark_overlap",
+    "disagreement",
+)
+RULE_NAMES = ("bad_row", *RULES, *LATER_RULES)
+"""All reasons to drop a row, in the order in which they are looked for."""
+OVERLAP = "rocstar overlap"
+"""In the metadata of a problem: evidence that it shares 8-grams with a benchmark. Which rule that is, whether a stock
+phrase or more, is known only when all sources were read: see `Judges.late`."""
+
+Check = Callable[[str, str], tuple[bool, str]]
+"""(reference, a full response) -> (whether the verifier calls it right, how it decided)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    rule: str
+    """One of `RULE_NAMES`."""
+    evidence: str
+    """For a person: what was found, and where."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Judges:
+    """Decides about each row. Rows must come in order: of two equal ones the first is kept."""
+
+    config: PoolConfig
+    check: Check
+    """The verifier."""
+    seen: QuestionIndex
+    benchmarks: BenchmarkIndex
+    conflicts: dict[str, str] = field(default_factory=dict)
+    """Name of a kept row -> evidence that its question has another label elsewhere; filled while judging."""
+
+    def judge(self, published: Problem, name: str) -> tuple[Problem, Drop | None]:
+        """The problem as it goes into the pool, and why it does not, if so."""
+        problem = published
+        for rule, evidence_of in RULES.items():
+            if rule == "not_integer":
+                problem = self._with_integer(problem)
+            if self._holds(rule) and (evidence := evidence_of(problem, self.config.limits)):
+                return problem, Drop(rule, evidence)
+        # The sentence that asks for an integer is the same in many questions and must not make them alike.
+        repeated = self._repeated(published, name)
+        if reason := self._refused(problem) or repeated:
+            return problem, reason
+        return self._cleared(problem)
+
+    def late(self, problem: Problem, name: str) -> Drop | None:
+        """Why a row that was kept so far is dropped after all; to be asked when all rows were judged."""
+        if name in self.conflicts and (reason := self._drop("conflicting_labels", self.conflicts[name])):
+            return reason
+        if OVERLAP not in problem.metadata:
+            return None
+        rarest = self.benchmarks.rarest(problem.question)
+        if rarest >= STOCK_QUESTIONS:
+            told = (
+                f"a stock phrase: all 8-grams shared with benchmarks stand in {rarest} questions of the sources or more"
+            )
+            return self._drop("benchmark_phrase", f"{problem.metadata[OVERLAP]}; {told}")
+        return self._drop("benchmark_overlap", problem.metadata[OVERLAP])
+
+    def _holds(self, rule: str) -> bool:
+        return rule not in self.config.rules.skip
+
+    def _drop(self, rule: str, evidence: str) -> Drop | None:
+        return Drop(rule, evidence) if self._holds(rule) else None
+
+    def _with_integer(self, problem: Problem) -> Problem:
+        """Plain digits where the answer is an integer, a question for one where that can be had, else as it was."""
+        value = integer_of(problem.answer)
+        if value is not None:
+            return replace(problem, answer=str(value)) if self._holds("not_integer") else problem
+        return (asked_for_integer(problem) if self.config.rewrite.fractions_and_roots else None) or problem
+
+    def _refused(self, problem: Problem) -> Drop | None:
+        accepted, method = self.check(problem.answer, f"\\boxed{{{problem.answer}}}")
+        if accepted:
+            return None
+        return self._drop("gold_refused", f'the verifier refuses "{problem.answer[:80]}" as its own answer ({method})')
+
+    def _repeated(self, problem: Problem, name: str) -> Drop | None:
+        answer = problem.answer
+        match = self.seen.add(problem.question, answer, name, form=same_form(answer))
+        if match is None:
+            return None
+        if not match.exact:
+            return self._drop("near_duplicate", match.evidence)
+        same = match.same_answer or self._equal(match.answer, answer)
+        if same and match.name not in self.conflicts:
+            return self._drop("duplicate", match.evidence)
+        if not same:
+            self.conflicts.setdefault(
+                match.name, f"{name} has the same text and the answer {answer}, not {match.answer}"
+            )
+            return self._drop(
+                "conflicting_labels", f"{match.name} has the same text and the answer {match.answer}, not {answer}"
+            )
+        return self._drop("conflicting_labels", f"same text as {match.name}; {self.conflicts[match.name]}")
+
+    def _equal(self, gold: str, other: str) -> bool:
+        """Whether two answers of different form are equal; where only integers, fractions and roots are left, never."""
+        return not self._holds("not_integer") and self.check(gold, f"\\boxed{{{other}}}")[0]
+
+    def _cleared(self, problem: Problem) -> tuple[Problem, Drop | None]:
+        """The problem without what it shares with a benchmark, where that is an instruction; else with the evidence."""
+        overlap = self.benchmarks.find(problem.question)
+        if overlap is None:
+            return problem, None
+        if overlap.exact:
+            return problem, self._drop("benchmark_question", overlap.evidence)
+        self.benchmarks.count(problem.question)
+        other = in_other_words(problem) if self.config.rewrite.instructions else None
+        if other is not None and self.benchmarks.find(other.question) is None:
+            return other, None
+        return replace(problem, metadata={**problem.metadata, OVERLAP: overlap.evidence}), None

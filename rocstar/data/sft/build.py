@@ -1,4 +1,4 @@
-"""The story of a build: sources become checked rows, rows become a mix, and a datasheet says what became of each.
+"""Build SFT rows: sources become checked rows, rows become a mix, and a datasheet says what became of each.
 
     rows.jsonl      the mix, in the order of training
     refused.jsonl   every row left out, with file, line, field and reason
@@ -12,31 +12,95 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from rocstar.data.places import output_folder, refuse_missing
-from rocstar.data.sft.cache import AnswerCache
-from rocstar.data.sft.collect import Bench, Passed, SourceCounts, collect
-from rocstar.data.sft.datasheet import datasheet
-from rocstar.data.sft.endpoint import Endpoint, Service
-from rocstar.data.sft.format import dumped
-from rocstar.data.sft.mix import Share, chosen, ordered, shares, smaller
-from rocstar.data.sft.reading import file_digest
-from rocstar.data.sft.recipe import EndpointPart, MixRecipe, SourcePart
-from rocstar.data.sft.refusal import Reason, Refusal, Refused
-from rocstar.data.sft.shelf import Shelf
-from rocstar.data.sft.tokens import special_tokens
+from rocstar.data.rows import fingerprint, output_folder, refuse_missing, rows_and_faults
+from rocstar.data.sft.check import check, check_tokens
+from rocstar.data.sft.dialogues import LayoutContext
+from rocstar.data.sft.endpoint import AnswerCache, ChatEndpoint, rewritten
+from rocstar.data.sft.format import Chat, Refusal, Refused, dumped
+from rocstar.data.sft.layouts import LAYOUTS, conversations
+from rocstar.data.sft.mix import RowStore, Share, chosen, ordered, quantiles, shares, smaller
+from rocstar.data.sft.recipe import MixRecipe, SourcePart
+from rocstar.data.sft.render import encoded, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import CHAT
+from rocstar.dialogue.tokenizer_files import found_file, text_of_file
 from rocstar.errors import ConfigError, DataError
 from rocstar.protocols import ToolSpec
 
 ROWS, REFUSED, DATASHEET = "rows.jsonl", "refused.jsonl", "datasheet.json"
+SCHEMA_VERSION = 1
+EXCERPT_CHARS = 200
+UNDER_WAY = 4  # rows in work for each request that may be sent, so that one slow answer does not leave the rest idle
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json")
 
 Note = Callable[[str], None]
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """The checks that every row of a build must pass, and the endpoint that rewrites rows."""
+
+    codec: Codec | None
+    """None to measure nothing."""
+    markers: tuple[str, ...]
+    """Strings that no text may hold."""
+    max_tokens: int | None
+    endpoint: ChatEndpoint | None
+
+
+@dataclass(slots=True, kw_only=True)
+class SourceCounts:
+    """Counts of the rows of one source by what became of them."""
+
+    rows: int = 0
+    """Lines read."""
+    conversations: int = 0
+    """Conversations that the layout made of the lines; each is built or refused, and so is a line that gives none."""
+    calls: int = 0
+    """Tool calls of the built rows, each validated."""
+    refused: Counter[Refusal] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A conversation as the layout read it or as it passed the checks, and where it was read."""
+
+    source: str
+    """Name of the source in the recipe."""
+    file: str
+    line: int
+    """From 1; in files that are one JSON list, the number of the item; in parquet, of the row."""
+    row: Any
+    made: Chat | Refused
+    calls: int = 0
+    """Tool calls that were validated."""
+    tokens: int = 0
+    """0 where nothing was measured."""
+
+    def refusal(self, refused: Refused) -> dict[str, Any]:
+        """A line of the file of refused rows; its excerpt is the start of the row as it was read."""
+        row = self.row
+        if isinstance(row, dict):  # parquet rows may hold dates and the like
+            row = json.dumps(row, ensure_ascii=False, default=str)
+        return {
+            "source": self.source,
+            "file": self.file,
+            "line": self.line,
+            "reason": refused.reason,
+            "field": refused.field,
+            "detail": refused.detail,
+            "excerpt": str(row)[:EXCERPT_CHARS],
+        }
 
 
 def build(
@@ -48,67 +112,164 @@ def build(
     this one came."""
     refuse_missing(file for s in recipe.source for file in (*s.files, *s.tool_files, *s.answer_files))
     output_folder(out, "--out ")
-    with Shelf(out / f".{ROWS}.shelf") as shelf:
-        with _partial(out, REFUSED).open("w", encoding="utf-8") as refused:
-            tallies = asyncio.run(_fill_all(recipe, shelf, refused, code_tool, environment, note))
-        if not shelf.ids:
-            raise DataError(f"no row of any source was built; {_partial(out, REFUSED)} says why")
-        taken = _shares(recipe, shelf)
+    # Files are written under another name until all of them are done.
+    partial = {name: out / f"{name}.tmp" for name in (ROWS, REFUSED, DATASHEET)}
+    with RowStore(out / f".{ROWS}.shelf") as store:
+        with partial[REFUSED].open("w", encoding="utf-8") as refused:
+            counts = asyncio.run(_read_sources(recipe, store, refused, code_tool, environment, note))
+        if not store.ids:
+            raise DataError(f"no row of any source was built; {partial[REFUSED]} says why")
+        taken = _shares(recipe, store)
         for told in smaller(taken, recipe.mix.rows):
             note(told)
-        digest = _write_mix(out, shelf, taken, recipe.mix.seed)
-        sheet = datasheet(recipe, tallies, taken, shelf, rows_digest=digest)
-    sheet["refused_sha256"] = file_digest(_partial(out, REFUSED))
-    text = json.dumps(sheet, indent=2, ensure_ascii=False) + "\n"
-    _partial(out, DATASHEET).write_text(text, encoding="utf-8")
-    for name in (ROWS, REFUSED, DATASHEET):
-        os.replace(_partial(out, name), out / name)
+        _write_mix(partial[ROWS], store, taken, recipe.mix.seed)
+        sheet = {
+            **_datasheet(recipe, counts, taken, store, rows_sha256=_sha256(partial[ROWS])),
+            "refused_sha256": _sha256(partial[REFUSED]),
+        }
+    partial[DATASHEET].write_text(json.dumps(sheet, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, written in partial.items():
+        os.replace(written, out / name)
     return sheet
 
 
-def _partial(out: Path, name: str) -> Path:
-    """Where a file is written until all of them are done."""
-    return out / f"{name}.tmp"
-
-
-async def _fill_all(
+async def _read_sources(
     recipe: MixRecipe,
-    shelf: Shelf,
+    store: RowStore,
     refused: IO[str],
     code_tool: ToolSpec,
     environment: Mapping[str, str],
     note: Note,
 ) -> dict[str, SourceCounts]:
-    tallies: dict[str, SourceCounts] = {}
-    async with _bench(recipe, code_tool, environment, note) as bench:
+    """Every row of every source goes into the store, or into the file of refused rows."""
+    tokenizer = Path(recipe.mix.tokenizer) if recipe.mix.tokenizer else None
+    markers = (*CHAT.reserved, *(_special_tokens(tokenizer) if tokenizer else ()))
+    counts = {source.name: SourceCounts() for source in recipe.source}
+    async with _endpoint(recipe, environment, note) as endpoint:
+        checks = Checks(
+            codec=Codec.load(tokenizer) if tokenizer else None,
+            markers=tuple(dict.fromkeys(markers)),
+            max_tokens=recipe.mix.max_tokens,
+            endpoint=endpoint,
+        )
         for source in recipe.source:
-            tallies[source.name] = await _fill(source, bench, shelf, refused)
-            built = len(shelf.positions(source.name))
-            note(f"{source.name}: {tallies[source.name].rows} rows read, {built} conversations built")
-    return tallies
+            counted = counts[source.name]
+            drafts = _drafts(source, counted, code_tool, recipe.mix.seed)
+            async for draft in _checked_drafts(drafts, source, checks):
+                _keep_or_refuse(draft, store, refused, counted)
+            built = len(store.positions(source.name))
+            note(f"{source.name}: {counted.rows} rows read, {built} conversations built")
+    return counts
 
 
-async def _fill(source: SourcePart, bench: Bench, shelf: Shelf, refused: IO[str]) -> SourceCounts:
-    tally = SourceCounts()
-    async for result in collect(source, bench, tally):
-        if isinstance(result, Passed):
-            if shelf.add(result.conversation, result.tokens):
-                tally.calls += result.calls
-                continue
-            again = Refused(Reason.DUPLICATE, "messages", f"the same row {result.conversation.id} came before")
-            result = result.draft.refusal(source.name, again)
-        _refuse(result, tally, refused)
-    return tally
+@asynccontextmanager
+async def _endpoint(
+    recipe: MixRecipe, environment: Mapping[str, str], note: Note
+) -> AsyncIterator[ChatEndpoint | None]:
+    part = recipe.endpoint
+    if part is None or not any(source.rewrite for source in recipe.source):
+        yield None
+        return
+    if part.key_variable and part.key_variable not in environment:
+        raise ConfigError(f"endpoint.key_variable {part.key_variable!r} is not set in the environment; export it")
+    key = environment[part.key_variable] if part.key_variable else None
+    cache = AnswerCache(Path(part.cache))
+    try:
+        settings = part.model_dump(exclude={"key_variable", "cache"})
+        async with ChatEndpoint(**settings, key=key, cache=cache) as endpoint:
+            yield endpoint
+            note(f"endpoint: {endpoint.asked} requests sent, {endpoint.remembered} answered from {part.cache}")
+    finally:
+        cache.close()
 
 
-def _refuse(refusal: Refusal, tally: SourceCounts, refused: IO[str]) -> None:
-    tally.refused[refusal.reason] += 1
+def _drafts(source: SourcePart, counts: SourceCounts, code_tool: ToolSpec, seed: int) -> Iterator[Draft]:
+    """What the layout makes of every row of a source, in order. Raises DataError, ConfigError."""
+    files = tuple(Path(file) for file in source.files)
+    context = LayoutContext(
+        files=files,
+        tool_files=tuple(Path(file) for file in source.tool_files),
+        answer_files=tuple(Path(file) for file in source.answer_files),
+        other_tools=source.other_tools,
+        seed=seed,
+        code_tool=code_tool,
+    )
+    try:
+        reader = LAYOUTS[source.layout](context)
+    except Refused as refused:  # the layout looks through files before the first row
+        raise DataError(f"source {source.name!r}: tool_files or answer_files: {refused}") from None
+    for file in files:
+        for line, row in islice(rows_and_faults(file), source.limit):
+            counts.rows += 1
+            for made in conversations(reader, row):
+                counts.conversations += 1
+                yield Draft(source=source.name, file=str(file), line=line, row=row, made=made)
+
+
+async def _checked_drafts(drafts: Iterable[Draft], source: SourcePart, checks: Checks) -> AsyncIterator[Draft]:
+    """The drafts in their order, each rewritten where asked, checked and measured, or refused."""
+
+    async def finished(draft: Draft) -> Draft:
+        if isinstance(draft.made, Refused):
+            return draft
+        chat = replace(draft.made, source=source.name)
+        try:
+            if source.rewrite and checks.endpoint:
+                chat = await rewritten(chat, source.rewrite, checks.endpoint)
+            calls = check(chat, checks.markers)
+            return replace(draft, made=chat, calls=calls, tokens=_measured(chat, checks))
+        except Refused as refused:
+            return replace(draft, made=refused)
+
+    width = checks.endpoint.concurrency * UNDER_WAY if source.rewrite and checks.endpoint else 1
+    async for draft in _in_order(drafts, finished, width):
+        yield draft
+
+
+async def _in_order(items: Iterable[T], work: Callable[[T], Awaitable[U]], width: int) -> AsyncIterator[U]:
+    """Results in the order of the items, `width` of them under way. What `work` raises ends everything: the others
+    are cancelled."""
+    waiting: deque[asyncio.Future[U]] = deque()
+    try:
+        for item in items:
+            waiting.append(asyncio.ensure_future(work(item)))
+            if len(waiting) >= width:
+                yield await waiting.popleft()
+        while waiting:
+            yield await waiting.popleft()
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _measured(chat: Chat, checks: Checks) -> int:
+    """Tokens of the row as training lays it out; its loss spans are checked on the way."""
+    if checks.codec is None:
+        return 0
+    parts = list(pieces(chat, CHAT, chat.tools or ()))
+    row = encoded(parts, checks.codec, CHAT.reserved)
+    if checks.max_tokens is not None and len(row.token_ids) > checks.max_tokens:
+        told = f"{len(row.token_ids)} tokens; at most {checks.max_tokens} are taken"
+        raise Refused(Refusal.TOO_LONG, "messages", told)
+    check_tokens(row, parts, checks.codec)
+    return len(row.token_ids)
+
+
+def _keep_or_refuse(draft: Draft, store: RowStore, refused: IO[str], counts: SourceCounts) -> None:
+    why = draft.made
+    if isinstance(why, Chat):
+        if store.add(why, draft.tokens):
+            counts.calls += draft.calls
+            return
+        why = Refused(Refusal.DUPLICATE, "messages", f"the same row {why.id} came before")
+    counts.refused[why.reason] += 1
     # Half surrogates, which the row may be refused for, cannot be written as UTF-8.
-    refused.write(dumped(refusal.as_row()).encode("utf-8", "replace").decode() + "\n")
+    refused.write(dumped(draft.refusal(why)).encode("utf-8", "replace").decode() + "\n")
 
 
-def _shares(recipe: MixRecipe, shelf: Shelf) -> dict[str, Share]:
-    available = {source.name: len(shelf.positions(source.name)) for source in recipe.source}
+def _shares(recipe: MixRecipe, store: RowStore) -> dict[str, Share]:
+    available = {source.name: len(store.positions(source.name)) for source in recipe.source}
     weights = {source.name: source.weight for source in recipe.source if source.weight is not None}
     empty = [name for name in weights if not available[name]]
     if empty and recipe.mix.rows is None:
@@ -118,63 +279,74 @@ def _shares(recipe: MixRecipe, shelf: Shelf) -> dict[str, Share]:
     return shares(available, weights, recipe.mix.rows)
 
 
-def _write_mix(out: Path, shelf: Shelf, taken: Mapping[str, Share], seed: int) -> str:
-    """The chosen rows in their final order; SHA-256 of the file."""
+def _write_mix(path: Path, store: RowStore, taken: Mapping[str, Share], seed: int) -> None:
+    """The chosen rows in their final order."""
     positions: list[int] = []
     for name, share in taken.items():
-        of_source = shelf.positions(name)
-        positions += [of_source[n] for n in chosen([shelf.ids[n] for n in of_source], share.taken, seed)]
+        of_source = store.positions(name)
+        positions += [of_source[n] for n in chosen([store.ids[n] for n in of_source], share.taken, seed)]
+    with path.open("wb") as rows:
+        rows.writelines(store.line(position) for position in ordered(positions, store.ids, f"{seed}\x1forder"))
+
+
+def _datasheet(
+    recipe: MixRecipe,
+    counts: Mapping[str, SourceCounts],
+    taken: Mapping[str, Share],
+    store: RowStore,
+    *,
+    rows_sha256: str | None,
+) -> dict[str, Any]:
+    """Where each row went, by source and reason, with the hashes that let it be checked: plain JSON values. Nothing in
+    it depends on when or where it was made, but file names are as the recipe has them. Raises DataError."""
+    tokenizer = recipe.mix.tokenizer
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "recipe_sha256": hashlib.sha256(recipe.model_dump_json().encode()).hexdigest(),
+        "recipe": recipe.model_dump(mode="json"),
+        "tokenizer_sha256": _tokenizer_sha256(Path(tokenizer)) if tokenizer else None,
+        "rows": sum(share.taken for share in taken.values()),
+        "rows_sha256": rows_sha256,
+        "sources": [_source_row(source, counts[source.name], taken[source.name], store) for source in recipe.source],
+    }
+
+
+def _source_row(source: SourcePart, counts: SourceCounts, share: Share, store: RowStore) -> dict[str, Any]:
+    positions = store.positions(source.name)
+    files = (*source.files, *source.tool_files, *source.answer_files)
+    return {
+        "name": source.name,
+        "layout": source.layout,
+        "files": [{"path": file, "sha256": _sha256(file)} for file in files],
+        "rows_read": counts.rows,
+        "conversations": counts.conversations,
+        "refused": {str(reason): count for reason, count in sorted(counts.refused.items())},
+        "built": len(positions),
+        "calls_validated": counts.calls,
+        "tokens": quantiles([tokens for tokens in store.lengths(positions) if tokens]),
+        "wanted": share.wanted,
+        "taken": share.taken,
+        "short": share.short,
+        "left_over": share.available - share.taken,
+    }
+
+
+def _sha256(path: str | Path) -> str | None:
+    return (fingerprint(path) or (None,))[0]
+
+
+def _special_tokens(folder: Path) -> tuple[str, ...]:
+    """Strings this tokenizer turns into one token of their own wherever they stand, so that no text may hold them."""
+    if whole := found_file(folder, "tokenizer.json"):
+        return tuple(token["content"] for token in json.loads(text_of_file(whole)).get("added_tokens", ()))
+    settings = json.loads(text_of_file(files)) if (files := found_file(folder, "tokenizer_config.json")) else {}
+    return tuple(token["content"] for token in settings.get("added_tokens_decoder", {}).values())
+
+
+def _tokenizer_sha256(folder: Path) -> str:
+    """SHA-256 over the tokenizer's files as they are on disk."""
     digest = hashlib.sha256()
-    with _partial(out, ROWS).open("wb") as rows:
-        for position in ordered(positions, shelf.ids, f"{seed}\x1forder"):
-            line = shelf.line(position)
-            digest.update(line)
-            rows.write(line)
+    for name in TOKENIZER_FILES:
+        if found := found_file(folder, name):
+            digest.update(found.name.encode() + b"\0" + found.read_bytes())
     return digest.hexdigest()
-
-
-@asynccontextmanager
-async def _bench(
-    recipe: MixRecipe, code_tool: ToolSpec, environment: Mapping[str, str], note: Note
-) -> AsyncIterator[Bench]:
-    folder = Path(recipe.mix.tokenizer) if recipe.mix.tokenizer else None
-    async with _endpoint(recipe, environment, note) as endpoint:
-        yield Bench(
-            codec=Codec.load(folder) if folder else None,
-            markers=tuple(dict.fromkeys((*CHAT.reserved, *(special_tokens(folder) if folder else ())))),
-            max_tokens=recipe.mix.max_tokens,
-            endpoint=endpoint,
-            concurrency=recipe.endpoint.concurrency if recipe.endpoint else 1,
-            code_tool=code_tool,
-            seed=recipe.mix.seed,
-        )
-
-
-@asynccontextmanager
-async def _endpoint(recipe: MixRecipe, environment: Mapping[str, str], note: Note) -> AsyncIterator[Endpoint | None]:
-    if recipe.endpoint is None or not any(source.rewrite for source in recipe.source):
-        yield None
-        return
-    cache = AnswerCache(Path(recipe.endpoint.cache))
-    try:
-        async with Endpoint(_service(recipe.endpoint, environment), cache) as endpoint:
-            yield endpoint
-            note(
-                f"endpoint: {endpoint.asked} requests sent, {endpoint.remembered} answered from {recipe.endpoint.cache}"
-            )
-    finally:
-        cache.close()
-
-
-def _service(part: EndpointPart, environment: Mapping[str, str]) -> Service:
-    if part.key_variable and part.key_variable not in environment:
-        raise ConfigError(f"endpoint.key_variable {part.key_variable!r} is not set in the environment; export it")
-    return Service(
-        url=part.url,
-        model=part.model,
-        key=environment[part.key_variable] if part.key_variable else None,
-        concurrency=part.concurrency,
-        timeout_seconds=part.timeout_seconds,
-        attempts=part.attempts,
-        parameters=part.parameters,
-    )

@@ -1,23 +1,26 @@
-"""Any OpenAI-compatible chat endpoint, asked with patience. Three ways it can end, kept apart:
+"""Ask an OpenAI-compatible chat endpoint, with retries and a cache, and rewrite conversations with it. A request ends
+in one of three ways:
 
-- an answer, which goes to the cache before anyone sees it;
+- an answer, which is written to the cache before it is used;
 - `Refused`: the service read this request and will not answer it (content filter, too long); the row is left out;
-- a fault of the service or of the way there (no connection, 429, 5xx, an answer that is no answer): tried again with
-  growing pauses, then EngineUnavailable. A fault never becomes a row."""
+- a fault of the service or of the network (no connection, 429, 5xx, a body that is no chat completion): the request is
+  retried with growing pauses, then EngineUnavailable. A fault never becomes a row."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
+import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from rocstar.data.sft.cache import AnswerCache, request_key
-from rocstar.data.sft.refusal import Reason, Refused
+from rocstar.data.sft.format import Chat, Message, Refusal, Refused, Role
 from rocstar.errors import ConfigError, EngineUnavailable
 
 if TYPE_CHECKING:
@@ -27,11 +30,51 @@ FIRST_PAUSE_SECONDS = 0.5  # doubled after each try
 LONGEST_PAUSE_SECONDS = 30.0  # also of what a Retry-After header may ask for
 SETTINGS_WRONG = (401, 403, 404, 405)  # no row can be blamed: key, model or address
 ROW_REFUSED = (400, 413, 422)
+REWORD = (
+    "Rewrite the message below so that it asks for the same thing in clear and natural words. Keep every fact, number, "
+    "name and constraint. Answer with the rewritten message and nothing else.\n\nThe message:\n"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """Where to ask, and how."""
+class AnswerCache:
+    """Answers on disk by request, one SQLite file: what was paid for once is never asked for again. Every answer is
+    committed before it is used, so a kill loses at most those under way."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when the file is something else."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._base = sqlite3.connect(path)
+            self._base.execute("PRAGMA journal_mode=WAL")
+            self._base.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{path} is not a cache of answers ({error}); give endpoint.cache another name") from None
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        found = self._base.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        answer: dict[str, Any] | None = json.loads(found[0]) if found else None
+        return answer
+
+    def put(self, key: str, answer: Mapping[str, Any]) -> None:
+        with self._base:
+            self._base.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
+
+    def close(self) -> None:
+        self._base.close()
+
+
+class FailedTry(Exception):
+    """One try failed through no doing of the row."""
+
+    def __init__(self, told: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(told)
+        self.pause_seconds = pause_seconds
+        """How long the service asked to wait."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatEndpoint:
+    """Answers chat messages, from the cache where it can. Use it as an async context manager, inside one loop."""
 
     url: str
     """Base address; `/chat/completions` is appended."""
@@ -41,120 +84,127 @@ class Service:
     concurrency: int = 16
     """Requests under way at once."""
     timeout_seconds: float = 120.0
-    """Of one request, seconds."""
+    """Limit on one request, seconds."""
     attempts: int = 6
     """Tries of one request."""
-    first_pause_seconds: float = FIRST_PAUSE_SECONDS
-    """Before the second try, seconds."""
     parameters: Mapping[str, Any]
     """Sent along with every request."""
+    cache: AnswerCache
+    asked: int = 0
+    """Requests sent, repeated ones included."""
+    remembered: int = 0
+    """Requests answered from the cache."""
+    _free: asyncio.Semaphore = field(init=False)
+    _alone: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _client: httpx.AsyncClient = field(init=False)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One try that failed through no doing of the row."""
-
-    text: str
-    pause_seconds: float = 0.0
-    """What the service asked to wait, seconds."""
-
-
-class Endpoint:
-    """Answers chat messages, from the cache where it can. Use it as an async context manager, inside one loop."""
-
-    def __init__(self, service: Service, cache: AnswerCache) -> None:
-        self._service = service
-        self._cache = cache
-        self._free = asyncio.Semaphore(service.concurrency)
-        self._alone: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._client: httpx.AsyncClient | None = None
-        self.asked = 0
-        """Requests sent, repeated ones included."""
-        self.remembered = 0
-        """Requests answered from the cache."""
-
-    async def __aenter__(self) -> Endpoint:
+    async def __aenter__(self) -> ChatEndpoint:
         import httpx
 
-        headers = {"Authorization": f"Bearer {self._service.key}"} if self._service.key else {}
-        limits = httpx.Limits(max_connections=self._service.concurrency)
-        self._client = httpx.AsyncClient(headers=headers, timeout=self._service.timeout_seconds, limits=limits)
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx.Limits(max_connections=self.concurrency)
+        self._free = asyncio.Semaphore(self.concurrency)
+        self._client = httpx.AsyncClient(headers=headers, timeout=self.timeout_seconds, limits=limits)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._client:
-            await self._client.aclose()
+        await self._client.aclose()
 
     async def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
         """What the model answers, stripped. Raises Refused, EngineUnavailable, ConfigError."""
-        request = {**self._service.parameters, "model": self._service.model, "messages": list(messages)}
+        request = {**self.parameters, "model": self.model, "messages": list(messages)}
+        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         # Equal requests wait for one another, so that one answer serves all of them, now and on a later build.
-        async with self._alone.setdefault(request_key(request), asyncio.Lock()):
-            choice = self._cache.get(request)
+        async with self._alone.setdefault(key, asyncio.Lock()):
+            choice = self.cache.get(key)
             if choice is None:
                 async with self._free:
                     choice = await self._asked(request)
-                self._cache.put(request, choice)
+                self.cache.put(key, choice)
             else:
                 self.remembered += 1
-        return _usable(choice)
+        if choice["finish"] not in ("stop", None):
+            raise Refused(Refusal.REWRITE, "messages", f"the endpoint's answer ended for {choice['finish']}")
+        text = str(choice["text"]).strip()
+        if not text:
+            raise Refused(Refusal.REWRITE, "messages", "the endpoint's answer is empty")
+        return text
 
     async def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        fault = Fault(text="")
-        for attempt in range(self._service.attempts):
-            if attempt:
-                await asyncio.sleep(self._pause(attempt, fault))
+        told = ""
+        for attempt in range(self.attempts):
             self.asked += 1
-            tried = await self._try(request)
-            if not isinstance(tried, Fault):
-                return tried
-            fault = tried
+            try:
+                return await self._try(request)
+            except FailedTry as failed:
+                told = str(failed)
+                own = FIRST_PAUSE_SECONDS * 2.0**attempt * random.uniform(0.75, 1.25)
+                pause = min(max(own, failed.pause_seconds), LONGEST_PAUSE_SECONDS)
+            if attempt + 1 < self.attempts:
+                await asyncio.sleep(pause)
         raise EngineUnavailable(
-            f"{self._service.url} failed {self._service.attempts} times, last with {fault.text}; "
+            f"{self.url} failed {self.attempts} times, last with {told}; "
             "answers so far are kept, so start the build again when it is back"
         )
 
-    async def _try(self, request: Mapping[str, Any]) -> dict[str, Any] | Fault:
+    async def _try(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of an answer that is kept: text and why it ended. Raises FailedTry, Refused, ConfigError."""
         import httpx
 
-        assert self._client is not None
         try:
-            response = await self._client.post(f"{self._service.url.rstrip('/')}/chat/completions", json=request)
+            response = await self._client.post(f"{self.url.rstrip('/')}/chat/completions", json=request)
         except httpx.HTTPError as error:
-            return Fault(text=f"{type(error).__name__} {error}".strip())
+            raise FailedTry(f"{type(error).__name__} {error}".strip()) from None
         if response.status_code in SETTINGS_WRONG:
             raise ConfigError(
-                f"{self._service.url} answers {response.status_code} for model {self._service.model!r} "
+                f"{self.url} answers {response.status_code} for model {self.model!r} "
                 f"({response.text[:120]}); check endpoint.url, endpoint.model and endpoint.key_variable"
             )
         if response.status_code in ROW_REFUSED:
-            raise Refused(Reason.REWRITE, "messages", f"the endpoint answers {response.status_code}")
+            raise Refused(Refusal.REWRITE, "messages", f"the endpoint answers {response.status_code}")
         if response.status_code != 200:
             wished = response.headers.get("retry-after", "")
-            return Fault(text=f"status {response.status_code}", pause_seconds=float(wished) if wished.isdigit() else 0)
-        return _choice(response.content)
-
-    def _pause(self, attempt: int, fault: Fault) -> float:
-        own = self._service.first_pause_seconds * 2.0 ** (attempt - 1) * random.uniform(0.75, 1.25)
-        return min(max(own, fault.pause_seconds), LONGEST_PAUSE_SECONDS)
-
-
-def _choice(content: bytes) -> dict[str, Any] | Fault:
-    """The part of an answer that is kept: text and why it ended."""
-    try:
-        choice = json.loads(content)["choices"][0]
-        text = choice["message"].get("content")
-        return {"text": text if isinstance(text, str) else "", "finish": choice.get("finish_reason")}
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return Fault(text=f"a body that is no chat completion ({content[:60]!r})")
+            raise FailedTry(f"status {response.status_code}", float(wished) if wished.isdigit() else 0)
+        try:
+            choice = json.loads(response.content)["choices"][0]
+            text = choice["message"].get("content")
+            return {"text": text if isinstance(text, str) else "", "finish": choice.get("finish_reason")}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise FailedTry(f"a body that is no chat completion ({response.content[:60]!r})") from None
 
 
-def _usable(choice: Mapping[str, Any]) -> str:
-    if choice["finish"] not in ("stop", None):
-        raise Refused(Reason.REWRITE, "messages", f"the endpoint's answer ended for {choice['finish']}")
-    text = str(choice["text"]).strip()
-    if not text:
-        raise Refused(Reason.REWRITE, "messages", "the endpoint's answer is empty")
-    return text
+async def rewritten(conversation: Chat, steps: Sequence[str], endpoint: ChatEndpoint) -> Chat:
+    """The conversation after all steps. Plain chats only: an endpoint that rewrites what stands around a tool call
+    would break it. Raises Refused where a step does not fit, and what the endpoint raises.
+
+    Source: the paper rewrites the responses of its instruction set and the prompts of its chat set with o4-mini and
+    does not say how; the wording of the request is ours."""
+    if conversation.tools or any(m.calls or m.role is Role.TOOL for m in conversation.messages):
+        raise Refused(Refusal.REWRITE, "tools", "conversations with tools are not rewritten")
+    messages = list(conversation.messages)
+    for step in steps:
+        messages = await (_reworded if step == "prompt" else _answered)(messages, endpoint)
+    return replace(conversation, messages=tuple(messages))
+
+
+async def _reworded(messages: Sequence[Message], endpoint: ChatEndpoint) -> list[Message]:
+    """Reword the only user message. With several, the later ones would refer to words that are gone."""
+    asked = [message for message in messages if message.role is Role.USER]
+    if len(asked) != 1:
+        raise Refused(Refusal.REWRITE, "messages", f"{len(asked)} user messages; only a single one can be reworded")
+    text = await endpoint.answer([{"role": "user", "content": REWORD + asked[0].content}])
+    return [replace(message, content=text) if message is asked[0] else message for message in messages]
+
+
+async def _answered(old: Sequence[Message], endpoint: ChatEndpoint) -> list[Message]:
+    """Rewrite every assistant message in order, each after the new ones before it; add one if the user speaks last."""
+    messages: list[Message] = []
+    told = [message for message in old if message.role is not Role.ASSISTANT]
+    for message, following in zip(told, [*told[1:], None], strict=True):
+        messages.append(message)
+        if message.role is Role.USER and (following is None or following.role is Role.USER):
+            said = [{"role": str(m.role), "content": m.content} for m in messages]
+            messages.append(Message(role=Role.ASSISTANT, content=await endpoint.answer(said)))
+    return messages

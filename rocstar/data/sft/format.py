@@ -11,7 +11,8 @@
 
 `arguments` is written as an object, which chat templates take; it is read as an object or as JSON text, which the
 OpenAI API sends. A row without `tools` is a demonstration of the reader's own task and tool; `[]` means no tools.
-Not here: whether a row makes sense (`check.py`)."""
+Also here: the reasons why a row is refused, and tool schemas, whose types sources write in many words. Not here:
+whether a row makes sense (`check.py`)."""
 
 from __future__ import annotations
 
@@ -22,11 +23,50 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rocstar.data.sft.refusal import Reason, Refused
-from rocstar.data.sft.schema import tool_spec
 from rocstar.dialogue.calls import render_call
 from rocstar.dialogue.template import tool_schema
+from rocstar.errors import DataError
 from rocstar.protocols import ToolSpec
+
+
+class Refusal(StrEnum):
+    """Why a row is left out: one for each kind of fault, counted in the datasheet."""
+
+    NOT_JSON = "not_json"  # the line cannot be read at all
+    LAYOUT = "layout"  # a field is missing or of another kind than the layout says
+    TOOLS = "tools"  # the list of tools cannot be read, or names one tool twice
+    CALL = "call"  # a call cannot be read
+    ROLES = "roles"  # messages do not alternate as a conversation does
+    EMPTY = "empty"  # a message says nothing
+    MARKER = "marker"  # a text holds a marker of the template or a special token, which would forge a turn
+    CHARACTERS = "characters"  # text that is not Unicode, a number that JSON cannot write
+    UNKNOWN_TOOL = "unknown_tool"
+    MISSING_ARGUMENT = "missing_argument"
+    UNKNOWN_ARGUMENT = "unknown_argument"
+    ARGUMENT_TYPE = "argument_type"
+    ARGUMENT_VALUE = "argument_value"  # outside the schema's enum
+    PLACEHOLDER = "placeholder"  # an argument stands for the result of another call, which nobody knows
+    NO_ANSWER = "no_answer"  # the source gives no answer to learn
+    NO_RESULT = "no_result"  # calls that need results which the source does not give
+    CODE = "code"  # not exactly one Python program, or one that does not parse
+    REASONING = "reasoning"  # a reasoning trace, which non-reasoning SFT leaves out on purpose
+    ROUND_TRIP = "round_trip"  # the rendered calls do not read back as the same calls
+    LOSS_SPAN = "loss_span"  # the learned tokens do not read back as what the assistant writes
+    TOO_LONG = "too_long"
+    DUPLICATE = "duplicate"
+    REWRITE = "rewrite"  # the endpoint refused the row, or its answer was empty or cut
+
+
+class Refused(DataError):
+    """One row is refused, which does not end a build. Where one bad row must end everything (training), it is raised
+    as a DataError."""
+
+    def __init__(self, reason: Refusal, field: str, detail: str) -> None:
+        super().__init__(f"field {field}: {detail}")
+        self.reason = reason
+        self.field = field
+        self.detail = detail
+        """What was found, one sentence."""
 
 
 class Role(StrEnum):
@@ -59,7 +99,9 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class Chat:
+    """A conversation and the tools that are offered in it."""
+
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] | None
     """What the assistant may call; None for the reader's own tool."""
@@ -73,7 +115,7 @@ class Conversation:
         return hashlib.sha256(dumped(row).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def row_of(conversation: Conversation) -> dict[str, Any]:
+def row_of(conversation: Chat) -> dict[str, Any]:
     """The conversation as a JSON object; calls are numbered `call_0`, `call_1` ... through the conversation."""
     row: dict[str, Any] = {"messages": _message_rows(conversation.messages)}
     if conversation.tools is not None:
@@ -86,13 +128,13 @@ def dumped(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False)
 
 
-def conversation_of(row: Any, *, tool_name: str = "") -> Conversation:
+def conversation_of(row: Any, *, tool_name: str = "") -> Chat:
     """Read a row back. `tool_name` stands in where a call names no tool. Raises Refused."""
     messages = row.get("messages") if isinstance(row, Mapping) else None
     if not isinstance(messages, list) or not messages:
-        raise Refused(Reason.LAYOUT, "messages", "expected a list of messages")
+        raise Refused(Refusal.LAYOUT, "messages", "expected a list of messages")
     tools = row.get("tools")
-    return Conversation(
+    return Chat(
         messages=tuple(message_of(message, tool_name=tool_name) for message in messages),
         tools=None if tools is None else tools_of(tools),
         source=str(row.get("source") or ""),
@@ -101,9 +143,9 @@ def conversation_of(row: Any, *, tool_name: str = "") -> Conversation:
 
 def tools_of(value: Any, field: str = "tools") -> tuple[ToolSpec, ...]:
     """Tools from a list of schemas, or from JSON text that holds one. Raises Refused."""
-    listed = decoded(value, field, Reason.TOOLS) if isinstance(value, str) else value
+    listed = decoded(value, field, Refusal.TOOLS) if isinstance(value, str) else value
     if not isinstance(listed, list):
-        raise Refused(Reason.TOOLS, field, f"expected a list of tools, got {type(listed).__name__}")
+        raise Refused(Refusal.TOOLS, field, f"expected a list of tools, got {type(listed).__name__}")
     return tuple(tool_spec(tool, field) for tool in listed)
 
 
@@ -111,16 +153,18 @@ def message_of(message: Any, *, tool_name: str = "") -> Message:
     """One OpenAI message. Raises Refused."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in set(Role):
-        raise Refused(Reason.ROLES, "messages", f"expected a message of role {', '.join(Role)}, got {role!r}")
+        raise Refused(Refusal.ROLES, "messages", f"expected a message of role {', '.join(Role)}, got {role!r}")
     listed = message.get("tool_calls") or [] if role == Role.ASSISTANT else []
     if not isinstance(listed, list):
-        raise Refused(Reason.CALL, "tool_calls", "expected a list")
-    calls = tuple(call_of(_function(call), tool_name=tool_name) for call in listed)
+        raise Refused(Refusal.CALL, "tool_calls", "expected a list")
+    calls = tuple(
+        call_of(call.get("function") if isinstance(call, Mapping) else None, tool_name=tool_name) for call in listed
+    )
     content = message.get("content")
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        raise Refused(Reason.LAYOUT, "messages", f"expected a message of role {role} with text content")
+        raise Refused(Refusal.LAYOUT, "messages", f"expected a message of role {role} with text content")
     return Message(role=Role(role), content=content, calls=calls)
 
 
@@ -128,25 +172,21 @@ def call_of(function: Any, field: str = "tool_calls", *, tool_name: str = "") ->
     """A call from `{"name": ..., "arguments": {...}}`; arguments may be JSON text. Raises Refused."""
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if isinstance(arguments, str):
-        arguments = decoded(arguments, field, Reason.CALL)
+        arguments = decoded(arguments, field, Refusal.CALL)
     if not isinstance(function, Mapping) or not isinstance(arguments, Mapping):
-        raise Refused(Reason.CALL, field, "expected function.name and function.arguments, which is an object")
+        raise Refused(Refusal.CALL, field, "expected function.name and function.arguments, which is an object")
     name = function.get("name") or tool_name
     if not isinstance(name, str) or not name:
-        raise Refused(Reason.CALL, field, f"expected a function name, got {name!r}")
+        raise Refused(Refusal.CALL, field, f"expected a function name, got {name!r}")
     return FunctionCall(name=name, arguments=arguments)
 
 
-def decoded(text: str, field: str, reason: Reason) -> Any:
+def decoded(text: str, field: str, reason: Refusal) -> Any:
     """JSON text inside a field. Raises Refused."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Refused(reason, field, f"is not JSON: {error}") from None
-
-
-def _function(call: Any) -> Any:
-    return call.get("function") if isinstance(call, Mapping) else None
 
 
 def _message_rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -158,12 +198,70 @@ def _message_rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
             row = {"role": "tool", "tool_call_id": f"call_{answered}", "content": message.content}
             answered += 1
         if message.calls:
-            row["tool_calls"] = [_call_row(call, made + n) for n, call in enumerate(message.calls)]
+            row["tool_calls"] = [
+                {
+                    "id": f"call_{number}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": dict(call.arguments)},
+                }
+                for number, call in enumerate(message.calls, made)
+            ]
             answered, made = made, made + len(message.calls)
         rows.append(row)
     return rows
 
 
-def _call_row(call: FunctionCall, number: int) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": dict(call.arguments)}
-    return {"id": f"call_{number}", "type": "function", "function": function}
+TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("string", "str", "char", "text", "date", "datetime"), "string"),
+    **dict.fromkeys(("integer", "int", "long", "short", "byte"), "integer"),
+    **dict.fromkeys(("number", "float", "double", "decimal"), "number"),
+    **dict.fromkeys(("boolean", "bool"), "boolean"),
+    **dict.fromkeys(("array", "list", "tuple", "set", "arraylist"), "array"),
+    **dict.fromkeys(("object", "dict", "dictionary", "hashmap", "map"), "object"),
+    **dict.fromkeys(("null", "none"), "null"),
+}
+"""Words that sources use for a type. Any other word (`any`) leaves the type open."""
+
+
+def tool_spec(raw: Any, field: str = "tools") -> ToolSpec:
+    """A tool from `{"type": "function", "function": {...}}` or from the inner object alone. Raises Refused."""
+    function = raw.get("function", raw) if isinstance(raw, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise Refused(Refusal.TOOLS, field, "expected tools with a name")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise Refused(Refusal.TOOLS, field, f"{name}: parameters must be an object")
+    return ToolSpec(
+        name=name,
+        description=str(function.get("description") or ""),
+        parameters={"type": "object", "properties": {}} | normalised(parameters),
+    )
+
+
+def from_columns(name: str, description: Any, columns: Any, required: Sequence[str]) -> ToolSpec:
+    """A tool whose parameters are listed as `{name: {"type": ..., "description": ...}}`. Raises Refused."""
+    if not isinstance(columns, Mapping):
+        raise Refused(Refusal.TOOLS, "tools", f"{name}: parameters must be an object")
+    properties = {key: normalised(value) if isinstance(value, Mapping) else {} for key, value in columns.items()}
+    parameters = {"type": "object", "properties": properties, "required": [key for key in required if key in columns]}
+    return ToolSpec(name=name, description=str(description or ""), parameters=parameters)
+
+
+def normalised(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with types in JSON schema's words, at every depth; `required` is always a list of known names."""
+    made = dict(schema)
+    if isinstance(made.get("type"), str):
+        word = made.pop("type").strip().lower()
+        # `List[int]`, `Tuple[float, float]`, `Dict`: the word before the bracket says the kind.
+        made = ({"type": TYPES[word.split("[")[0]]} if word.split("[")[0] in TYPES else {}) | made
+    properties = made.get("properties")
+    if isinstance(properties, Mapping):
+        made["properties"] = {k: normalised(v) if isinstance(v, Mapping) else {} for k, v in properties.items()}
+        required = made.get("required")
+        made["required"] = [name for name in required if name in properties] if isinstance(required, list) else []
+    elif "properties" in made or "required" in made:
+        made = {key: value for key, value in made.items() if key not in ("properties", "required")}
+    if isinstance(made.get("items"), Mapping):
+        made["items"] = normalised(made["items"])
+    return made

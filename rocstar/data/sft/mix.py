@@ -1,4 +1,5 @@
-"""How many rows of each source a mix takes, and which. Pure; rows are known by their ids alone.
+"""How many rows of each source a mix takes, and which; and the store of rows on disk that it draws from. The choice is
+pure: it knows rows by their ids alone.
 
 No row is ever taken twice. A source that has fewer rows than its share asks for runs dry: it gives what it has, the
 others do not fill the gap, and the mix is that much smaller; the datasheet says so."""
@@ -7,17 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rocstar.data.sft.format import Chat, dumped, row_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one source gives to a mix, rows."""
+    """Number of rows that one source gives to a mix."""
 
     available: int
     wanted: int
-    """What its weight asks for."""
+    """Rows that its weight asks for."""
 
     @property
     def taken(self) -> int:
@@ -78,3 +84,62 @@ def chosen(ids: Sequence[str], count: int, seed: int) -> list[int]:
 def ordered(positions: Iterable[int], ids: Sequence[str], salt: str) -> list[int]:
     """Positions in a random order that depends on the salt and each row's id alone."""
     return sorted(positions, key=lambda n: (hashlib.sha256(f"{salt}\x1f{ids[n]}".encode()).digest(), n))
+
+
+def quantiles(values: Sequence[int]) -> dict[str, int]:
+    """p50, p95 (nearest rank) and max; empty when there are none."""
+    if not values:
+        return {}
+    ranked = sorted(values)
+    return {name: ranked[math.ceil(p * len(ranked)) - 1] for name, p in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
+
+
+class RowStore:
+    """Rows that passed, in one file in the order they came, with an index in memory of about 350 bytes a row. A context
+    manager that removes its file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w+b")
+        self._places = array("Q")
+        self._tokens = array("L")
+        self.ids: list[str] = []
+        """`Chat.id` of each row."""
+        self._known: set[str] = set()
+        self._starts: dict[str, range] = {}
+
+    def __enter__(self) -> RowStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def add(self, conversation: Chat, tokens: int) -> bool:
+        """Keep a row, `tokens` long; False when an equal one is there already. Rows of a source come together."""
+        identity = conversation.id
+        if identity in self._known:
+            return False
+        self._known.add(identity)
+        self._places.append(self._file.tell())
+        self._tokens.append(tokens)
+        self.ids.append(identity)
+        self._file.write(dumped(row_of(conversation)).encode() + b"\n")
+        name, end = conversation.source, len(self.ids)
+        self._starts[name] = range(self._starts.get(name, range(end - 1, end)).start, end)
+        return True
+
+    def positions(self, source: str) -> range:
+        """Positions of the rows of a source."""
+        return self._starts.get(source, range(0))
+
+    def lengths(self, positions: list[int] | range) -> list[int]:
+        """Tokens of each row; 0 where nothing was measured."""
+        return [self._tokens[n] for n in positions]
+
+    def line(self, position: int) -> bytes:
+        """A row as one line, line end included."""
+        self._file.seek(self._places[position])
+        return self._file.readline()

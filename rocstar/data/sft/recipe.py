@@ -1,4 +1,4 @@
-"""What a mix of SFT rows is made of: the typed tree of `recipes/data/sft_mix.toml`. `config/layers.py` reads it.
+"""The keys of a recipe for SFT rows (`recipes/data/sft_mix.toml`), typed. `config/layers.py` reads it.
 
 Paths are relative to the folder the command runs in, as in training recipes."""
 
@@ -35,7 +35,7 @@ class EndpointPart(Section):
     concurrency: int = Field(default=16, ge=1)
     """Requests under way at once."""
     timeout_seconds: float = Field(default=120.0, gt=0)
-    """Of one request."""
+    """Limit on one request."""
     attempts: int = Field(default=6, ge=1)
     """Tries of one request before the build stops; faults of the service only."""
     cache: str = "sft_cache.sqlite"
@@ -59,7 +59,7 @@ class SourcePart(Section):
     weight: float | None = Field(default=None, gt=0)
     """Share of the mix, relative to the other weights; give one to every source, or to none to take all rows."""
     rewrite: list[Step] = []
-    """What the endpoint writes anew, in this order."""
+    """What the endpoint rewrites, in this order."""
 
     @model_validator(mode="after")
     def layout_is_known(self) -> SourcePart:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rocstar.data.sft.format import Conversation, Message, Role, call_of
+from rocstar.data.sft.format import Chat, Message, Role, call_of
 from rocstar.dialogue.calls import CallSyntax, parse_calls
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.segments import Segment, ours, text_of
@@ -25,7 +25,7 @@ from rocstar.types import Demonstration, SftRow, ToolResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one side wrote in one go."""
+    """Consecutive text of one author."""
 
     segments: tuple[Segment, ...]
     learned: bool
@@ -36,7 +36,7 @@ class Piece:
         return text_of(self.segments)
 
 
-def pieces(conversation: Conversation, template: Template, tools: Sequence[ToolSpec]) -> Iterator[Piece]:
+def pieces(conversation: Chat, template: Template, tools: Sequence[ToolSpec]) -> Iterator[Piece]:
     """The conversation under a template, in order; it must have passed `check_roles`. `tools` are shown where the
     template lists tools."""
     messages = conversation.messages
@@ -71,13 +71,13 @@ def encoded(parts: Iterable[Piece], codec: Codec, reserved: Sequence[str]) -> Sf
     return SftRow(token_ids=tuple(token_ids), loss_mask=tuple(loss_mask))
 
 
-def from_demonstration(demo: Demonstration, feedback: Callable[[ToolResult], str]) -> Conversation:
+def from_demonstration(demo: Demonstration, feedback: Callable[[ToolResult], str]) -> Chat:
     """A demonstration of the reader's own task; `feedback` words its tool results as a rollout would."""
     messages = [Message(role=Role.USER, content=demo.problem.question)]
     for turn in demo.turns:
         messages.append(written(turn.text))
         messages += [Message(role=Role.TOOL, content=feedback(result)) for result in turn.results]
-    return Conversation(messages=tuple(messages), tools=None, source=demo.problem.source)
+    return Chat(messages=tuple(messages), tools=None, source=demo.problem.source)
 
 
 def written(text: str) -> Message:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.files import load_problems
 from rocstar.data.pool.build import build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.pool.datasheet import Datasheet
-from rocstar.data.pool.decontamination import STOCK_QUESTIONS
+from rocstar.data.pool.overlap import STOCK_QUESTIONS
+from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError, DataError
 
 BENCHMARK = "Alice has nine red apples and Bob takes away four of them before lunch today."

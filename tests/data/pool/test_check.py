@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from rocstar.data.files import columns_of
-from rocstar.data.layouts import Columns
 from rocstar.data.pool.check import Wording, check_file
-from rocstar.data.pool.decontamination import BenchmarkQuestion
-from rocstar.data.pool.integers import ASK_FRACTION
+from rocstar.data.pool.overlap import BenchmarkQuestion
+from rocstar.data.pool.rewording import ASK_FRACTION
+from rocstar.data.problems import ProblemColumns, columns_of
 from rocstar.errors import DataError
 
 WORDING = Wording(render=lambda question: f"<s>{question}</s>", markers=("<s>", "</s>"), length=len, unit="characters")
@@ -21,7 +20,7 @@ ROWS = [
 ]
 
 
-def columns(row: Any, where: str) -> Columns:
+def columns(row: Any, where: str) -> ProblemColumns:
     return columns_of(row, where, ("question",), "answer")
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rocstar.data.pool.decontamination import BenchmarkIndex, BenchmarkQuestion
+from rocstar.data.pool.overlap import BenchmarkIndex, BenchmarkQuestion
 
 LONG = "Alice has nine red apples and Bob takes away four of them before lunch today"
 QUESTIONS = (LONG, "Compute $2+2$.", r"What is $f(1)+f(2)+f(3)$ if $f(x) = x^2 + 1$ for all real numbers?")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.data.pool.duplicates import QuestionIndex
-from rocstar.data.pool.text import shingles, token_key, tokens
+from rocstar.data.pool.overlap import QuestionIndex, shingles, token_key, tokens
 
 WORDS = [f"w{number}" for number in range(500)]
 TEXT = (

@@ -1,6 +1,6 @@
 import pytest
 
-from rocstar.data.pool.instructions import in_other_words
+from rocstar.data.pool.rewording import in_other_words
 from rocstar.types import Problem, problem_id
 
 

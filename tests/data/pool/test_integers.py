@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.data.pool.integers import asked_for_integer, integer_of, same_form
+from rocstar.data.pool.rewording import asked_for_integer, integer_of, same_form
 from rocstar.types import Problem, problem_id
 
 

@@ -1,9 +1,10 @@
 import pytest
 
-from rocstar.data.pool.rules import RULES, Bounds
+from rocstar.data.pool.config import LimitsSection
+from rocstar.data.pool.rules import RULES
 from rocstar.types import Problem
 
-BOUNDS = Bounds(max_answer_digits=15, max_question_chars=500)
+BOUNDS = LimitsSection(max_answer_digits=15, max_question_chars=500)
 
 
 def first(question: str, answer: str) -> str | None:

@@ -1,0 +1,262 @@
+"""From a row of somebody's layout to a Problem: which columns hold the question and the reference answer.
+
+Known layouts: plain question and answer, TRL, verl, SkyRL, slime. A layout is recognised by the columns that only it
+has. Three shapes of an answer are reduced to the answer: a GSM8K solution ending in `#### 18`, a solution that is more
+than its last box, and `$...$`. Nothing is downloaded, shuffled or filtered here; reading files is in `rows.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocstar.data.rows import read_rows
+from rocstar.errors import DataError
+from rocstar.types import Problem, problem_id
+
+QUESTION_SYNONYMS = ("problem", "Question", "prompt")
+ANSWER_SYNONYMS = ("Answer", "final_answer", "target")
+STORIES = ("Body", "body")
+"""Columns of the story that a question asks about (SVAMP, ASDiv): without it the question is no problem."""
+
+SHOWN_CHARS = 40  # of a value that is complained about
+_GSM8K_MARK = "####"
+_BOX = "\\boxed{"
+
+Row = Mapping[str, Any]
+
+
+class EmptyField(DataError):
+    """A question or an answer that is there but holds nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemColumns:
+    """Where a Problem is found in a row; a dot steps into a nested column."""
+
+    layout: str
+    """Name of the layout, or `given` where a person named the columns."""
+    question: tuple[str, ...]
+    """Columns joined by a space; those that are empty in a row are left out."""
+    answer: str | None
+    """None: the rows are asked for their questions only."""
+
+    @property
+    def used(self) -> set[str]:
+        """The top-level columns that are read."""
+        return {name.partition(".")[0] for name in (*self.question, self.answer or "")}
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemLayout:
+    name: str
+    sign: tuple[str, ...]
+    """A row with one of these columns has this layout."""
+    questions: tuple[str, ...]
+    """Columns that may hold the question, the best first."""
+    answers: tuple[str, ...]
+    """Columns that may hold the answer, the best first."""
+
+
+# verl and SkyRL put instructions into the prompt and, as a rule, the bare question into extra_info.
+_IN_EXTRA = ("extra_info.question", "prompt")
+_VERL, _SKYRL = "reward_model.ground_truth", "reward_spec.ground_truth"
+_PLAIN = ("answer", *ANSWER_SYNONYMS, "ground_truth", "solution")
+LAYOUTS = (
+    ProblemLayout("verl", (_VERL,), _IN_EXTRA, (_VERL,)),
+    ProblemLayout("skyrl", (_SKYRL, "env_class"), _IN_EXTRA, (_SKYRL, _VERL)),
+    ProblemLayout("slime", ("label",), ("prompt", "question", "input"), ("label",)),
+    ProblemLayout("plain", ("question",), ("question",), _PLAIN),
+    ProblemLayout("trl", ("prompt",), ("prompt",), ("solution", "ground_truth", "answer", "label")),
+    ProblemLayout("plain", ("problem", "Question"), ("problem", "Question"), _PLAIN),
+)
+
+
+def load_problems(
+    path: str | Path,
+    *,
+    question: str | Sequence[str] = "question",
+    answer: str = "answer",
+    source: str | None = None,
+    limit: int | None = None,
+) -> list[Problem]:
+    """The problems of a file, in its order.
+
+    question, answer: column names; several for the question are joined by a space. Where a default one is absent and
+    exactly one usual synonym is there, if need be in other capitals, that is used, after the story that it asks about
+    where there is one (SVAMP's `Body`), and rows in the layout of TRL, verl, SkyRL or slime are recognised. source:
+    recorded with each problem, default the file's name. limit: read only the first so many rows. Numbers count as
+    answers and become text (8.0 becomes "8"); every other column goes into `metadata`, with the line (parquet: the
+    row) counted from 1 as "line".
+    Raises DataError naming file, line and field. Source: ours."""
+    name = source or Path(path).name
+    asked = (question,) if isinstance(question, str) else tuple(question)
+    problems: list[Problem] = []
+    for line, row in itertools.islice(read_rows(path), limit):
+        where = f"{path}, line {line}"
+        columns = columns_of(row, where, asked, answer)
+        problems.append(problem_of(row, columns, where=where, source=name, line=line))
+    if not problems and limit != 0:
+        raise DataError(f"{path} has no rows; give a file with at least one problem.")
+    return problems
+
+
+def columns_of(row: Any, where: str, question: tuple[str, ...], answer: str) -> ProblemColumns:
+    """The columns of a row that are read when these are asked for. Raises DataError."""
+    refuse_no_columns(row, where)
+    by_default = question == ("question",)
+    if by_default and answer == "answer" and _is_foreign(row):
+        return detect_columns(row, where=where)
+    asked = tuple(_column(row, where, "question", name, QUESTION_SYNONYMS) for name in question)
+    answered = _column(row, where, "answer", answer, ANSWER_SYNONYMS)
+    return ProblemColumns(layout="given", question=_with_story(row, *asked) if by_default else asked, answer=answered)
+
+
+def refuse_no_columns(row: Any, where: str) -> None:
+    """Raises DataError for a row that is no JSON object."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected one JSON object with columns, got {as_written(row)}.")
+
+
+def detect_columns(row: Row, *, where: str, layout: str = "auto", needs_answer: bool = True) -> ProblemColumns:
+    """The columns of the named layout, or of the one whose sign the row carries. Raises DataError with the columns
+    that are there; `where` names file and line. Source: ours."""
+    for known in LAYOUTS:
+        if layout == known.name or (layout == "auto" and any(_has(row, sign) for sign in known.sign)):
+            question = next((name for name in known.questions if _has(row, name)), None)
+            answer = next((name for name in known.answers if _has(row, name)), None)
+            if question and (answer or not needs_answer):
+                return ProblemColumns(layout=known.name, question=_with_story(row, question), answer=answer)
+    tried = "any known layout" if layout == "auto" else f"layout {layout}"
+    names = dict.fromkeys(known.name for known in LAYOUTS)
+    raise DataError(
+        f"{where}: the fields {', '.join(map(str, row)) or '(none)'} do not fit {tried} "
+        f"({', '.join(names)}); name the fields that hold question and answer."
+    )
+
+
+def problem_of(row: Row, columns: ProblemColumns, *, where: str, source: str, line: int) -> Problem:
+    """The Problem of a row; what is in no named column goes into `metadata`, with the line as "line". Raises DataError
+    naming file, line and field."""
+    parts = [_question_part(row, name, where, required=len(columns.question) == 1) for name in columns.question]
+    question = " ".join(part for part in parts if part)
+    if not question:
+        raise EmptyField(f"{where}, fields {', '.join(columns.question)}: all empty, expected a text.")
+    answer = "" if columns.answer is None else _answer_text(row, columns.answer, where)
+    metadata = {name: value for name, value in row.items() if name not in columns.used} | {"line": line}
+    return Problem(id=problem_id(question), question=question, answer=answer, source=source, metadata=metadata)
+
+
+def value_at(row: Row, name: str, where: str) -> Any:
+    """What a column holds; a name with dots steps into nested ones where no column has the whole name."""
+    if name in row:
+        return row[name]
+    head, dot, rest = name.partition(".")
+    if dot and isinstance(row.get(head), Mapping):
+        return value_at(row[head], rest, where)
+    near = difflib.get_close_matches(name, [str(key) for key in row], n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise DataError(f'{where}: no field "{name}" among {", ".join(map(str, row)) or "no fields at all"}{hint}')
+
+
+def as_written(value: Any) -> str:
+    """A value that is not what was expected, as JSON writes it."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def _is_foreign(row: Row) -> bool:
+    """Recognised for sure as another project's layout: a prompt of messages, or a reference where only it has one."""
+    if "question" in row and "answer" in row:
+        return False
+    if isinstance(row.get("prompt"), list):
+        return True
+    nested = {sign.partition(".")[0] for layout in LAYOUTS for sign in layout.sign if "." in sign}
+    return any(isinstance(row.get(name), dict) for name in nested) or ("prompt" in row and "label" in row)
+
+
+def _column(row: Row, where: str, role: str, wanted: str, synonyms: tuple[str, ...]) -> str:
+    """The name of the column to read. Only a default name may be replaced by a synonym."""
+    if wanted in row:
+        return wanted
+    usual = {name.casefold() for name in (role, *synonyms)}
+    present = [name for name in synonyms if name in row] or [name for name in row if name.strip().casefold() in usual]
+    if wanted == role and len(present) == 1:
+        return present[0]
+    near = present or difflib.get_close_matches(wanted, list(row), n=1)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
+    raise DataError(
+        f'{where}: no field "{wanted}" among {", ".join(map(str, row)) or "no fields at all"}{hint} '
+        f"Name it: data.columns.{role}=COLUMN to train, --{role} COLUMN for eval and data check."
+    )
+
+
+def _with_story(row: Row, *question: str) -> tuple[str, ...]:
+    """The columns of the question, after that of its story where the row has one."""
+    return (*[name for name in STORIES if _has(row, name)][:1], *question)
+
+
+def _has(row: Row, name: str) -> bool:
+    """Present and filled."""
+    if name in row:
+        return row[name] is not None
+    head, dot, rest = name.partition(".")
+    return bool(dot) and isinstance(row.get(head), Mapping) and _has(row[head], rest)
+
+
+def _question_part(row: Row, name: str, where: str, *, required: bool) -> str:
+    """The text of one column; of a conversation its one user message, a system message before it is passed over."""
+    value = value_at(row, name, where)
+    place = f'{where}, field "{name}"'
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        turns = [(m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None) for m in value]
+        asked = [content for role, content in turns if role == "user"]
+        if len(asked) != 1 or any(role not in ("system", "developer", "user") for role, _ in turns):
+            found = ", ".join(str(role) for role, _ in turns) or "no messages"
+            raise DataError(f"{place}: expected messages with one user turn and no other but system, got {found}.")
+        return _text(asked[0], f"{place}, user message", numbers=False)
+    if not required and (value is None or (isinstance(value, str) and not value.strip())):
+        return ""
+    return _text(value, place, numbers=False)
+
+
+def _answer_text(row: Row, name: str, where: str) -> str:
+    """The reference answer as text; 8.0 is "8". Raises DataError."""
+    gold = _text(value_at(row, name, where), f'{where}, field "{name}"', numbers=True)
+    if _GSM8K_MARK in gold:
+        gold = gold.rpartition(_GSM8K_MARK)[2].strip()
+        if not gold:
+            raise DataError(f'{where}, field "{name}": nothing follows "{_GSM8K_MARK}".')
+    elif _BOX in gold:
+        gold = _last_box(gold) or gold
+    bare = gold.removeprefix("$").removesuffix("$").strip()
+    return bare if gold[:1] == gold[-1:] == "$" and bare and "$" not in bare else gold
+
+
+def _text(value: Any, place: str, *, numbers: bool) -> str:
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        whole = isinstance(value, float) and value.is_integer()
+        return str(int(value) if whole else value)
+    expected = "a text or a number" if numbers else "a text"
+    found = "an empty text" if isinstance(value, str) else as_written(value)
+    kind = EmptyField if value is None or isinstance(value, str) else DataError
+    raise kind(f"{place}: expected {expected}, got {found}.")
+
+
+def _last_box(text: str) -> str | None:
+    """What is inside the last box, where its braces balance."""
+    start = text.rfind(_BOX) + len(_BOX)
+    depth = 1
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start:position].strip() or None
+    return None

@@ -1,0 +1,311 @@
+"""Attempts as chat messages, and written for other tools, one attempt at a time.
+
+messages   JSONL: `messages` in OpenAI's form, and what became of the attempt beside them
+trl        JSONL: `prompt` and `completion` as lists of messages, TRL's conversational prompt-completion form
+verl       parquet: verl's columns `prompt`, `data_source`, `reward_model`, `extra_info`, and `messages` as written
+inspect    one JSON file that inspect_ai reads as an evaluation log; the attempt's number is the epoch
+csv        the facts without the texts
+html       one page for a colleague, which loads nothing (page.py)
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from math import sqrt
+from pathlib import Path
+from shutil import copyfileobj
+from statistics import fmean, stdev
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
+
+from rocstar.dialogue.feedback import feedback_text
+from rocstar.errors import DataError
+from rocstar.record.atomic import NEW, plain
+from rocstar.record.page import write_page
+from rocstar.record.rollouts import result_of, without_end
+from rocstar.types import ToolResult
+
+FACTS = (
+    *("step", "problem_id", "index", "source", "gold", "extracted", "verdict", "method", "reward", "kept", "reason"),
+    *("weight", "penalty_errors", "penalty_format", "advantage", "stop", "fault", "response_tokens", "calls"),
+    *("failed_calls", "seconds", "tool_seconds", "policy_version"),
+)
+PARQUET_ROWS = 1024  # attempts that are held at once
+STOPS = {"max_tokens": "max_tokens", "max_turns": "max_tokens"}  # inspect_ai's words; all else is `stop`
+GRADES = {"right": "C", "wrong": "I"}  # inspect_ai's letters; undecided is N
+Row = Mapping[str, Any]
+Message = dict[str, Any]
+Feedback = Callable[[ToolResult], str]
+"""What a model reads of a tool's result."""
+
+_HEADER = r"(?:<\|im_start\|>|<\|start_header_id\|>)(system|user|assistant|tool)(?:<\|end_header_id\|>\n)?\n"
+_SENT = re.compile(_HEADER + r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>)", re.DOTALL)
+_OPENED = re.compile(_HEADER + r"((?:(?!<\|im_end\|>|<\|eot_id\|>).)*)\Z", re.DOTALL)
+
+
+def feedback_of(settings: Mapping[str, Any]) -> Feedback:
+    """What a run's settings (config.resolved.json) or an evaluation's `setup` say that the model reads of a result.
+
+    Raises DataError where they do not say it."""
+    told = settings.get("feedback") or settings.get("rollout") or {}
+    try:
+        chars, cut, errors = (told[f"feedback_{key}"] for key in ("max_chars", "truncate", "errors"))
+    except KeyError as error:
+        raise DataError(f"its settings lack {error.args[0]}, so what the model read of a tool is not known") from None
+    return lambda result: feedback_text(result, max_chars=chars, truncate=cut, errors=errors)
+
+
+def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
+    """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that no parser took stays
+    in the text as it was written, and so does all of a turn that holds one."""
+    return [{"role": "user", "content": row["question"]}, *_structured(row, feedback)]
+
+
+def sent(prompt: str, question: str) -> tuple[list[Message], str]:
+    """The messages of a prompt in ChatML's or Llama 3's markup, and the text that the assistant's turns were opened
+    with. A prompt in another markup, or with a question that holds such marks itself, is one message as it was sent."""
+    found = [{"role": role, "content": content} for role, content in _SENT.findall(prompt)]
+    opened = _OPENED.search(prompt)
+    if found and found[-1]["content"].endswith(question) and question:
+        return found, opened[2] if opened else ""
+    return [{"role": "user", "content": prompt}], ""
+
+
+def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
+    """Every turn as the policy wrote it, calls with their tags; for templates that put content down as it is."""
+    messages = [{"role": "user", "content": row["question"]}]
+    for text, turn in zip(row["text"], row["turns"], strict=True):
+        messages.append({"role": "assistant", "content": without_end(text)})
+        messages += [{"role": "tool", "content": feedback(result_of(result))} for result in turn["results"]]
+    return messages
+
+
+def _structured(row: Mapping[str, Any], feedback: Feedback) -> Iterator[Message]:
+    for text, turn in zip(row["text"], row["turns"], strict=True):
+        yield _assistant(text, turn)
+        for result in turn["results"]:
+            yield {"role": "tool", "tool_call_id": result["call_id"], "content": feedback(result_of(result))}
+
+
+def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
+    calls = turn["calls"]
+    if not calls or any(call["parse_error"] for call in calls):
+        return {"role": "assistant", "content": without_end(text)}
+    start, end = next((start, end) for start, end, call in turn["segments"] if call == 0)
+    before = text[:start] if start < end else without_end(text)  # a call that stands nowhere in the text
+    return {"role": "assistant", "content": before, "tool_calls": [_call(call) for call in calls]}
+
+
+def _call(call: Mapping[str, Any]) -> Message:
+    function = {"name": call["tool"], "arguments": json.dumps(call["arguments"])}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+class Origin(NamedTuple):
+    """Where attempts come from."""
+
+    name: str
+    """The name that a person reads: a run's, or RUN/EVALUATION@STEP."""
+    model: str
+    """Names the policy."""
+    started: str
+    """When the run was started, ISO 8601."""
+    feedback: Feedback
+    """What the model read of a tool result."""
+    decoder: Callable[[], Callable[[Sequence[int]], str] | None] = lambda: None
+    """What makes text of a prompt's tokens; None where their tokenizer is gone."""
+
+
+Write = Callable[[Iterable[Row], Origin, Path], int]
+
+
+def export(rows: Iterable[Row], origin: Origin, form: str, path: Path) -> int:
+    """Write attempts to a file, which is whole or not there; how many. Raises OSError and KeyError for a form that is
+    not in FORMS."""
+    fresh = path.with_name(f".{path.name}{NEW}")
+    try:
+        count = FORMS[form](rows, origin, fresh)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return count
+
+
+def facts(row: Row) -> dict[str, Any]:
+    """What became of an attempt, without its texts."""
+    return {name: row[name] for name in FACTS}
+
+
+def _messages(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+    return _json_lines(({"messages": structured(row, origin.feedback), **facts(row)} for row in rows), path)
+
+
+def _trl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+    def line(row: Row) -> dict[str, Any]:
+        first, *rest = structured(row, origin.feedback)
+        return {"prompt": [first], "completion": rest, **facts(row)}
+
+    return _json_lines(map(line, rows), path)
+
+
+def _json_lines(values: Iterable[Any], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for value in values:
+            file.write(json.dumps(plain(value)) + "\n")
+            count += 1
+    return count
+
+
+def _csv(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("question", *FACTS))
+        for row in rows:
+            writer.writerow(map(_cell, (row["question"], *facts(row).values())))
+            count += 1
+    return count
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay."""
+    if isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![0-9.]+$)", value):
+        return f"'{value}"
+    return value
+
+
+def _verl(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+    import pyarrow
+    from pyarrow import parquet
+
+    text = pyarrow.string()
+    said = pyarrow.list_(pyarrow.struct([("role", text), ("content", text)]))
+    graded = pyarrow.struct([("style", text), ("ground_truth", text)])
+    told = [("index", pyarrow.int64()), ("step", pyarrow.int64()), ("problem_id", text), ("reward", pyarrow.float32())]
+    schema = pyarrow.schema(
+        [
+            *(("data_source", text), ("ability", text), ("prompt", said), ("messages", said)),
+            *(("reward_model", graded), ("extra_info", pyarrow.struct(told))),
+        ]
+    )
+    count, rest = 0, iter(rows)
+    with parquet.ParquetWriter(path, schema) as writer:
+        while some := [_verl_row(row, origin) for row in islice(rest, PARQUET_ROWS)]:
+            writer.write_table(pyarrow.Table.from_pylist(some, schema))
+            count += len(some)
+    return count
+
+
+def _verl_row(row: Row, origin: Origin) -> dict[str, Any]:
+    return {
+        "data_source": row["source"],
+        "ability": "math",
+        "prompt": [{"role": "user", "content": row["question"]}],
+        "messages": as_written(row, origin.feedback),
+        "reward_model": {"style": "rule", "ground_truth": row["gold"]},
+        "extra_info": {name: row[name] for name in ("index", "step", "problem_id", "reward")},
+    }
+
+
+def _inspect(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+    """Source: the fields that inspect_ai 0.3's EvalLog has, in its JSON form, and what its `accuracy` and `stderr` are:
+    over the means of each sample's epochs."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    count, epochs, decode = 0, 0, origin.decoder()
+    with path.open("w", encoding="utf-8") as file, TemporaryFile("w+", encoding="utf-8") as samples:
+        for row in rows:
+            asked = None if decode is None else decode(row["prompt_ids"])
+            sample = _sample(row, origin, asked)
+            samples.write((",\n" if count else "\n") + json.dumps(plain(sample)))
+            count, epochs = count + 1, max(epochs, sample["epoch"])
+            if "scores" in sample:
+                scores[sample["id"]].append(float(row["verdict"] == "right"))
+        head = {
+            "created": origin.started,
+            "task": origin.name,
+            "dataset": {"name": origin.name, "samples": len(scores)},
+            "model": origin.model,
+            "config": {"epochs": epochs},
+        }
+        results = _results([fmean(some) for some in scores.values()], sum(map(len, scores.values())), count)
+        whole = {"version": 2, "status": "success", "eval": head, "plan": {}, "results": results, "stats": {}}
+        file.write(json.dumps(whole)[:-1] + ', "samples": [')  # last, because readers of heads stop there
+        samples.seek(0)
+        copyfileobj(samples, file)
+        file.write("]}\n")
+    return count
+
+
+def _results(means: Sequence[float], scored: int, count: int) -> Message:
+    error = stdev(means) / sqrt(len(means)) if len(means) > 1 else 0.0
+    values = {"accuracy": fmean(means), "stderr": error} if means else {}
+    score = {
+        "name": "verifier",
+        "scorer": "verifier",
+        "reducer": "mean",
+        "scored_samples": scored,
+        "unscored_samples": count - scored,
+        "metrics": {name: {"name": name, "value": value} for name, value in values.items()},
+    }
+    return {"total_samples": count, "completed_samples": scored, "scores": [score]}
+
+
+def _sample(row: Row, origin: Origin, prompt: str | None) -> dict[str, Any]:
+    """prompt: its text; without it the question alone stands for it."""
+    question, *rest = structured(row, origin.feedback)
+    opening, opened = ([question], "") if prompt is None else sent(prompt, row["question"])
+    messages = [*opening, *(_inspect_message(message, opened) for message in rest)]
+    nothing: Message = {"role": "assistant", "content": ""}  # of an attempt that ended before it wrote anything
+    last = next((message for message in reversed(messages) if message["role"] == "assistant"), nothing)
+    stop = STOPS.get(row["stop"], "stop")
+    score = {"value": GRADES.get(row["verdict"], "N"), "answer": row["extracted"], "metadata": facts(row)}
+    fault = {"message": row["fault"] or "", "traceback": "", "traceback_ansi": ""}
+    return {
+        "id": f"{row['problem_id']}@{row['step']}",
+        "epoch": row["index"] + 1,
+        "input": row["question"],
+        "target": row["gold"],
+        "messages": messages,
+        "output": {"model": origin.model, "choices": [{"message": last, "stop_reason": stop}]},
+        **({"error": fault} if row["fault"] is not None else {"scores": {"verifier": score}}),
+    }
+
+
+def _inspect_message(message: Message, opened: str) -> Message:
+    """Its calls have arguments as an object, and the function's name. opened: the text that the template had written
+    before each of the assistant's."""
+    if message["role"] == "assistant":
+        message = {**message, "content": opened + message["content"]}
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": call["function"]["name"],
+            "arguments": json.loads(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls", [])
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _html(rows: Iterable[Row], origin: Origin, path: Path) -> int:
+    with path.open("w", encoding="utf-8") as file:
+        return write_page(file, origin.name, ((facts(row), structured(row, origin.feedback)) for row in rows))
+
+
+FORMS: dict[str, Write] = {
+    "messages": _messages,
+    "trl": _trl,
+    "verl": _verl,
+    "inspect": _inspect,
+    "csv": _csv,
+    "html": _html,
+}
+ENDINGS = {"messages": "jsonl", "trl": "jsonl", "verl": "parquet", "inspect": "json", "csv": "csv", "html": "html"}
