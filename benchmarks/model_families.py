@@ -40,9 +40,8 @@ from rocstar.dialogue.template import tool_schema
 from rocstar.dialogue.templates import template_for
 from rocstar.learning.models import load_model
 from rocstar.learning.policy import Policy
-from rocstar.parts.build import tools_of
+from rocstar.parts.build import AttemptParts
 from rocstar.protocols import ToolSpec
-from rocstar.sandbox.client import SandboxClient
 from rocstar.serving.agent import VisibleText
 from tests.dialogue.folders import DATA, LLAMA, LLAMA_MARKERS, THINKING, published_qwen
 
@@ -408,7 +407,7 @@ def make_tokenizer(folder: Path, case: Case) -> Codec:
 
 
 def python_tool() -> Sequence[ToolSpec]:
-    return tools_of(Recipe(), SandboxClient(daemons=0)).specs
+    return AttemptParts(Recipe()).specs
 
 
 def command(*arguments: str) -> list[str]:

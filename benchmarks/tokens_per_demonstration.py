@@ -16,7 +16,7 @@ from rocstar.config.recipe import load_recipe
 from rocstar.data.sft.render import from_demonstration, pieces
 from rocstar.dialogue.bpe import fixed_phrases, train_bpe
 from rocstar.dialogue.templates import template_named
-from rocstar.parts.build import make_feedback, tools_of
+from rocstar.parts.build import AttemptParts
 from rocstar.run.material import task_of
 from rocstar.run.tasks import require_demonstrations
 from rocstar.sandbox.client import SandboxClient
@@ -49,9 +49,10 @@ def measured(case: tuple[list[str], str], count: int, sandbox: SandboxClient) ->
     families, mix = case
     recipe = load_recipe(QUICKSTART, [f"data.families={json.dumps(families)}", f"data.demo_mix={mix}"])
     task, template = task_of(recipe, recipe), template_named(recipe.rollout.template)
-    tools = tools_of(recipe, sandbox)
+    parts = AttemptParts(recipe)
+    tools = parts.tools(sandbox)
     demonstrations = require_demonstrations(task, "measured").demonstrations(count)
-    feedback = make_feedback(recipe.rollout)
+    feedback = parts.feedback
     texts = [
         "".join(piece.text for piece in pieces(from_demonstration(one, feedback), template, tools.specs))
         for one in demonstrations

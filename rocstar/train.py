@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from rocstar.cluster.here import Machines
 from rocstar.config.sections import RlStage, SftStage
@@ -29,17 +30,16 @@ from rocstar.learning.sft import SftLearner
 from rocstar.parts.threads import begin_threads_of_run
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
-from rocstar.run.ahead import StepsAhead, steps_ahead
-from rocstar.run.coldstart import load_sft_rows
+from rocstar.run.ahead import RolloutProgress, StepsAhead, steps_ahead, update_told
 from rocstar.run.evaluations import evaluate_first, evaluate_last, evaluate_previous, evaluate_when_due
 from rocstar.run.material import Material, few_problems
+from rocstar.run.opening import opened_run
 from rocstar.run.pools import problems_of_step, stage_pool
-from rocstar.run.report import mean_of_updates, staleness_metrics, step_metrics
-from rocstar.run.rows import rows_of_step
-from rocstar.run.run import Run, opened_run
+from rocstar.run.report import mean_of_updates, staleness_metrics, step_metrics, suspicion
+from rocstar.run.rows import load_sft_rows, rows_of_step
+from rocstar.run.run import Run
+from rocstar.run.steps import steps_of
 from rocstar.run.stopper import Stopper
-from rocstar.run.suspicion import suspicion
-from rocstar.run.underway import Attempts, update_told
 from rocstar.support.screen import Screen
 from rocstar.types import BatchRow, Group, Problem, Resampled, Update, Weights, seed_for
 
@@ -55,34 +55,31 @@ async def train(
     async with opened_run(material, folder, screen, machines, resume=resume, stopper=stopper) as run:
         for stage in run.stages_left():
             await evaluate_previous(run)
-            if isinstance(stage, SftStage):
-                imitate(run, stage)
-                continue
-            if run.is_before_rl():
+            if stage.rollouts and run.is_before_rl():
                 await evaluate_first(run)
-            await reinforce(run, stage)
+            await KINDS[stage.kind](run, stage)
         await evaluate_last(run)
         run.finish()
 
 
-def imitate(run: Run, stage: SftStage) -> None:
+async def imitate(run: Run, stage: SftStage) -> None:
     """An SFT stage: next-token loss on demonstrations."""
     rows, seed = load_sft_rows(run.folder.path, stage.name), run.recipe.run.seed
     learner = SftLearner(run.policy, stage.sft, steps=stage.steps)
-    if run.progress.stage_step and run.checkpoint:
-        learner.restore(run.checkpoint)
+    if run.progress.stage_step and run.checkpoints.newest:
+        learner.restore(run.checkpoints.newest)
     run.announce(stage, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
-    with run.saved_when_stopped(learner):
-        for step in run.steps(stage):
+    with steps_of(run, stage, learner) as steps:
+        for step in steps.left():
             with run.meter.phase("sft"), run.watch.telling(lambda seconds: update_told(seconds, *run.policy.learnt)):
                 batch = rows_of_step(rows, step, stage.sft.batch_rows, seed)
                 metrics = learner.update(batch, seed=seed_for(seed, "dropout", run.progress.step + 1))
-            run.done(stage, learner, {**metrics, "step/tokens": metrics["tokens"]})
+            steps.done({**metrics, "step/tokens": metrics["tokens"]})
 
 
 async def reinforce(run: Run, stage: RlStage) -> None:
     """An RL stage: GRPO-RoC on the stage's problems."""
-    roller = run.roller(run.recipe, stage.rollout)
+    roller = run.roller(stage.rollout)
     modules = run.recipe.run.modules
     learner = GrpoLearner(run.policy, stage.learning, temperature=stage.rollout.temperature, folders=modules)
     _carry_optimizer(run, stage, learner)
@@ -109,12 +106,16 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         f"{stage.steps} steps of {min(rollout.problems_per_step, len(pool))} problems x {rollout.attempts_per_problem} "
         f"attempts from {len(pool)} problems, at most {rollout.max_response_tokens} tokens",
     )
-    with run.saved_when_stopped(learner):
+    with steps_of(run, stage, learner) as steps:
         async with ahead_of_learning(run, stage, roller, pool) as attempts:
-            for step in run.steps(stage):
-                await run.probe_when_due()
-                await evaluate_when_due(run, stage)
-                run.done(stage, learner, await rl_step(run, stage, attempts, learner, step))
+            for step in steps.left():
+                await run.prober.probe_when_due()
+                await evaluate_when_due(run, stage.rollout, steps)
+                steps.done(await rl_step(run, stage, attempts, learner, step))
+
+
+KINDS: Mapping[str, Callable[[Run, Any], Awaitable[None]]] = {"sft": imitate, "rl": reinforce}
+"""Who carries out a stage, by its kind. What else a kind says of itself is in its class (`config/sections.py`)."""
 
 
 def ahead_of_learning(
@@ -124,11 +125,11 @@ def ahead_of_learning(
     those of the next step take the places of those that ended."""
     rollout, seed, first = stage.rollout, run.recipe.run.seed, run.progress.step - run.progress.stage_step
     at_once = min(rollout.problems_per_step, len(pool)) * rollout.attempts_per_problem
-    paced = replace(roller, places=asyncio.Semaphore(at_once))
+    paced, progress = replace(roller, places=asyncio.Semaphore(at_once)), RolloutProgress(run.watch)
 
     async def roll(step: int) -> list[Group]:
         problems = problems_of_step(pool, step, rollout.problems_per_step, seed_for(seed, stage.name))
-        run.attempts[step] = attempts = Attempts(len(problems) * rollout.attempts_per_problem)
+        attempts = progress.begun(step, len(problems) * rollout.attempts_per_problem)
         return await replace(paced, environment=attempts.counted(paced.environment)).roll(
             problems,
             attempts=rollout.attempts_per_problem,
@@ -138,14 +139,14 @@ def ahead_of_learning(
             top_k=rollout.top_k,
         )
 
-    return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps)
+    return steps_ahead(roll, end=stage.steps, ahead=rollout.max_staleness_steps, waiting=progress.waiting)
 
 
 async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoLearner, step: int) -> dict[str, float]:
     """Take the attempts of a step of the stage, learn from them, give engines the new weights, record. Returns the
     step's metrics. Raises RunHalted when too many attempts ended by faults of ours."""
     written_by = learner.version
-    with run.meter.phase("rollout"), run.rolling(step):
+    with run.meter.phase("rollout"):
         groups = await attempts.take(step)
     with run.meter.phase("learning"):
         began, learn = time.monotonic(), partial(learn_from, run, stage, learner, groups)
@@ -164,18 +165,18 @@ async def rl_step(run: Run, stage: RlStage, attempts: StepsAhead, learner: GrpoL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
-    """What a step's learning came to."""
+class LearnedStep:
+    """What the learner made of a step's attempts."""
 
     chosen: list[Resampled]
     updates: list[Update]
     rows: list[BatchRow]
-    """All that were kept, scored."""
+    """Rows of all attempts that were kept, scored."""
     weights: Weights
-    """The new ones, for engines."""
+    """The new weights, for engines."""
 
 
-def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[Group]) -> Learnt:
+def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[Group]) -> LearnedStep:
     """Resample, score, update, publish. Touches nothing that attempts under way use, so it may run beside them."""
     settings, run_seed, step = stage.learning, run.recipe.run.seed, run.progress.step + 1
     resample = resampler_of(stage.resample, run.recipe.run.modules)
@@ -187,14 +188,13 @@ def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]
     updates = [learner.update(top_entropy(batch, settings.top_entropy_share) if narrow else batch) for batch in batches]
     rows = [row for part in (batches if narrow else updates) for row in part.rows]
-    return Learnt(chosen=chosen, updates=updates, rows=rows, weights=run.weights())
+    return LearnedStep(chosen=chosen, updates=updates, rows=rows, weights=run.weights())
 
 
 def _carry_optimizer(run: Run, stage: RlStage, learner: GrpoLearner) -> None:
     """Optimizer state goes on from the newest checkpoint, within a stage and from one RL stage to the next."""
-    inside = run.progress.stage_step > 0
-    follows = isinstance(run.previous_stage(), RlStage)
-    if run.checkpoint and (inside or (follows and not stage.learning.reset_optimizer)):
-        learner.restore(run.checkpoint)
+    inside, newest = run.progress.stage_step > 0, run.checkpoints.newest
+    if newest and (inside or stage.takes_optimizer_of(run.previous_stage())):
+        learner.restore(newest)
         if not inside:
             learner.refresh_reference()

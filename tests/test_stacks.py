@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from rocstar.support.stacks import all_stacks, awaited
+from rocstar.support.watch import all_stacks, awaited
 
 
 async def outer(go: asyncio.Event) -> None:

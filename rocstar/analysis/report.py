@@ -30,7 +30,7 @@ METRICS = {
     **{name: f"suspect/{name}" for name in ("constant_print", "unfounded_answer", "several_boxes")},
 }
 """Figure of a training step -> its metric: Fig. 8, Fig. 4 where no attempts were kept, and right attempts that look as
-if the reward was won without solving the problem (run/suspicion.py)."""
+if the reward was won without solving the problem (run/report.py)."""
 
 
 @dataclass(slots=True)

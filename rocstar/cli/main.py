@@ -45,7 +45,7 @@ from rocstar.support.exits import FAILED, INTERRUPTED, OK, USAGE, failure, flush
 from rocstar.support.signals import answered
 
 if TYPE_CHECKING:
-    from rocstar.config.origins import Given
+    from rocstar.config.origins import Provenance
     from rocstar.config.sections import Recipe
     from rocstar.record.folder import RunFolder
     from rocstar.run.material import Material
@@ -324,9 +324,9 @@ def _branch(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     _carry_out(material, folder, resume=True, as_json=as_json)
 
 
-def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, as_json: bool) -> None:
+def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance], *, as_json: bool) -> None:
     """What `--dry-run` found: settings that are no defaults, each with its source; as JSON also all in force."""
-    from rocstar.parts.fits import beside_what_is_there
+    from rocstar.parts.memory import beside_what_is_there
     from rocstar.run.material import few_problems, first_prompt
 
     prompt = first_prompt(material)
@@ -360,7 +360,7 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Given], *, 
         print(f"{told}; all of them are asked", file=sys.stderr)
 
 
-def _before(given: Given) -> str:
+def _before(given: Provenance) -> str:
     from rocstar.config.origins import ABSENT
 
     return "" if given.default in (ABSENT, None) else f"default {json.dumps(given.default)}; "

@@ -26,12 +26,14 @@ LEARNERS, SERVERS, SANDBOXES = "learners", "servers", "sandboxes"
 @contextmanager
 def opened(recipe: Recipe, proof: Path, *, learns: bool) -> Iterator[Machines]:
     """See `rocstar.cluster.start.opened_machines`."""
+    from rocstar.learning.models import device_of  # loads torch
+
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError('torchrun has started the learners already; leave it out or set cluster.launcher "processes"')
     with ExitStack() as stack:
         nodes = recipe.cluster.sandbox_nodes
         child = None if nodes else stack.enter_context(started_sandbox(recipe.sandbox))
-        gpus = _gpus(recipe)
+        gpus = int(device_of(recipe.model).type == "cuda")  # of each learner and server
         wanted = partial(wishes, recipe, gpus, learns=learns)
         stack.enter_context(connected(needed(wanted().values()).get("CPU", 0)))
         groups = stack.enter_context(set_aside(wanted(own_address())))
@@ -48,7 +50,7 @@ def opened(recipe: Recipe, proof: Path, *, learns: bool) -> Iterator[Machines]:
 
 
 def wishes(recipe: Recipe, gpus: int, driver: str = LOOPBACK, *, learns: bool) -> Mapping[str, Wish]:
-    """What must be set aside. gpus: of each learner and server. driver: address of this machine."""
+    """The places to set aside. gpus: number for each learner and server. driver: address of this machine."""
     cluster, servers = recipe.cluster, recipe.servers
     found: dict[str, Wish] = {}
     if learns and (cluster.learners > 1 or gpus):
@@ -58,13 +60,6 @@ def wishes(recipe: Recipe, gpus: int, driver: str = LOOPBACK, *, learns: bool) -
     if cluster.sandbox_nodes:
         found[SANDBOXES] = sandbox_nodes.wish(cluster.sandbox_nodes, recipe.sandbox.slots)
     return found
-
-
-def _gpus(recipe: Recipe) -> int:
-    """Of each learner and server. Raises ConfigError."""
-    from rocstar.learning.models import device_of
-
-    return int(device_of(recipe.model).type == "cuda")
 
 
 @contextmanager

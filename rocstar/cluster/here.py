@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rocstar.sandbox.call import SandboxDown
@@ -38,31 +39,28 @@ def opened_here(recipe: Recipe) -> Iterator[Machines]:
     """See `rocstar.cluster.start.opened_machines`."""
     from rocstar.engines.vllm_server import VllmServer
 
+    def start_ranks() -> Ranks:
+        from rocstar.learning.ranks import start
+
+        return start(recipe.cluster, recipe.model, os.environ)
+
     with started_sandbox(recipe.sandbox) as sandbox:
         yield Machines(
             sandbox=sandbox,
-            start_ranks=lambda: _ranks_here(recipe),
+            start_ranks=start_ranks,
             start_server=VllmServer.start,
             engines_share_memory=True,
         )
-
-
-def _ranks_here(recipe: Recipe) -> Ranks:
-    from rocstar.learning.ranks import start
-
-    return start(recipe.cluster, recipe.model, os.environ)
 
 
 @contextmanager
 def started_sandbox(settings: SandboxSection) -> Iterator[SandboxClient]:
     """A sandbox for as long as the context: a child of this process, or those at `urls`. Raises SandboxDown where one
     cannot be started or reached, and below `min_isolation`."""
-    with _remote(settings) if settings.urls else _child(settings) as client:
+    slots, preload, level = settings.slots, settings.preload, settings.min_isolation
+    child = partial(SandboxClient.start, slots=slots, preload=preload, min_isolation=level)
+    with _remote(settings) if settings.urls else child() as client:
         yield client
-
-
-def _child(settings: SandboxSection) -> SandboxClient:
-    return SandboxClient.start(slots=settings.slots, preload=settings.preload, min_isolation=settings.min_isolation)
 
 
 def _remote(settings: SandboxSection) -> SandboxClient:

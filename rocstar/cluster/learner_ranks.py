@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 END_SECONDS = 10.0
 TELL_SECONDS = 1.0
-PINNED = 0.001  # of `node:ADDRESS`, of which each machine has 1: so little places a bundle there and shuts nobody out
+PINNED = 0.001  # of `node:ADDRESS`, of which each machine has 1: places a bundle there and leaves room for others
 
 
 class LearnerActor:
@@ -41,11 +41,11 @@ class LearnerActor:
         self.serve_rank = serve_rank
 
     def address(self) -> str:
-        """Of its machine."""
+        """The address of its machine."""
         return own_address()
 
     def serve(self, variables: Mapping[str, str]) -> None:
-        """Until rank 0 ends. Raises RunHalted when it is gone."""
+        """Serve rank 0 until it ends. Raises RunHalted when it is gone."""
         try:
             self.serve_rank(variables)
         finally:

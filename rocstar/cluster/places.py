@@ -71,7 +71,9 @@ def _begin(cpus: float) -> None:
 @contextmanager
 def set_aside(wishes: Mapping[str, Wish]) -> Iterator[dict[str, PlacementGroup]]:
     """A placement group for each wish; what runs in them ends with the context. Raises ConfigError."""
-    _refuse_too_much(wishes.values())
+    there = ray.cluster_resources()
+    if any(there.get(name, 0) < amount for name, amount in needed(wishes.values()).items()):
+        raise _no_room(wishes.values())  # what Ray will never have is not waited for
     groups = {
         name: placement_group([dict(place) for place in wish.places], strategy=wish.strategy)
         for name, wish in wishes.items()
@@ -84,13 +86,6 @@ def set_aside(wishes: Mapping[str, Wish]) -> Iterator[dict[str, PlacementGroup]]
     finally:
         for group in groups.values():
             give_back(group)
-
-
-def _refuse_too_much(wishes: Collection[Wish]) -> None:
-    """What Ray will never have, without waiting for it."""
-    there = ray.cluster_resources()
-    if any(there.get(name, 0) < amount for name, amount in needed(wishes).items()):
-        raise _no_room(wishes)
 
 
 def _no_room(wishes: Collection[Wish]) -> ConfigError:
@@ -111,7 +106,7 @@ def needed(wishes: Collection[Wish]) -> dict[str, float]:
 
 
 def give_back(group: PlacementGroup) -> None:
-    """Whatever runs in it is killed. Harmless when it is gone."""
+    """Give a group's places back and kill what runs in them; does nothing where they are gone."""
     with suppress(ray.exceptions.RayError):
         remove_placement_group(group)
 
@@ -153,7 +148,7 @@ def _machines(group: PlacementGroup) -> list[str]:
 
 
 def _content(file: str) -> tuple[str, bytes | None]:
-    """Of a file on the machine that this runs on; None where it can't be read."""
+    """This machine's address and the bytes of a file on it; None where it can't be read."""
     try:
         return own_address(), Path(file).read_bytes()
     except OSError:
@@ -161,7 +156,7 @@ def _content(file: str) -> tuple[str, bytes | None]:
 
 
 def own_address() -> str:
-    """Of this machine in the Ray cluster."""
+    """The address of this machine in the Ray cluster."""
     address: Any = ray.util.get_node_ip_address
     return str(address())
 

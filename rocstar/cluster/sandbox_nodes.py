@@ -42,7 +42,7 @@ class NodeActor:
         threading.Thread(target=self._keep, daemon=True).start()
 
     def address(self) -> str:
-        """Once somebody listens there."""
+        """The address of the service, once it listens there."""
         while True:
             with suppress(OSError), socket.create_connection((self._host, self._port)):
                 return f"http://{self._host}:{self._port}"
@@ -71,7 +71,7 @@ def wish(nodes: int, slots: int) -> Wish:
 
 
 def cores_of(slots: int) -> float:
-    """That a service asks Ray for."""
+    """Cores that a service asks Ray for."""
     return max(1.0, slots / SLOTS_PER_CORE)
 
 

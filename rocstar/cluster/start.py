@@ -19,14 +19,10 @@ def opened_machines(recipe: Recipe, proof: Path, *, learns: bool = True) -> Abst
     where Ray lacks room or a machine lacks the file, Unavailable where Ray fails, SandboxDown."""
     if recipe.cluster.launcher == "processes" or not (learns or recipe.cluster.sandbox_nodes or recipe.servers):
         return opened_here(recipe)
-    _keep_ray_on_loopback()
+    if os.environ.get("RAY_ADDRESS", "local") == "local":
+        # A Ray of this run's own listens on loopback only. Its one switch for that is meant for other systems, and is
+        # read as Ray is imported.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from rocstar.cluster.by_ray import opened  # Ray, which is an extra
 
     return opened(recipe, proof, learns=learns)
-
-
-def _keep_ray_on_loopback() -> None:
-    """A Ray of this run's own listens on loopback only. Its one switch for that is meant for other systems, and is read
-    as Ray is imported."""
-    if os.environ.get("RAY_ADDRESS", "local") == "local":
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

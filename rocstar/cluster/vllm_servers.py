@@ -65,7 +65,7 @@ class RayServer:
             raise EngineUnavailable(f"Ray did not start a vLLM server: {sentence(error)}") from error
 
     def cpu_seconds(self) -> float:
-        """As last heard where the machine does not answer."""
+        """CPU seconds so far; as last heard where the machine does not answer."""
         with suppress(ray.exceptions.RayError):
             self._cpu_seconds = ray.get(self._actor.cpu_seconds.remote(), timeout=ASK_SECONDS)
         return self._cpu_seconds
@@ -75,12 +75,6 @@ class RayServer:
             async with asyncio.timeout(END_SECONDS):
                 await self._actor.close.remote()
         ray.kill(self._actor)
-
-
-def _without_gpu(settings: VllmSettings) -> VllmSettings:
-    """Which GPU it is, Ray says."""
-    given = (settings.environment or {}).items()
-    return replace(settings, environment={name: value for name, value in given if name != "CUDA_VISIBLE_DEVICES"})
 
 
 def wish(entries: Sequence[VllmEngines], gpus: int) -> Wish:
@@ -99,7 +93,9 @@ def starter(group: PlacementGroup | None, gpus: int) -> StartServer:
         assert group is not None, "no server was wished for"
         server = RayServer(actor.options(**at(group, cpus=settings.threads, gpus=gpus)).remote())
         try:
-            await server.start(_without_gpu(settings))
+            given = (settings.environment or {}).items()  # Ray says which GPU it is
+            environment = {name: value for name, value in given if name != "CUDA_VISIBLE_DEVICES"}
+            await server.start(replace(settings, environment=environment))
         except BaseException:
             await server.close()
             raise

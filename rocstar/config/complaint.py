@@ -1,6 +1,6 @@
 """Says in one sentence what is wrong with a recipe and where: file and line or the override, the key, the nearest key.
 
-Not here: reading and merging (`read.py`).
+Not here: reading and merging (`layers.py`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,11 @@ class Layer:
         """Line of an address, or of the table it stands in; None when it is not here."""
         if not keys or not holds(self.table, keys):
             return None
-        return find_line(self.text, self._as_written(keys))
-
-    def _as_written(self, keys: Keys) -> tuple[str | int, ...]:
-        """The address with the number of an entry, from 0, in place of its name."""
         entries = self.table[keys[0]]
         if not isinstance(entries, list) or len(keys) == 1:
-            return keys
-        return (keys[0], [entry["name"] for entry in entries].index(keys[1]), *keys[2:])
+            return find_line(self.text, keys)
+        number = [entry["name"] for entry in entries].index(keys[1])  # stands in place of the entry's name
+        return find_line(self.text, (keys[0], number, *keys[2:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +51,21 @@ class Override:
     """One `key=value` of the command line."""
 
     text: str
-    """As it was typed."""
+    """The text as it was typed."""
     keys: Keys
     value: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FaultPlace:
     """Where a fault stands."""
 
     entry: Keys
     """Address of the entry of a list of tables that it is in; empty outside of one."""
     keys: Keys
-    """From that entry, or from the top."""
+    """Keys from that entry, or from the top."""
     model: Model
-    """Of that entry, or of the whole."""
+    """The model of that entry, or of the whole."""
 
     @property
     def name(self) -> str:
@@ -91,25 +88,25 @@ def complaint(
     return f"{_where([*addresses, place.entry], layers, changes)}: {what}"
 
 
-def _place(model: Model, table: Table, location: Sequence[int | str]) -> Place:
-    """Of pydantic's location, in which entries are numbers, and tags of unions stand as if they were keys."""
+def _place(model: Model, table: Table, location: Sequence[int | str]) -> FaultPlace:
+    """Translate pydantic's location, in which entries are numbers, and tags of unions stand as if they were keys."""
     if len(location) < 2 or not lists_tables(annotation_at(model, table, (str(location[0]),))):
         keys = _texts(location)
         above = annotation_at(model, table, keys[:-1])
         tagged = len(keys) > 1 and above is not None and not members(above)
-        return Place(entry=(), keys=keys[:-1] if tagged else keys, model=model)
+        return FaultPlace(entry=(), keys=keys[:-1] if tagged else keys, model=model)
     kind, number, *rest = location
     entry = table[str(kind)][number]
     annotation = annotation_at(model, table, (str(kind),))
     keys = _texts(rest[1:] if len(members(annotation)) > 1 else rest)
-    return Place(entry=(str(kind), str(entry["name"])), keys=keys, model=chosen(annotation, entry) or model)
+    return FaultPlace(entry=(str(kind), str(entry["name"])), keys=keys, model=chosen(annotation, entry) or model)
 
 
 def _texts(location: Sequence[int | str]) -> Keys:
     return tuple(part for part in location if isinstance(part, str))
 
 
-def _what(fault: ErrorDetails, wanted: str, place: Place, top: Model, table: Table) -> str:
+def _what(fault: ErrorDetails, wanted: str, place: FaultPlace, top: Model, table: Table) -> str:
     kind, message, value, name = fault["type"], fault["msg"], fault["input"], place.name
     if kind == "extra_forbidden":
         return f"unknown key {name}; {_elsewhere(place, top, table) or _nearest(place)}"
@@ -124,7 +121,8 @@ def _what(fault: ErrorDetails, wanted: str, place: Place, top: Model, table: Tab
         return f"{name}: {message.removeprefix('Value error, ')}".removeprefix(": ")
     options = re.findall(r"'([^']*)'", wanted) if kind == "literal_error" else []
     close = difflib.get_close_matches(str(value), options, n=1)
-    return f"{name} = {_short(value)} should be {wanted}" + (f"; did you mean {close[0]!r}?" if close else "")
+    shown = repr(value) if len(repr(value)) <= VALUE_CHARS else f"{repr(value)[:VALUE_CHARS]}..."
+    return f"{name} = {shown} should be {wanted}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _tags(models: Sequence[Model]) -> list[str]:
@@ -133,12 +131,7 @@ def _tags(models: Sequence[Model]) -> list[str]:
     return [repr(tag) for a in required if typing.get_origin(a) is typing.Literal for tag in typing.get_args(a)]
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..."
-
-
-def _elsewhere(place: Place, top: Model, table: Table) -> str | None:
+def _elsewhere(place: FaultPlace, top: Model, table: Table) -> str | None:
     """Where a key belongs that is none there: to entries of another kind, to the whole, or, where it is the name of an
     entry, behind the entry's kind."""
     if not place.entry:
@@ -153,8 +146,8 @@ def _elsewhere(place: Place, top: Model, table: Table) -> str | None:
     return f"{given} holds for the whole run; set it in [{place.keys[0]}]" if place.keys in set(all_keys(top)) else None
 
 
-def _nearest(place: Place) -> str:
-    """The same key in another section, else a neighbour of nearly that name, else any key of nearly that name."""
+def _nearest(place: FaultPlace) -> str:
+    """Suggest the same key in another section, else a neighbour or any other key of nearly that name."""
     given, last = ".".join(place.keys), place.keys[-1]
     every = {".".join(path): path for path in all_keys(place.model)}
     namesakes = difflib.get_close_matches(given, [name for name, path in every.items() if path[-1] == last], 1, 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 from rocstar.config.complaint import Layer, Override
 from rocstar.config.layers import merge_layers, parse_override, read_layers
 from rocstar.config.sections import Recipe
-from rocstar.config.tree import Keys, flat, holds
+from rocstar.config.tree import flat, holds
 
 READ = ("ROCSTAR_VLLM_PYTHON", "ROCSTAR_SANDBOX_TOKEN", "ROCSTAR_THREADS", "RAY_ADDRESS", "HF_HOME", "HF_HUB_OFFLINE")
 """Environment variables that a run reads."""
@@ -21,48 +21,46 @@ ABSENT = "no default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Provenance:
     """A setting that is not its default."""
 
     key: str
-    """As the command line takes it."""
+    """The key as the command line takes it."""
     value: Any
     default: Any
-    """Of a stage's own key the run's value; ABSENT where a recipe must say it."""
+    """The default; for a stage's own key the run's value, ABSENT where a recipe must say it."""
     source: str
     """File and line, command line, environment variable, or what it was derived from."""
 
 
-def of_recipe(recipe: Recipe, path: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Given]:
+def of_recipe(recipe: Recipe, path: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Provenance]:
     """What a recipe file and the command line changed. Raises ConfigError as `load_recipe` does."""
     layers = read_layers(Path(path), Recipe)
     return [*_given(recipe, layers, settings, "derived from the others"), *_of_environment(environment)]
 
 
-def of_run(recipe: Recipe, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Given]:
+def of_run(recipe: Recipe, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> list[Provenance]:
     """What a run that goes on changed, and the command line now."""
     return [*_given(recipe, (), settings, f"run {name}"), *_of_environment(environment)]
 
 
-def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], otherwise: str) -> Iterator[Given]:
+def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], otherwise: str) -> Iterator[Provenance]:
     table = merge_layers(layers) if layers else recipe.model_dump()
     changes = [parse_override(text, Recipe, table) for text in settings]
     values, defaults = dict(flat(recipe.resolved())), dict(flat(Recipe().resolved()))
     for key, value in values.items():
-        default = _default(key, values, defaults)
+        base = key.split(".", 2)[2] if key.startswith("stage.") else key
+        default = values.get(base, ABSENT) if base != key else defaults.get(key, ABSENT)
         if value != default and not key.endswith(".name") and value not in ([], None):
-            yield Given(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
-
-
-def _default(key: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
-    base = key.split(".", 2)[2] if key.startswith("stage.") else key
-    return values.get(base, ABSENT) if base != key else defaults.get(key, ABSENT)
+            yield Provenance(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
 
 
 def _source(key: str, layers: Sequence[Layer], changes: Sequence[Override]) -> str | None:
     keys = tuple(key.split("."))
     for change in reversed(changes):
-        if _covers(change.keys, keys):
+        # `stage.x.rollout.top_p` is given by itself, by a table above it, and by `rollout.top_p`.
+        given = change.keys
+        if keys[: len(given)] == given or (keys[0] == "stage" and keys[2:][: len(given)] == given):
             return f"command line: {change.text}"
     for layer in reversed(layers):
         if holds(layer.table, keys):
@@ -70,13 +68,8 @@ def _source(key: str, layers: Sequence[Layer], changes: Sequence[Override]) -> s
     return None
 
 
-def _covers(given: Keys, keys: Keys) -> bool:
-    """`stage.x.rollout.top_p` is given by itself, by a table above it, and by `rollout.top_p`."""
-    return keys[: len(given)] == given or (keys[0] == "stage" and keys[2:][: len(given)] == given)
-
-
-def _of_environment(environment: Mapping[str, str]) -> Iterator[Given]:
+def _of_environment(environment: Mapping[str, str]) -> Iterator[Provenance]:
     for name in READ:
         if value := environment.get(name):
             shown = "(set)" if SECRET in name else value
-            yield Given(key=name, value=shown, default=None, source="environment variable")
+            yield Provenance(key=name, value=shown, default=None, source="environment variable")

@@ -1,4 +1,4 @@
-"""The sections of a recipe that say where a run computes: sandboxes, learners, engines. All others: sections.py."""
+"""The sections of a recipe that say where a run computes: sandboxes, learners, engines. All others: `sections.py`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TorchEngines(Section):
 
     @property
     def names(self) -> list[str]:
-        """Of each of them, as events and messages call it."""
+        """Their names, as events and messages call them."""
         return [f"{self.name}-{number}" for number in range(self.count)]
 
 
@@ -105,7 +105,7 @@ class VllmEngines(Section):
 
     @property
     def names(self) -> list[str]:
-        """Of each of them, as events and messages call it."""
+        """Their names, as events and messages call them."""
         return [f"{self.name}-{number}" for number in range(self.count)]
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
-"""Reads a training recipe: what `config/layers.py` does for every recipe, and stages on top of it.
+"""Reads a training recipe: what `layers.py` does for every recipe, and stages on top of it.
 
 Not here: what the keys mean (`sections.py`) and what is done with them (`train.py`). The rules of stages:
 
-- A stage starts from the base sections, as far as it may carry them (sections.py), and overrides them key by key. So a
-  stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
+- A stage starts from the base sections, as far as it may carry them (`sections.py`), and overrides them key by key. So
+  a stage's own key, even a parent's, beats a child's base section; only the command line reaches into every stage.
 - `section.key=value` changes the base and every stage that has the key, `stage.NAME.key=value` one stage.
 - `run.modules` left empty becomes the folders of the recipe and of those it extends: a resumed run finds them again.
 - A run keeps paths as absolute ones, so it may be resumed from another folder; complaints show them as written.
@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rocstar.config.layers import merge_layers, parse_override, read_layers, read_text, validated
 from rocstar.config.sections import Recipe
@@ -46,7 +45,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def recipe_of(base: Table, stages: Sequence[Table]) -> Recipe:
-    """From base sections and stages as plain tables; stages are filled up from the base. Raises ValidationError."""
+    """A recipe from base sections and stages as plain tables; stages are filled up from the base. Raises
+    ValidationError."""
     listed = [_completed(stage, base) for stage in stages]
     return Recipe.model_validate(with_lists(Recipe, {**base, "stage": listed}), strict=True)
 
@@ -66,7 +66,7 @@ def changed(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str])
 
 
 def _with_added_stages(table: Table, settings: Sequence[str]) -> Table:
-    """Those that are new, at the end, from the base sections."""
+    """The table with stages that are new, at the end, from the base sections."""
     for text in settings:
         keys, _, kind = (part.strip() for part in text.partition("="))
         if (found := re.fullmatch(r"stage\.([^.]+)\.kind", keys)) and named(table["stage"], found[1]) is None:
@@ -103,12 +103,12 @@ def _completed(stage: Table, base: Table) -> Table:
     """The stage, its sections filled up from the base with those keys that a stage may change."""
     model = chosen(STAGES, stage)  # none where the kind is unknown, which validation tells
     sections = {n: s for n, f in model.model_fields.items() if (s := chosen(f.annotation, None))} if model else {}
-    return {**stage, **{n: merged(_known(base.get(n), section), stage.get(n, {})) for n, section in sections.items()}}
-
-
-def _known(table: Any, section: type[BaseModel]) -> Table:
-    items = table.items() if isinstance(table, dict) else ()
-    return {key: value for key, value in items if key in section.model_fields}
+    filled = dict(stage)
+    for name, section in sections.items():
+        given = base.get(name)
+        own = given if isinstance(given, dict) else {}
+        filled[name] = merged({k: v for k, v in own.items() if k in section.model_fields}, stage.get(name, {}))
+    return filled
 
 
 def _same_in_stages(keys: Keys, table: Table) -> list[Keys]:

@@ -12,9 +12,9 @@ Models that start from random weights need other numbers, and their recipes say 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rocstar.config.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
 from rocstar.config.values import (
@@ -30,12 +30,9 @@ from rocstar.config.values import (
     settled,
 )
 
-
-def _settled_file(name: str, info: ValidationInfo) -> str:
-    return settled(name, info) if name.endswith(".toml") else name
-
-
-BenchmarkName = Annotated[str, AfterValidator(_settled_file)]
+BenchmarkName = Annotated[
+    str, AfterValidator(lambda name, info: settled(name, info) if name.endswith(".toml") else name)
+]
 
 
 class RunSection(Section):
@@ -129,6 +126,11 @@ class ModelSection(Section):
                 "change one of them"
             )
         return self
+
+    @property
+    def cpu_itemsize(self) -> int:
+        """Bytes of a number of an engine on CPUs."""
+        return 2 if self.dtype == "bfloat16" else 4
 
 
 class ColumnsSection(Section):
@@ -236,6 +238,11 @@ class StageRolloutSection(Section):
     max_staleness_steps: int = Field(default=0, ge=0, le=1000)
     """Attempts of a step may begin while up to this many earlier steps are still to be learnt from, so a token is at
     most this many steps older than the weights that learn from it. 0: strictly on-policy (the paper)."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether attempts may call tools: with a single turn no reply could be read."""
+        return self.max_turns > 1
 
 
 class RolloutSection(StageRolloutSection):
@@ -405,7 +412,7 @@ class EndSection(Section):
 
 
 VERIFIERS = ("boxed", "boxed_strict", "tool_output")
-"""Those that come with rocstar."""
+"""Verifiers that come with rocstar."""
 
 
 class BenchmarkSection(Section):
@@ -449,6 +456,10 @@ class EvaluateSection(Section):
     """For a reward function of your own: an attempt is right (in every share of right attempts, and for RoC a success)
     where its reward is above this. Learning takes the reward itself."""
 
+    def is_due_after(self, steps: int) -> bool:
+        """Whether an evaluation comes after so many steps of an RL stage."""
+        return bool(self.every_steps and steps and steps % self.every_steps == 0)
+
     @field_validator("verifier")
     @classmethod
     def verifier_is_known(cls, name: str) -> str:
@@ -463,7 +474,33 @@ BY_EPOCHS = -1
 """Steps of an SFT stage that its epochs decide."""
 
 
-class SftStage(Section):
+class StageSection(Section):
+    """What every kind of stage says of itself, so that planning, memory and checks need not know the kinds. What a kind
+    does in a step is in KINDS of `rocstar/train.py`."""
+
+    name: Word
+    learner_section: ClassVar[str]
+    """Section that holds the settings of its learner."""
+    update_rows_from: ClassVar[str]
+    """Keys that decide `update_rows`, for messages."""
+
+    @property
+    def learner(self) -> SftSection | LearningSection:
+        """Settings of its learner."""
+        found: SftSection | LearningSection = getattr(self, self.learner_section)
+        return found
+
+    @property
+    def rollouts(self) -> list[StageRolloutSection]:
+        """Limits under which the stage makes attempts; empty where it makes none."""
+        return []
+
+    def takes_optimizer_of(self, before: StageSection | None) -> bool:
+        """Whether optimizer state goes on from the stage before."""
+        return False
+
+
+class SftStage(StageSection):
     name: Word
     """Name of the stage, unlike that of any other."""
     kind: Literal["sft"]
@@ -475,6 +512,19 @@ class SftStage(Section):
     the steps that they come to. 0: `steps` counts."""
     data: TaskSection
     sft: SftSection
+    learner_section: ClassVar[str] = "sft"
+    update_rows_from: ClassVar[str] = "sft.batch_rows"
+    end: ClassVar[EndSection] = EndSection()  # no rule: all its steps are made
+
+    @property
+    def update_rows(self) -> int:
+        """Most rows that one optimizer update learns from."""
+        return self.sft.batch_rows
+
+    @property
+    def updates(self) -> int:
+        """Most optimizer updates of the whole stage."""
+        return self.steps
 
     @model_validator(mode="after")
     def steps_or_epochs(self) -> SftStage:
@@ -489,7 +539,7 @@ class SftStage(Section):
         return self
 
 
-class RlStage(Section):
+class RlStage(StageSection):
     name: Word
     """Name of the stage, unlike that of any other."""
     kind: Literal["rl"]
@@ -501,6 +551,8 @@ class RlStage(Section):
     resample: ResampleSection
     learning: LearningSection
     end: EndSection
+    learner_section: ClassVar[str] = "learning"
+    update_rows_from: ClassVar[str] = "rollout.problems_per_step x resample.keep / learning.updates_per_step"
 
     @model_validator(mode="after")
     def attempts_cover_group(self) -> RlStage:
@@ -517,6 +569,21 @@ class RlStage(Section):
         kept = self.resample.keep if self.resample.method != "all" else self.rollout.attempts_per_problem
         return self.rollout.problems_per_step * kept
 
+    @property
+    def rollouts(self) -> list[StageRolloutSection]:
+        return [self.rollout]
+
+    @property
+    def update_rows(self) -> int:
+        return self.kept_attempts // self.learning.updates_per_step
+
+    @property
+    def updates(self) -> int:
+        return self.steps * self.learning.updates_per_step
+
+    def takes_optimizer_of(self, before: StageSection | None) -> bool:
+        return isinstance(before, RlStage) and not self.learning.reset_optimizer
+
     @model_validator(mode="after")
     def every_update_has_an_attempt(self) -> RlStage:
         if self.learning.updates_per_step > self.kept_attempts:
@@ -529,7 +596,7 @@ class RlStage(Section):
 
 Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
 STAGES: dict[str, type[Section]] = {"sft": SftStage, "rl": RlStage}
-"""By `kind`."""
+"""Kinds of stages by `kind`; what a kind does in a step is in KINDS of `rocstar/train.py`."""
 
 
 class Recipe(Section):
@@ -568,8 +635,8 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def the_output_of_a_tool_needs_a_tool(self) -> Recipe:
-        rollouts = [stage.rollout for stage in self.stage if isinstance(stage, RlStage)]
-        if self.evaluate.verifier == "tool_output" and any(rollout.max_turns == 1 for rollout in rollouts):
+        without = any(not stage.rollout.has_tools for stage in self.rl_stages)
+        if self.evaluate.verifier == "tool_output" and without:
             raise ValueError(
                 "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
                 "for one; raise rollout.max_turns or take 'boxed'"
@@ -587,11 +654,49 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def vllm_draws_from_all(self) -> Recipe:
-        rollouts = [self.rollout, *(stage.rollout for stage in self.stage if isinstance(stage, RlStage))]
-        cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in rollouts)
+        cut = any(rollout.top_p < 1 or rollout.top_k > 0 for rollout in (self.rollout, *self.rollouts))
         if cut and any(isinstance(entry, VllmEngines) for entry in self.engine):
             raise ValueError("top_p must be 1 and top_k 0 for engines of kind 'vllm'; it reports no others' logprobs")
         return self
+
+    @property
+    def sft_stages(self) -> list[SftStage]:
+        return [stage for stage in self.stage if isinstance(stage, SftStage)]
+
+    @property
+    def rl_stages(self) -> list[RlStage]:
+        return [stage for stage in self.stage if isinstance(stage, RlStage)]
+
+    @property
+    def rollouts(self) -> list[StageRolloutSection]:
+        """Limits under which attempts are made, in training and evaluation."""
+        return [rollout for stage in self.stage for rollout in stage.rollouts] or [self.rollout]
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether any attempt may call tools."""
+        return any(rollout.has_tools for rollout in self.rollouts)
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens that RL allows after a prompt; 0 without RL."""
+        return max((stage.rollout.max_response_tokens for stage in self.rl_stages), default=0)
+
+    def idle_learners(self, learners: int) -> str | None:
+        """Why some of so many learners would have nothing to learn from, in words."""
+        for stage in self.stage:
+            if learners > (rows := stage.update_rows):
+                keys = stage.update_rows_from
+                return f"{learners} learners are more than the {rows} rows of an update of stage {stage.name} ({keys})"
+        return None
+
+    def idle_engines(self, engines: int) -> str | None:
+        """Why some of so many engines would have nothing to write, in words."""
+        for stage in self.rl_stages:
+            attempts = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem
+            if engines > attempts:
+                return f"{engines} engines are more than the {attempts} attempts of a step of stage {stage.name}"
+        return None
 
     @property
     def runs_torch_engines(self) -> bool:
@@ -602,10 +707,17 @@ class Recipe(Section):
         """vLLM servers that a run starts."""
         return [entry for entry in self.engine if isinstance(entry, VllmEngines) and entry.url is None]
 
+    @property
+    def engines_here(self) -> int:
+        """Engines that compute on this machine."""
+        torch = [entry for entry in self.engine if isinstance(entry, TorchEngines)]
+        here = [*torch, *(self.servers if self.cluster.launcher == "processes" else ())]
+        return sum(entry.count for entry in here) if self.engine else 1
+
     def resolved(self) -> dict[str, Any]:
-        """As plain JSON values; nulls survive. Paths to what is there are absolute."""
+        """The recipe as plain JSON values; nulls survive. Paths to what is there are absolute."""
         return self.settled().model_dump(mode="json")
 
     def settled(self) -> Recipe:
-        """The same with absolute paths, as a run works with it whether it is fresh or resumed."""
+        """The recipe with absolute paths, as a run works with it whether it is fresh or resumed."""
         return Recipe.model_validate(self.model_dump(), context=SETTLE)

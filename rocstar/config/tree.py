@@ -95,12 +95,9 @@ def chosen(annotation: Any, value: Any) -> Model | None:
 
 
 def _carries_tag(model: Model, value: Table) -> bool:
-    tags = {n: f.annotation for n, f in model.model_fields.items() if f.is_required() and _is_literal(f.annotation)}
-    return all(value.get(name) in typing.get_args(annotation) for name, annotation in tags.items())
-
-
-def _is_literal(annotation: Any) -> bool:
-    return typing.get_origin(annotation) is Literal
+    required = {name: field.annotation for name, field in model.model_fields.items() if field.is_required()}
+    tags = {name: of for name, of in required.items() if typing.get_origin(of) is Literal}
+    return all(value.get(name) in typing.get_args(of) for name, of in tags.items())
 
 
 def annotation_at(model: Model, table: Table, keys: Keys) -> Any:

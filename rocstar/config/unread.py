@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rocstar.config.complaint import Layer, Override
-from rocstar.config.sections import Recipe, RlStage, SftStage, TaskSection
+from rocstar.config.sections import Recipe, RlStage, Stage, TaskSection
 from rocstar.config.tree import Keys, holds
 from rocstar.errors import ConfigError
 from rocstar.support.plugins import is_reference
@@ -98,15 +98,16 @@ def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Ove
     stages: list[tuple[Keys, list[Any]]] = [(("stage", stage.name), [stage]) for stage in recipe.stage]
     for rule in RULES:
         for entry, holders in stages if rule.own else [((), [recipe, *recipe.stage]), *stages]:
-            values = [value for holder in holders for value in _values(holder, rule.by)]
+            sections = [getattr(holder, rule.by[0], None) for holder in holders]
+            values = [getattr(section, rule.by[1]) for section in sections if hasattr(section, rule.by[1])]
             if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
                 _refuse_given(rule, entry, values[0], layers, changes)
-    _refuse_long_warm_ups(recipe, layers, changes)
+    _refuse_long_warm_ups(recipe.stage, layers, changes)
 
 
-def _refuse_long_warm_ups(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Override]) -> None:
+def _refuse_long_warm_ups(stages: Sequence[Stage], layers: Sequence[Layer], changes: Sequence[Override]) -> None:
     """A child that only shortens a stage may leave its parent's warm-up as it is."""
-    for stage, section, warmup_steps, updates in _warm_ups(recipe):
+    for stage, section, warmup_steps, updates in _warm_ups(stages):
         given = [(section, "warmup_steps"), ("stage", stage, section, "warmup_steps")]
         keys = max(given, key=lambda keys: _level(keys, layers, changes))
         level, by = (_level(keys, layers, changes) for keys in (keys, ("stage", stage, "steps")))
@@ -118,18 +119,15 @@ def _refuse_long_warm_ups(recipe: Recipe, layers: Sequence[Layer], changes: Sequ
             )
 
 
-def _warm_ups(recipe: Recipe) -> Iterator[tuple[str, str, int, int]]:
-    """(stage, section, its warmup_steps, updates by the end of the stage). RL stages that hand their optimizer on share
-    a warm-up, so only the last of them must see its end."""
+def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:
+    """(stage, section, its warmup_steps, updates by the end of the stage). Stages that hand their optimizer on share a
+    warm-up, so only the last of them must see its end."""
     updates = 0
-    stages = [stage for stage in recipe.stage if stage.steps > 0]  # those of epochs are known, and looked at, later
-    for stage, following in zip_longest(stages, stages[1:]):
-        if isinstance(stage, SftStage):
-            yield stage.name, "sft", stage.sft.warmup_steps, stage.steps
-            continue
-        updates += stage.steps * stage.learning.updates_per_step
-        if not isinstance(following, RlStage) or following.learning.reset_optimizer:
-            yield stage.name, "learning", stage.learning.warmup_steps, updates
+    made = [stage for stage in stages if stage.steps > 0]  # those of epochs are known, and looked at, later
+    for stage, following in zip_longest(made, made[1:]):
+        updates += stage.updates
+        if following is None or not following.takes_optimizer_of(stage):
+            yield stage.name, stage.learner_section, stage.learner.warmup_steps, updates
             updates = 0
 
 
@@ -144,11 +142,6 @@ def _refuse_given(rule: Rule, entry: Keys, value: Any, layers: Sequence[Layer], 
                 f"{_place(keys, level, layers, changes)}: {'.'.join(keys)} is not read where {decider} is {value!r}; "
                 f"leave it out or change {decider}"
             )
-
-
-def _values(holder: Any, by: tuple[str, str]) -> list[Any]:
-    section = getattr(holder, by[0], None)
-    return [getattr(section, by[1])] if hasattr(section, by[1]) else []
 
 
 def _level(keys: Keys, layers: Sequence[Layer], changes: Sequence[Override]) -> int:

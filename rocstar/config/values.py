@@ -46,7 +46,7 @@ SETTLE = "settle"
 
 
 def settled(path: str, info: ValidationInfo) -> str:
-    """As an absolute path, where validation asks for it and something is there."""
+    """The absolute path, where validation asks for it and something is there; else the path."""
     return os.path.abspath(path) if info.context == SETTLE and os.path.exists(path) else path
 
 

@@ -28,7 +28,7 @@ from rocstar.evaluation.one_turn import OneTurn
 from rocstar.evaluation.recall import Recall
 from rocstar.evaluation.scorers import arena, choice, functions, ifeval
 from rocstar.evaluation.scoring import Judge, Parts, Scorer
-from rocstar.parts.build import environment_of
+from rocstar.parts.build import AttemptParts
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.types import Problem
@@ -66,7 +66,7 @@ class BenchmarkKind:
 
     def environment(self, recipe: Recipe) -> EnvironmentFactory:
         """Raises ConfigError."""
-        return OneTurn if self.one_turn else environment_of(recipe)
+        return OneTurn if self.one_turn else AttemptParts(recipe).environment
 
     def solver(self, usual: OneSolver, recall: Recall, judge: Judge | None = None) -> OneSolver:
         """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: keeps what the judge

@@ -28,15 +28,12 @@ from rocstar.evaluation.one_turn import specs_of
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
 from rocstar.learning.threads import threads_in_use
 from rocstar.parts.build import (
+    AttemptParts,
     OwnedEngine,
     as_evaluated,
-    make_conversation,
-    make_roller,
     named_engines,
     opened_fleet,
-    template_of,
 )
-from rocstar.parts.build import specs_of as tool_specs
 from rocstar.parts.lengths import named, positions_needed, prompt_tokens
 from rocstar.parts.modelfolder import model_facts, model_name, model_named
 from rocstar.parts.threads import begin_threads
@@ -99,15 +96,14 @@ class LocalModel:
     @property
     def specs(self) -> Sequence[ToolSpec]:
         """The tools, as the model is told of them; none where there is a single turn."""
-        return tool_specs(self.recipe) if self.recipe.rollout.max_turns > 1 else ()
+        return AttemptParts(self.recipe).specs if self.recipe.rollout.has_tools else ()
 
     def conversation(self, kind: BenchmarkKind = MATH) -> Conversation:
         """How attempts talk; its tools run nothing. Raises ConfigError for a model folder, a template or a tool that
         will not do."""
-        codec, template = Codec.load(self.model), template_of(self.recipe, self.model)
-        with_tools = self.recipe.rollout.max_turns > 1
-        nothing_runs = SandboxClient(daemons=0)
-        return kind.conversation(make_conversation(self.recipe, codec, template, nothing_runs, with_tools=with_tools))
+        codec, parts = Codec.load(self.model), AttemptParts(self.recipe)
+        made = parts.conversation(codec, parts.template(self.model), with_tools=self.recipe.rollout.has_tools)
+        return kind.conversation(made)
 
     def engine(self) -> Mapping[str, str]:
         """`setup.engine` of the result: what computes."""
@@ -158,17 +154,18 @@ class LocalModel:
         where there is no memory for so many, EngineUnavailable."""
         begin_threads(self.recipe, self.model)
         rollout = self.recipe.rollout
-        codec, template = Codec.load(self.model), template_of(self.recipe, self.model)
-        vocabulary = codec.vocab_size
+        codec, parts = Codec.load(self.model), AttemptParts(self.recipe)
+        template, vocabulary = parts.template(self.model), codec.vocab_size
         if rows is None:
             engines = self._engines(positions, rollout.engine_rows, rollout.kv_tokens, vocabulary, start_server)
         else:
             engines = self._embedded(positions, rows, None, vocabulary)
         grader = Grader()
         try:
-            async with opened_fleet(self.recipe, engines, vocab_size=vocabulary) as fleet:
-                yield make_roller(
-                    self.recipe, rollout, codec=codec, template=template, engine=fleet, sandbox=sandbox, grader=grader
+            patience = rollout.engine_patience_seconds
+            async with opened_fleet(engines, vocab_size=vocabulary, patience_seconds=patience) as fleet:
+                yield parts.roller(
+                    rollout, codec=codec, template=template, engine=fleet, sandbox=sandbox, grader=grader
                 )
         finally:
             await grader.close()
@@ -196,7 +193,7 @@ class LocalModel:
             threads=threads_in_use(),
         )
         logs = self.run.path / "logs" if self.run else Path(tempfile.gettempdir())
-        return named_engines(self.recipe, settings, logs.resolve(), start_server)
+        return named_engines(self.recipe.engine, settings, logs.resolve(), start_server)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +229,8 @@ class EndpointModel:
         return f"{usual.get(self.system, 'its own system message')}, {before}", tools
 
     def conversation(self, kind: BenchmarkKind) -> Conversation:
-        with_tools = self.recipe.rollout.max_turns > 1
-        nowhere = SandboxClient(daemons=0)
-        made = make_conversation(self.recipe, CodePoints(), self._template(), nowhere, with_tools=with_tools)
+        with_tools = self.recipe.rollout.has_tools
+        made = AttemptParts(self.recipe).conversation(CodePoints(), self._template(), with_tools=with_tools)
         return kind.conversation(made)
 
     def engine(self) -> Mapping[str, str]:
@@ -257,8 +253,7 @@ class EndpointModel:
         client = ChatClient(self.url, self.name, key=self.key, parallel=self.parallel)
         codec, grader, template = CodePoints(), Grader(), self._template()
         try:
-            parts = make_roller(
-                self.recipe,
+            parts = AttemptParts(self.recipe).roller(
                 self.recipe.rollout,
                 codec=codec,
                 template=template,
@@ -310,7 +305,7 @@ def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[
 
 
 def tools_in_words(recipe: Recipe) -> str:
-    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.max_turns > 1 else "no tools"
+    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.has_tools else "no tools"
 
 
 def _refuse_strangers(recipe: Recipe) -> None:

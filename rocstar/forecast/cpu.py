@@ -16,7 +16,6 @@ from rocstar.config.sections import Recipe, RlStage, SftStage, StageRolloutSecti
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import PlannedAttempt, TurnLengths
-from rocstar.parts.build import rollouts_of
 from rocstar.rollout.kv_scheduler import KvScheduler
 
 T = TypeVar("T")
@@ -109,7 +108,7 @@ class CpuPlan:
 def plan_cpu(recipe: Recipe, measured: Measured, *, heldout: int, pools: Mapping[str, int], memory: float) -> CpuPlan:
     """heldout: problems of an evaluation. pools: problems by RL stage. memory: of the run's process, bytes."""
     rows = demonstrations(recipe)
-    measured_under = rollouts_of(recipe)[-1]  # before and after alike
+    measured_under = recipe.rollouts[-1]  # before and after alike
     phases = [Phase(name="start", seconds=measured.start + rows * measured.demonstration)]
     for place, stage in enumerate(recipe.stage):
         if isinstance(stage, SftStage):

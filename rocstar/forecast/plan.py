@@ -16,8 +16,7 @@ from rocstar.errors import ConfigError
 from rocstar.forecast.engine_model import EngineModel
 from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import scaled, synthetic_workload
-from rocstar.parts.fits import idle_engines, idle_learners, kv_tokens_of, longest_response, refusals
-from rocstar.parts.memory import engine_bytes, learner_bytes
+from rocstar.parts.memory import engine_bytes, kv_tokens_of, learner_bytes, refusals
 from rocstar.parts.shape import Shape, shape_of
 from rocstar.rollout.kv_scheduler import KvScheduler
 
@@ -141,9 +140,9 @@ def _plan(recipe: Recipe, gpu_name: str, gpu: GpuSpec, gpus: int, assumed: Assum
     learner = learner_bytes(recipe, shape, learners)
     kv_tokens = kv_tokens_of(recipe, shape, gpu.memory_bytes, learner)
     engine = engine_bytes(shape, max(0.0, kv_tokens))
-    longest = longest_response(recipe)
+    longest = recipe.longest_response
     found = [
-        f"{idle}; take fewer GPUs" for idle in (idle_learners(recipe, learners), idle_engines(recipe, engines)) if idle
+        f"{idle}; take fewer GPUs" for idle in (recipe.idle_learners(learners), recipe.idle_engines(engines)) if idle
     ]
     found += list(refusals(f"a GPU of kind {gpu_name}", gpu.memory_bytes, learner, kv_tokens, longest))
     stages = [] if found else list(_stages(recipe, shape, gpu, engines, learners, kv_tokens, assumed))
@@ -215,7 +214,7 @@ def _rl_stage(
     scored = 1.0 if stage.learning.updates_per_step > 1 or stage.learning.top_entropy_share < 1 else 0.0
     flops = attempts * kept * response * (passes + scored) * shape.forward_flops(response / 2)
     learning = flops / learned_flops
-    calls = attempts * assumed.tool_calls if rollout.max_turns > 1 else 0.0
+    calls = attempts * assumed.tool_calls if rollout.has_tools else 0.0
     beside = max(seconds, learning) if rollout.max_staleness_steps else seconds + learning
     return StagePlan(
         name=stage.name,

@@ -29,7 +29,6 @@ from rocstar.forecast.simulate import alike, simulate
 from rocstar.forecast.workload import PlannedAttempt, planned
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.sft import SftLearner
-from rocstar.parts.build import rollouts_of
 from rocstar.parts.lengths import prompt_tokens
 from rocstar.parts.threads import begin_threads
 from rocstar.record.folder import RunFolder
@@ -37,10 +36,10 @@ from rocstar.rollout.collect import Roller
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.run.ahead import StepsAhead, steps_ahead
 from rocstar.run.checkpoints import save
-from rocstar.run.coldstart import load_sft_rows
 from rocstar.run.material import Material, positions_of, read_material, task_of
-from rocstar.run.rows import layouts_of, rows_of_layouts, rows_of_step
-from rocstar.run.run import Run, opened_run
+from rocstar.run.opening import opened_run
+from rocstar.run.rows import layouts_of, load_sft_rows, rows_of_layouts, rows_of_step
+from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
 from rocstar.sandbox.daemon.watch import TICKS, descendants, numbers, stat
 from rocstar.support.screen import Screen
@@ -150,7 +149,7 @@ class _Trials:
     @property
     def rollout(self) -> StageRolloutSection:
         """The limits with the most room."""
-        return max(rollouts_of(self.run.recipe), key=lambda rollout: rollout.max_response_tokens)
+        return max(self.run.recipe.rollouts, key=lambda rollout: rollout.max_response_tokens)
 
     @property
     def tool_seconds(self) -> float:
@@ -195,7 +194,7 @@ class _Trials:
         return list(zip(rows, cycle(problems), strict=False))
 
     def _unshown(self, problems: Sequence[Problem], tokens: int) -> Shown:
-        conversation, some = self.run.roller(self.run.recipe, self.rollout).conversation, problems[:JUDGED]
+        conversation, some = self.run.roller(self.rollout).conversation, problems[:JUDGED]
         prompts = [prompt_tokens(problem, conversation) for problem in some]
         rows = [SftRow(token_ids=(0,) * (n + tokens), loss_mask=(False,) * n + (True,) * tokens) for n in prompts]
         return list(zip(rows, some, strict=True))
@@ -310,7 +309,7 @@ class _Trials:
 
     def _roller(self, rows: Sequence[SftRow]) -> Roller:
         engine = GuidedEngine(self.run.engine, map(turns_of, cycle(rows)))
-        return replace(self.run.roller(self.run.recipe, self.rollout), engine=engine)
+        return replace(self.run.roller(self.rollout), engine=engine)
 
 
 def _alike(one: SftStage | RlStage, other: RlStage) -> bool:

@@ -1,1 +1,1 @@
-""""""
+"""What a run is put together from: attempts, engines, models, memory."""

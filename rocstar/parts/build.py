@@ -1,4 +1,4 @@
-"""Wiring: from a recipe to the parts that make and judge attempts. Decisions live in the parts; here they only meet."""
+"""From a recipe to the parts that make and judge attempts (`AttemptParts`), and to the engines that write them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
 from msgspec.structs import replace as with_fields
 
 from rocstar.answers.grade import Grader
-from rocstar.answers.plugin import verifier_named
-from rocstar.config.places import SandboxSection, TorchEngines, VllmEngines
-from rocstar.config.sections import Recipe, RlStage, RolloutSection, StageRolloutSection
+from rocstar.answers.plugin import check_verifier, verifier_named
+from rocstar.config.places import Engines, TorchEngines, VllmEngines
+from rocstar.config.sections import Recipe, StageRolloutSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.dialogue.template import Template
@@ -30,7 +31,6 @@ from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
 from rocstar.rollout.episode import Note, note_nothing
 from rocstar.rollout.fleet import Fleet, Tell, tell_nobody, whereabouts
 from rocstar.rollout.kv_scheduler import KvScheduler
-from rocstar.rollout.scheduler import Scheduler
 from rocstar.rollout.together import all_or_none
 from rocstar.sandbox.call import Limits as ProgramLimits
 from rocstar.sandbox.client import SandboxClient
@@ -39,134 +39,145 @@ from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
 from rocstar.types import ToolResult
 
 
-def program_limits(limits: SandboxSection) -> ProgramLimits:
-    return ProgramLimits(
-        wall_seconds=limits.timeout_seconds,
-        cpu_seconds=limits.cpu_seconds,
-        memory_bytes=limits.memory_bytes,
-        output_bytes=limits.output_bytes,
-        processes=limits.processes,
-    )
+@dataclass(frozen=True)
+class AttemptParts:
+    """What a recipe means for attempts: their tools, environment, words and limits. All that makes attempts takes these
+    from here, so that each question is answered in one place."""
 
+    recipe: Recipe
 
-def tools_of(recipe: Recipe, sandbox: SandboxClient) -> Tools:
-    """What the model may call. Raises ConfigError for a tool that there is not or that does not fit."""
-    limits, name = program_limits(recipe.sandbox), recipe.rollout.tool_name
-    return make_tools(recipe.sandbox.tools, sandbox, limits, tool_name=name, folders=recipe.run.modules)
+    @cached_property
+    def program_limits(self) -> ProgramLimits:
+        """Limits of each program."""
+        limits = self.recipe.sandbox
+        return ProgramLimits(
+            wall_seconds=limits.timeout_seconds,
+            cpu_seconds=limits.cpu_seconds,
+            memory_bytes=limits.memory_bytes,
+            output_bytes=limits.output_bytes,
+            processes=limits.processes,
+        )
 
+    def tools(self, sandbox: SandboxClient | None = None) -> Tools:
+        """What the model may call; without a sandbox to be looked at only. Raises ConfigError for a tool that does not
+        exist or does not fit."""
+        sections = self.recipe
+        return make_tools(
+            sections.sandbox.tools,
+            sandbox or SandboxClient(daemons=0),
+            self.program_limits,
+            tool_name=sections.rollout.tool_name,
+            folders=sections.run.modules,
+        )
 
-def environment_of(recipe: Recipe) -> EnvironmentFactory:
-    """Makes the environment of each attempt. Raises ConfigError."""
-    reference = recipe.rollout.environment
-    if reference is None:
-        return ToolEnvironment
-    found: EnvironmentFactory = load(reference, folders=recipe.run.modules, setting="rollout.environment")
-    arguments = ("problem", "conversation", "limits", "seed")
-    check_call(found, arguments, said=f"rollout.environment = {reference!r}")
-    return found
+    def check(self) -> None:
+        """Raise ConfigError where a tool, the environment or the verifier does not exist or does not fit."""
+        self.tools()
+        _ = self.environment
+        check_verifier(self.recipe.evaluate.verifier, self.recipe.run.modules)
 
+    @cached_property
+    def specs(self) -> Sequence[ToolSpec]:
+        """What the tools say of themselves. Raises ConfigError like `tools`."""
+        return self.tools().specs
 
-def specs_of(recipe: Recipe) -> Sequence[ToolSpec]:
-    """What the recipe's tools say of themselves; nothing is run. Raises ConfigError like `tools_of`."""
-    return tools_of(recipe, SandboxClient(daemons=0)).specs
+    @cached_property
+    def environment(self) -> EnvironmentFactory:
+        """Makes the environment of each attempt. Raises ConfigError."""
+        reference = self.recipe.rollout.environment
+        if reference is None:
+            return ToolEnvironment
+        found: EnvironmentFactory = load(reference, folders=self.recipe.run.modules, setting="rollout.environment")
+        arguments = ("problem", "conversation", "limits", "seed")
+        check_call(found, arguments, said=f"rollout.environment = {reference!r}")
+        return found
 
+    @cached_property
+    def feedback(self) -> Callable[[ToolResult], str]:
+        """Words a tool result for the model."""
+        rollout = self.recipe.rollout
+        return partial(
+            feedback_text,
+            max_chars=rollout.feedback_max_chars,
+            truncate=rollout.feedback_truncate,
+            errors=rollout.feedback_errors,
+        )
 
-def template_of(recipe: Recipe, model: Path | None) -> Template:
-    """How conversations are written; `model`: the folder whose own chat template may be meant. Raises ConfigError."""
-    used = any(rollout.max_turns > 1 for rollout in (recipe.rollout, *rollouts_of(recipe)))
-    specs = specs_of(recipe) if used else ()
-    return template_for(recipe.rollout.template, model, specs, preamble=recipe.rollout.preamble)
+    def template(self, model: Path | None) -> Template:
+        """How conversations are written. model: folder whose own chat template may be meant. Raises ConfigError."""
+        rollout = self.recipe.rollout
+        specs = self.specs if rollout.has_tools or self.recipe.has_tools else ()
+        return template_for(rollout.template, model, specs, preamble=rollout.preamble)
 
+    def conversation(
+        self, codec: Codec, template: Template, *, with_tools: bool, sandbox: SandboxClient | None = None
+    ) -> Conversation:
+        """What all attempts share: how text becomes tokens, and which tools there are. Raises ConfigError."""
+        tools = self.tools(sandbox) if with_tools else NO_TOOLS
+        return Conversation(
+            codec=codec, template=template, tools=tools.shared, feedback=self.feedback, own_tools=tools.own
+        )
 
-def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
-    """Under which limits attempts are made, in training and evaluation."""
-    return [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
+    def roller(
+        self,
+        rollout: StageRolloutSection,
+        *,
+        codec: Codec,
+        template: Template,
+        engine: Engine,
+        sandbox: SandboxClient,
+        grader: Grader,
+        note: Note = note_nothing,
+    ) -> Roller:
+        """Makes and judges attempts under the limits of `rollout`. Raises ConfigError."""
+        evaluate = self.recipe.evaluate
+        return Roller(
+            engine=engine,
+            conversation=self.conversation(codec, template, with_tools=rollout.has_tools, sandbox=sandbox),
+            verifier=verifier_named(
+                evaluate.verifier,
+                codec,
+                grader,
+                truncated=rollout.truncated,
+                calls=template.calls,
+                folders=self.recipe.run.modules,
+                right_above=evaluate.right_above,
+            ),
+            limits=Limits(
+                max_turns=rollout.max_turns,
+                max_response_tokens=rollout.max_response_tokens,
+                max_parallel_calls=rollout.max_parallel_calls,
+            ),
+            stop_token_ids=codec.stop_ids(template),
+            environment=self.environment,
+            note=note,
+        )
 
 
 def as_evaluated(recipe: Recipe) -> Recipe:
-    """With the limits of the last RL stage as the base, under which training evaluates at its end."""
-    limits = rollouts_of(recipe)[-1].model_dump()
+    """The recipe with the limits of the last RL stage as its base, under which training evaluates at its end."""
+    limits = recipe.rollouts[-1].model_dump()
     return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
 
 
-def make_conversation(
-    recipe: Recipe, codec: Codec, template: Template, sandbox: SandboxClient, *, with_tools: bool = True
-) -> Conversation:
-    """What all attempts share: how text becomes tokens, and which tools there are."""
-    tools = tools_of(recipe, sandbox) if with_tools else NO_TOOLS
-    return Conversation(
-        codec=codec,
-        template=template,
-        tools=tools.shared,
-        feedback=make_feedback(recipe.rollout),
-        own_tools=tools.own,
-    )
-
-
-def make_feedback(rollout: RolloutSection) -> Callable[[ToolResult], str]:
-    """How tool results are worded for the model."""
-    return partial(
-        feedback_text,
-        max_chars=rollout.feedback_max_chars,
-        truncate=rollout.feedback_truncate,
-        errors=rollout.feedback_errors,
-    )
-
-
-def make_roller(
-    recipe: Recipe,
-    rollout: StageRolloutSection,
-    *,
-    codec: Codec,
-    template: Template,
-    engine: Engine,
-    sandbox: SandboxClient,
-    grader: Grader,
-    note: Note = note_nothing,
-) -> Roller:
-    """Makes and judges attempts under the limits of `rollout`. With a single turn there is no use for a tool."""
-    conversation = make_conversation(recipe, codec, template, sandbox, with_tools=rollout.max_turns > 1)
-    return Roller(
-        engine=engine,
-        conversation=conversation,
-        verifier=verifier_named(
-            recipe.evaluate.verifier,
-            codec,
-            grader,
-            truncated=rollout.truncated,
-            calls=template.calls,
-            folders=recipe.run.modules,
-            right_above=recipe.evaluate.right_above,
-        ),
-        limits=Limits(
-            max_turns=rollout.max_turns,
-            max_response_tokens=rollout.max_response_tokens,
-            max_parallel_calls=rollout.max_parallel_calls,
-        ),
-        stop_token_ids=codec.stop_ids(template),
-        environment=environment_of(recipe),
-        note=note,
-    )
-
-
 class OwnedEngine(Engine, Protocol):
-    """An engine that ends with whoever opened it."""
+    """An engine that is closed by the code that opened it."""
 
     async def close(self) -> None: ...
 
 
 def named_engines(
-    recipe: Recipe, settings: EngineSettings, logs: Path, start: StartServer
+    entries: Sequence[Engines], settings: EngineSettings, logs: Path, start: StartServer
 ) -> dict[str, ProcessEngine | VllmEngine]:
-    """Those that `[[engine]]` names, by name, each with these settings in a place of its own, and torch engines with
-    their share of the threads; none of them runs yet. logs: folder for what servers print. start: how a vLLM server is
-    started. Raises ConfigError where there is no vLLM."""
-    kinds = [(name, entry) for entry in recipe.engine for name in entry.names]
-    share = settings.threads // max(1, sum(isinstance(entry, TorchEngines) for _, entry in kinds))
+    """Engines of `[[engine]]` by name, each with these settings in a place of its own, torch engines with their share
+    of the threads; none of them runs yet. logs: folder for what servers print. start: how a vLLM server is started.
+    Raises ConfigError where there is no vLLM."""
+    named = [(name, entry) for entry in entries for name in entry.names]
+    share = settings.threads // max(1, sum(isinstance(entry, TorchEngines) for _, entry in named))
     settings = with_fields(settings, threads=max(1, share))
     return {
         name: _engine(entry, with_fields(settings, place=place), logs / f"{name}.log", start)
-        for place, (name, entry) in enumerate(kinds)
+        for place, (name, entry) in enumerate(named)
     }
 
 
@@ -204,10 +215,6 @@ def vllm_python(entry: VllmEngines) -> Path:
     return Path(python)
 
 
-def scheduler_of(recipe: Recipe) -> Scheduler:
-    return KvScheduler()
-
-
 async def _begun(name: str, engine: OwnedEngine) -> None:
     """Start an engine that has to be started; once more where it dies meanwhile. Raises EngineUnavailable."""
     if not isinstance(engine, RestartableEngine):
@@ -223,15 +230,14 @@ async def _begun(name: str, engine: OwnedEngine) -> None:
 
 @asynccontextmanager
 async def opened_fleet(
-    recipe: Recipe, engines: Mapping[str, OwnedEngine], *, vocab_size: int, tell: Tell = tell_nobody
+    engines: Mapping[str, OwnedEngine], *, vocab_size: int, patience_seconds: float, tell: Tell = tell_nobody
 ) -> AsyncIterator[Fleet]:
     """These engines as one, also where there is one alone, so that faults of engines are met in one place. Processes
-    are begun, all at once; everything is closed with the context. Raises EngineUnavailable, ConfigError."""
+    are begun, all at once; everything is closed with the context. patience_seconds: `engine_patience_seconds`. Raises
+    EngineUnavailable, ConfigError."""
     try:
         await all_or_none(_begun(name, engine) for name, engine in engines.items())
-        patience = recipe.rollout.engine_patience_seconds
-        scheduler = scheduler_of(recipe)
-        fleet = Fleet(engines, scheduler, vocab_size=vocab_size, patience_seconds=patience, tell=tell)
+        fleet = Fleet(engines, KvScheduler(), vocab_size=vocab_size, patience_seconds=patience_seconds, tell=tell)
         for name, engine in engines.items():
             if found := whereabouts(engine):
                 tell("engine_started", engine=name, **found)

@@ -30,7 +30,7 @@ def within(
     conversation: Conversation,
     environment: EnvironmentFactory = ToolEnvironment,
 ) -> tuple[list[Problem], str]:
-    """Those whose prompt has at most so many tokens, and the others in words, the first by name; empty for none."""
+    """Problems whose prompt has at most `most` tokens; and the others in words, empty where there are none."""
     lengths = [prompt_tokens(problem, conversation, environment) for problem in problems]
     kept = [problem for problem, tokens in zip(problems, lengths, strict=True) if tokens <= most]
     long = [f"{named(problem)} ({tokens})" for problem, tokens in zip(problems, lengths, strict=True) if tokens > most]

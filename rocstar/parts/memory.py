@@ -1,15 +1,15 @@
-"""What lies in memory, bytes by part: of one learner's and one engine's GPU, with formulas that are printed with the
-plan, and of this machine where it computes on CPUs."""
+"""What lies in memory, bytes by part, and whether it fits: on the GPU of a learner and of an engine, with formulas that
+are printed with the plan, and on this machine where it computes on CPUs. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rocstar.config.places import TorchEngines
-from rocstar.config.sections import Recipe, RlStage, SftStage
-from rocstar.engines.memory import cache_bytes, kv_pages
+from rocstar.config.sections import ModelSection, Recipe, RolloutSection, Stage
+from rocstar.engines.memory import cache_bytes, host_bytes, kv_pages
 from rocstar.engines.pages import PAGE
+from rocstar.errors import ConfigError
 from rocstar.learning.memory import CHUNK_ELEMENTS, FP32, PassShape
 from rocstar.parts.shape import Shape
 
@@ -19,28 +19,30 @@ LAYER_BYTES = 34
 """Activations of one token in one layer, in units of its hidden size, when nothing is computed again (bf16, flash
 attention; Korthikanti et al., arXiv 2205.05198, without the attention scores)."""
 CHECKPOINT_BYTES = 2
-"""The same where layers are computed again: their input alone."""
+"""Activations where layers are computed again: their input alone."""
 LOGITS = 3
 """How often those of a chunk are in memory at once (`learning/head.py`): with their logprobs and probabilities."""
 PROCESS_BYTES = 0.42e9
-"""Of Python with torch, transformers and what else a run loads (measured)."""
+"""Memory of Python with torch, transformers and what else a run loads (measured)."""
 DEMONSTRATION_BYTES = 50
 """Python's objects for a token of a demonstration: its id, and whether it counts."""
 ATTEMPT_BYTES = 250
 """Python's objects for a token of an attempt: its id and its numbers."""
 MUON_BYTES = 12
-"""Of a parameter in the matrices that Muon makes orthogonal at once: momentum, and the products in bf16."""
+"""Bytes for a parameter in the matrices that Muon makes orthogonal at once: momentum, and the products in bf16."""
 TOLD_BYTES = 5e7
-"""Parts below it are not told."""
+"""Smaller parts are left out of messages."""
 
 
 def learner_bytes(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
-    """Of one of `ranks` learners on GPUs (FSDP2: weights, gradients and optimizer state in equal parts)."""
+    """Parts of one of `ranks` learners on GPUs (FSDP2: weights, gradients and optimizer state in equal parts)."""
     each = shape.parameters / ranks
-    tokens = _micro_batch(recipe)
+    # Tokens of the largest pass: the setting, or the longest row, which gets a pass of its own.
+    passes = [stage.learner.tokens_per_microbatch for stage in recipe.stage]
+    tokens = max([0, *passes, *(stage.rollout.max_response_tokens for stage in recipe.rl_stages)])
     layer = shape.parameters / (shape.layers + 2)
     kept = CHECKPOINT_BYTES if recipe.model.gradient_checkpointing else LAYER_BYTES
-    reference = any(isinstance(stage, RlStage) and stage.learning.kl_coefficient for stage in recipe.stage)
+    reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
     return {
         "weights (fp32, 4 N / ranks)": 4 * each,
         "gradients (fp32, 4 N / ranks)": 4 * each,
@@ -54,7 +56,7 @@ def learner_bytes(recipe: Recipe, shape: Shape, ranks: int) -> dict[str, float]:
 
 
 def engine_bytes(shape: Shape, kv_tokens: float) -> dict[str, float]:
-    """Of one engine on one GPU, in bf16."""
+    """Parts of one engine on one GPU, in bf16."""
     return {
         "weights (bf16, 2 N)": 2.0 * shape.parameters,
         f"KV cache ({kv_tokens:,.0f} tokens x {shape.kv_bytes(2):,} bytes)": kv_tokens * shape.kv_bytes(2),
@@ -70,15 +72,39 @@ def total(parts: Mapping[str, float]) -> float:
     return sum(parts.values())
 
 
-def _micro_batch(recipe: Recipe) -> int:
-    """Tokens of the largest forward and backward pass: the setting, or the longest row, which gets one of its own."""
-    passes = [0]
-    for stage in recipe.stage:
-        if isinstance(stage, SftStage):
-            passes.append(stage.sft.tokens_per_microbatch)
-        else:
-            passes += [stage.learning.tokens_per_microbatch, stage.rollout.max_response_tokens]
-    return max(passes)
+def refuse_on_gpu(recipe: Recipe, shape: Shape, memory_bytes: float) -> None:
+    """memory_bytes: of each GPU. Raises ConfigError with the first reason."""
+    learner = learner_bytes(recipe, shape, recipe.cluster.learners)
+    kv_tokens = kv_tokens_of(recipe, shape, memory_bytes, learner)
+    for reason in refusals("a GPU here", memory_bytes, learner, kv_tokens, recipe.longest_response):
+        raise ConfigError(reason)
+
+
+def kv_tokens_of(recipe: Recipe, shape: Shape, memory_bytes: float, learner: Mapping[str, float]) -> float:
+    """Tokens in the KV cache of one engine. Without [[engine]] it lies on the first learner's GPU and has what that one
+    leaves."""
+    there = most_kv_tokens(shape, memory_bytes - (0 if recipe.engine else total(learner)))
+    asked = recipe.rollout.kv_tokens
+    return there if asked is None else min(there, float(asked))
+
+
+def refusals(
+    name: str, memory_bytes: float, learner: Mapping[str, float], kv_tokens: float, longest: int
+) -> Iterator[str]:
+    """Why these do not fit a GPU, in words."""
+    most = (1 - LEFT_FREE) * memory_bytes
+    if total(learner) > most:
+        part = max(learner, key=lambda key: learner[key])
+        yield (
+            f"a learner needs {total(learner) / 1e9:.0f} GB and {name} gives {most / 1e9:.0f} GB; the "
+            f"largest part is {part} with {learner[part] / 1e9:.0f} GB: take more GPUs, model.gradient_checkpointing, "
+            "cluster.offload_optimizer or smaller learning.tokens_per_microbatch"
+        )
+    if kv_tokens < 2 * longest:
+        yield (
+            f"an engine's KV cache would hold {max(0.0, kv_tokens):,.0f} tokens beside the weights on {name}, "
+            f"less than two attempts of {longest} tokens; take GPUs with more memory"
+        )
 
 
 # -- this machine, where it computes on CPUs --------------------------------------------------------------------------
@@ -91,9 +117,9 @@ class Load:
     positions: int
     """Tokens of the longest attempt."""
     problems: Mapping[str, int]
-    """By RL stage."""
+    """Number of problems of each RL stage."""
     heldout: int
-    """Of an evaluation."""
+    """Number of held-out problems."""
     rows: Mapping[str, Sequence[int]]
     """Tokens of the demonstrations of SFT stages, where they are known."""
 
@@ -108,13 +134,13 @@ class HostMemory:
     writing: Mapping[str, float]
     """Besides, while attempts are made."""
     others: Mapping[str, float]
-    """Of engines and learners in processes of their own, and of what they read from."""
+    """Taken by engines and learners in processes of their own, and by the weights that they read."""
     overlaps: bool
     """Attempts are made while it learns."""
 
     @property
     def run(self) -> float:
-        """Of the run's own process, at its peak."""
+        """Memory of the run's own process at its peak."""
         learning, writing = total(self.learning), total(self.writing)
         return total(self.always) + (learning + writing if self.overlaps else max(learning, writing))
 
@@ -124,17 +150,22 @@ class HostMemory:
 
     def __str__(self) -> str:
         named = {"": self.always, "to learn ": self.learning, "to write ": self.writing, "elsewhere ": self.others}
-        return "; ".join(name + told for name, parts in named.items() if (told := _told(parts)))
+        told = {
+            name: ", ".join(f"{part} {size / 1e9:.1f} GB" for part, size in parts.items() if size >= TOLD_BYTES)
+            for name, parts in named.items()
+        }
+        return "; ".join(name + parts for name, parts in told.items() if parts)
 
 
 def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
-    """Of a run on CPUs, all on this machine."""
-    weights = FP32 * float(shape.parameters)
-    engine, cache = _engine_parts(recipe, shape, load)
-    written = max(attempts for attempts, _ in _rollouts(recipe, load)) * load.positions * ATTEMPT_BYTES
-    passes = max((_pass_bytes(recipe, shape, load, stage) for stage in recipe.stage), default=0.0)
-    reference = any(isinstance(stage, RlStage) and stage.learning.kl_coefficient for stage in recipe.stage)
-    ranks, engines = recipe.cluster.learners - 1, engines_here(recipe)
+    """The memory of a run on CPUs, all on this machine."""
+    weights, itemsize = FP32 * float(shape.parameters), recipe.model.cpu_itemsize
+    at_once = list(_attempts_at_once(recipe, load))
+    engine, cache = _engine_parts(recipe.rollout, shape, itemsize, load.positions, at_once)
+    written = max(attempts for attempts, _ in at_once) * load.positions * ATTEMPT_BYTES
+    passes = max((_pass_bytes(stage, shape, load, recipe.model) for stage in recipe.stage), default=0.0)
+    reference = any(stage.learning.kl_coefficient for stage in recipe.rl_stages)
+    ranks, engines = recipe.cluster.learners - 1, recipe.engines_here
     own = 0 if recipe.engine else 1
     return HostMemory(
         always={
@@ -150,14 +181,56 @@ def host_memory(recipe: Recipe, shape: Shape, load: Load) -> HostMemory:
         others={
             "learners": ranks * (PROCESS_BYTES + passes + 2.0 * FP32 * shape.hidden * shape.vocabulary),
             "engines": (engines - own) * (PROCESS_BYTES + engine + cache),
-            "published weights": (1 - own) * 2.0 * itemsize_of(recipe) * shape.parameters,
+            "published weights": (1 - own) * 2.0 * itemsize * shape.parameters,
         },
-        overlaps=any(isinstance(stage, RlStage) and stage.rollout.max_staleness_steps for stage in recipe.stage),
+        overlaps=any(stage.rollout.max_staleness_steps for stage in recipe.rl_stages),
     )
 
 
-def pass_shape(recipe: Recipe, shape: Shape) -> PassShape:
-    return PassShape(
+def refuse_here(memory: HostMemory) -> None:
+    """Raises ConfigError."""
+    if memory.bytes > host_bytes():
+        raise ConfigError(
+            f"on CPUs the run takes {beside_what_is_there(memory)}; take a smaller model, fewer [[engine]] processes, "
+            "a lower rollout.kv_tokens, model.gradient_checkpointing or a larger machine"
+        )
+
+
+def beside_what_is_there(memory: HostMemory) -> str:
+    """The memory a run takes and the memory there is, in words."""
+    there = host_bytes() / 1e9
+    return f"up to {memory.bytes / 1e9:.1f} GB ({memory}) and {there:.1f} GB of memory are available"
+
+
+def _engine_parts(
+    rollout: RolloutSection, shape: Shape, itemsize: int, positions: int, at_once: Sequence[tuple[int, int]]
+) -> tuple[float, float]:
+    """Bytes of one engine's weights, whose head is no longer the embedding, and of its cache when most of it is in
+    use, with the logits of a step. at_once: of `_attempts_at_once`."""
+    weights = itemsize * (shape.parameters + shape.tied * shape.hidden * shape.vocabulary)
+    room = kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
+    attempts, tokens = max(at_once, key=lambda pair: pair[1])
+    cache = cache_bytes((shape.layers, shape.kv_heads, shape.head_width), min(room, tokens), itemsize)
+    return float(weights), cache + float(LOGITS * FP32 * min(attempts, rollout.engine_rows) * shape.vocabulary)
+
+
+def _attempts_at_once(recipe: Recipe, load: Load) -> Iterator[tuple[int, int]]:
+    """(attempts at once, tokens that they have in a cache at their longest) of steps and evaluations."""
+    prompt = load.positions - max(rollout.max_response_tokens for rollout in recipe.rollouts)
+    groups = [(load.heldout, recipe.evaluate.attempts, recipe.longest_response)]
+    for stage in recipe.rl_stages:
+        rollout = stage.rollout
+        problems = min(rollout.problems_per_step, load.problems.get(stage.name, rollout.problems_per_step))
+        groups.append((problems, rollout.attempts_per_problem, rollout.max_response_tokens))
+    for problems, attempts, cap in groups:
+        yield problems * attempts, problems * (max(0, prompt) + attempts * (cap + PAGE))
+
+
+def _pass_bytes(stage: Stage, shape: Shape, load: Load, model: ModelSection) -> float:
+    """Bytes of the stage's largest pass, and of the logits of its chunks; of Muon's products where they are more."""
+    lengths = load.rows.get(stage.name) or [load.positions]
+    most = stage.update_rows * sum(lengths) // len(lengths)
+    passes = PassShape(
         parameters=shape.parameters,
         hidden=shape.hidden,
         layers=shape.layers,
@@ -165,74 +238,20 @@ def pass_shape(recipe: Recipe, shape: Shape) -> PassShape:
         keys=shape.kv_heads * shape.head_width,
         inner=shape.intermediate,
         normed=shape.normed,
-        recomputed=recipe.model.gradient_checkpointing,
+        recomputed=model.gradient_checkpointing,
     )
-
-
-def engines_here(recipe: Recipe) -> int:
-    """Engines that compute on this machine."""
-    if not recipe.engine:
-        return 1
-    torch = sum(entry.count for entry in recipe.engine if isinstance(entry, TorchEngines))
-    return torch + (sum(entry.count for entry in recipe.servers) if recipe.cluster.launcher == "processes" else 0)
-
-
-def itemsize_of(recipe: Recipe) -> int:
-    """Of an engine's numbers on CPUs."""
-    return 2 if recipe.model.dtype == "bfloat16" else 4
-
-
-def _engine_parts(recipe: Recipe, shape: Shape, load: Load) -> tuple[float, float]:
-    """Bytes of one engine's weights, whose head is no longer the embedding, and of its cache when most of it is in
-    use, with the logits of a step."""
-    size, rollout = itemsize_of(recipe), recipe.rollout
-    weights = size * (shape.parameters + shape.tied * shape.hidden * shape.vocabulary)
-    room = kv_pages(rollout.kv_tokens, rollout.engine_rows, load.positions) * PAGE
-    attempts, tokens = max(_rollouts(recipe, load), key=lambda pair: pair[1])
-    cache = cache_bytes((shape.layers, shape.kv_heads, shape.head_width), min(room, tokens), size)
-    return float(weights), cache + float(LOGITS * FP32 * min(attempts, rollout.engine_rows) * shape.vocabulary)
-
-
-def _rollouts(recipe: Recipe, load: Load) -> Iterator[tuple[int, int]]:
-    """(attempts at once, tokens that they have in a cache at their longest) of steps and evaluations."""
-    caps = [stage.rollout.max_response_tokens for stage in recipe.stage if isinstance(stage, RlStage)]
-    prompt = load.positions - max(caps, default=recipe.rollout.max_response_tokens)
-    groups = [(load.heldout, recipe.evaluate.attempts, max(caps, default=0))]
-    for stage in recipe.stage:
-        if isinstance(stage, RlStage):
-            rollout = stage.rollout
-            problems = min(rollout.problems_per_step, load.problems.get(stage.name, rollout.problems_per_step))
-            groups.append((problems, rollout.attempts_per_problem, rollout.max_response_tokens))
-    for problems, attempts, cap in groups:
-        yield problems * attempts, problems * (max(0, prompt) + attempts * (cap + PAGE))
-
-
-def _pass_bytes(recipe: Recipe, shape: Shape, load: Load, stage: SftStage | RlStage) -> float:
-    """Of the stage's largest pass, and of the logits of its chunks; of Muon's products where they are more."""
-    if isinstance(stage, SftStage):
-        lengths = load.rows.get(stage.name) or [load.positions]
-        row, most = max(lengths), stage.sft.batch_rows * sum(lengths) // len(lengths)
-        tokens, muon = stage.sft.tokens_per_microbatch, stage.sft.optimizer == "muon"
-    else:
-        learning, row = stage.learning, load.positions
-        most = stage.rollout.problems_per_step * stage.resample.keep // learning.updates_per_step * row
-        tokens, muon = learning.tokens_per_microbatch, False
-    passes = pass_shape(recipe, shape)
-    left = passes.largest(min(tokens, most), row)
+    left = passes.largest(min(stage.learner.tokens_per_microbatch, most), max(lengths))
     logits = LOGITS * FP32 * min(CHUNK_ELEMENTS, left // passes.left(1, 1) * shape.vocabulary)
+    muon = stage.learner.optimizer == "muon"
     return float(max(left + logits, muon * MUON_BYTES * _matrices(shape)))
 
 
-def _moments(stage: SftStage | RlStage, shape: Shape) -> float:
-    """AdamW keeps two for each parameter, Muon one for those in its matrices."""
-    muon = isinstance(stage, SftStage) and stage.sft.optimizer == "muon"
+def _moments(stage: Stage, shape: Shape) -> float:
+    """Bytes of optimizer state: AdamW keeps two numbers for each parameter, Muon one for those in its matrices."""
+    muon = stage.learner.optimizer == "muon"
     return FP32 * (2.0 * shape.parameters - muon * _matrices(shape))
 
 
 def _matrices(shape: Shape) -> int:
     """Parameters inside layers."""
     return shape.parameters - shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
-
-
-def _told(parts: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts.items() if size >= TOLD_BYTES)

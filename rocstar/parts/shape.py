@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Without norms and biases, which are under 0.1%."""
+        """Number of parameters without norms and biases, which are under 0.1%."""
         attention = self.hidden * self.head_width * (2 * self.heads + 2 * self.kv_heads)
         layer = attention + 3 * self.hidden * self.intermediate
         return self.layers * layer + self.hidden * self.vocabulary * (1 if self.tied else 2)
@@ -42,11 +42,12 @@ class Shape:
         return self.parameters - (0 if self.tied else self.hidden * self.vocabulary)
 
     def kv_bytes(self, itemsize: int) -> int:
-        """Keys and values of one token; itemsize: bytes of one number."""
+        """Bytes of the keys and values of one token; itemsize: bytes of one number."""
         return 2 * self.layers * self.kv_heads * self.head_width * itemsize
 
     def forward_flops(self, context: float) -> float:
-        """Of one token after `context` others: two a parameter, four for each number of its queries and token read."""
+        """Operations for one token after `context` others: two a parameter, four for each number of its queries and
+        token read."""
         return 2.0 * self.computed + 4.0 * self.layers * self.heads * self.head_width * context
 
 
@@ -64,12 +65,12 @@ PUBLISHED: Mapping[str, Shape] = {
         hidden=1536, layers=28, heads=12, kv_heads=2, head_width=128, intermediate=8960, vocabulary=151936, tied=True
     ),
 }
-"""From their config.json, so that the paper's recipes can be planned before anything is downloaded."""
+"""Shapes from their config.json, so that the paper's recipes can be planned before anything is downloaded."""
 
 
 def shape_of(model: ModelSection) -> Shape:
-    """Of random weights by the section itself, else from the folder's config.json, else a published one. Raises
-    ConfigError for a model that is neither here nor known."""
+    """The shape of random weights by the section itself, else from the folder's config.json, else a published one.
+    Raises ConfigError for a model that is neither here nor known."""
     if model.path is None:
         return Shape(
             hidden=model.hidden_size,

@@ -8,26 +8,42 @@ its tokens is at most `ahead` steps older than the weights that learn from them.
 dropped for its age, and all attempts of a step are learnt from in that step, so slow ones are not left out.
 Attempts under way go on under new weights as these are published (docs/fleet.md).
 
+`RolloutProgress` shows how far the attempts are that a step waits for.
+
 Not here: what an attempt is (rollout/), which problems a step takes (pools.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
-from rocstar.types import Group
+from rocstar.protocols import Environment, Reply
+from rocstar.rollout.environment import EnvironmentFactory
+from rocstar.support.pace import time_left
+from rocstar.support.watch import Watch
+from rocstar.types import Completion, Group
+
+Waiting = Callable[[int], AbstractContextManager[None]]
 
 
 class StepsAhead:
-    """`roll` makes the attempts of a step, by its number in the stage; steps from `end` on do not exist."""
+    """`roll` makes the attempts of a step, by its number in the stage; steps from `end` on do not exist. `waiting` is
+    entered while a step's attempts are waited for."""
 
-    def __init__(self, roll: Callable[[int], Coroutine[Any, Any, list[Group]]], end: int, ahead: int) -> None:
+    def __init__(
+        self,
+        roll: Callable[[int], Coroutine[Any, Any, list[Group]]],
+        end: int,
+        ahead: int,
+        waiting: Waiting = lambda step: nullcontext(),
+    ) -> None:
         self._roll = roll
         self._end = end
         self._ahead = ahead
+        self._waiting = waiting
         self._begun: dict[int, asyncio.Task[list[Group]]] = {}
         self._idle_since = 0.0
 
@@ -36,8 +52,10 @@ class StepsAhead:
         are published."""
         for later in range(step, min(step + self._ahead + 1, self._end)):
             if later not in self._begun:
-                self._begin(later)
-        groups = await self._begun[step]
+                self._begun[later] = task = asyncio.create_task(self._roll(later))
+                task.add_done_callback(self._note_end)
+        with self._waiting(step):
+            groups = await self._begun[step]
         del self._begun[step]
         return groups
 
@@ -58,21 +76,101 @@ class StepsAhead:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, step: int) -> None:
-        self._begun[step] = task = asyncio.create_task(self._roll(step))
-        task.add_done_callback(self._note_end)
-
     def _note_end(self, task: asyncio.Task[list[Group]]) -> None:
         self._idle_since = time.monotonic()
 
 
 @asynccontextmanager
 async def steps_ahead(
-    roll: Callable[[int], Coroutine[Any, Any, list[Group]]], *, end: int, ahead: int
+    roll: Callable[[int], Coroutine[Any, Any, list[Group]]],
+    *,
+    end: int,
+    ahead: int,
+    waiting: Waiting = lambda step: nullcontext(),
 ) -> AsyncIterator[StepsAhead]:
-    """As StepsAhead; attempts that are under way end with the context."""
-    steps = StepsAhead(roll, end, ahead)
+    """Open StepsAhead; attempts that are under way end with the context."""
+    steps = StepsAhead(roll, end, ahead, waiting)
     try:
         yield steps
     finally:
         await steps.close()
+
+
+class Attempts:
+    """The attempts of a step, counted by their environments."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = self.calls = 0
+
+    def counted(self, make: EnvironmentFactory) -> EnvironmentFactory:
+        """Make the same environments, which count here."""
+        return lambda *given: _Counted(make(*given), self)
+
+    def told(self, seconds: float, tokens: int, expected: float | None) -> str:
+        """After so many seconds, in which engines wrote so many tokens. expected: seconds that the step before took;
+        None for the first."""
+        left = None if expected is None else (expected - seconds, expected - seconds)
+        pace = f"{tokens / max(seconds, 1e-9):.0f} tokens/s"
+        return f"{self.done} of {self.total} attempts done, {pace}, {self.calls} calls run{time_left(left)}"
+
+
+class RolloutProgress:
+    """Shows how far the attempts of a step are while the run waits for them."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._attempts: dict[int, Attempts] = {}
+        self._seconds: float | None = None
+
+    def begun(self, step: int, total: int) -> Attempts:
+        """Count the attempts of a step from now on."""
+        self._attempts[step] = attempts = Attempts(total)
+        return attempts
+
+    @contextmanager
+    def waiting(self, step: int) -> Iterator[None]:
+        """To be open while the run waits for the attempts of a step."""
+        began, before = time.monotonic(), self._watch.asked()
+
+        def far(seconds: float) -> str:
+            now, attempts = self._watch.asked(), self._attempts.get(step)
+            written = now.produced_tokens - before.produced_tokens if now and before else 0
+            return attempts.told(seconds, max(0, written), self._seconds) if attempts else ""
+
+        with self._watch.telling(far):
+            yield
+        self._attempts.pop(step, None)
+        self._seconds = time.monotonic() - began
+
+
+class _Counted:
+    """An environment that is counted."""
+
+    def __init__(self, inner: Environment, attempts: Attempts) -> None:
+        self._inner, self._attempts = inner, attempts
+        self._open = True
+
+    def opening(self) -> tuple[int, ...]:
+        return self._inner.opening()
+
+    def budget(self) -> int:
+        return self._inner.budget()
+
+    async def reply(self, completion: Completion) -> Reply:
+        reply = await self._inner.reply(completion)
+        self._attempts.calls += len(reply.results)
+        return reply
+
+    async def close(self) -> None:
+        self._attempts.done += self._open  # it may be closed twice
+        self._open = False
+        await self._inner.close()
+
+
+def update_told(seconds: float, done: int, total: int) -> str:
+    """How far an update is that has learnt from `done` of its tokens, in words; empty before the first."""
+    if not 0 < done <= total or seconds <= 0:
+        return ""
+    left = seconds * (total - done) / done
+    return f"{done} of {total} tokens, {done / seconds:.0f} tokens/s{time_left((left, left))}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rocstar.run.windows import Row, window_mean, window_means
+from rocstar.run.stages import Row, window_mean, window_means
 
 WINDOW = 5  # steps
 RIGHT = "verdict/right"  # rewards of one's own may be of any scale
@@ -33,7 +33,7 @@ class Evaluated:
     """Steps of the run that were done."""
     accuracy: float
     name: str = "during"
-    """Of the benchmark; `during` on the held-out problems."""
+    """Name of the benchmark; `during` on the held-out problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Level:
     least: float | None = None
     most: float | None = None
     tools_only: bool = False
-    """Means nothing where attempts have no tool."""
+    """Not looked at where attempts have no tools."""
 
     def alarm(self, rows: Sequence[Row], tools: bool, window: int = WINDOW) -> Alarm | None:
         mean = window_mean(rows, self.metric, window)
@@ -148,7 +148,7 @@ FOLLOW = ("nothing learnt", "truncation", "no tool")
 def alarms(
     rows: Sequence[Row], evaluations: Sequence[Evaluated] = (), *, tools: bool = True, steps: int = WINDOW
 ) -> list[Alarm]:
-    """Those that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
+    """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
     all_cut = _all_cut(rows, tools)
     levels = [level for level in LEVELS if all_cut is None or level.name not in FOLLOW]
@@ -162,7 +162,7 @@ def alarms(
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
-    """At once: a single step without an attempt that ended is no chance."""
+    """Alarms at once: a single step in which no attempt ended is not chance."""
     if not rows or rows[-1].get("len/truncated") != 1.0:
         return None
     calls = tools and rows[-1].get("tool/none_share") != 1.0
@@ -216,8 +216,11 @@ def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> A
     right = list(window_means(rows, RIGHT, WINDOW))
     if not right or right[-1] < right[0] + 0.1:
         return None
-    series = _by_name(evaluations)
-    if not series or any(_rises(one) for one in series):  # a benchmark may be too hard to move
+    names = dict.fromkeys(each.name for each in evaluations)
+    by_name = ([each for each in evaluations if each.name == name] for name in names)
+    series = sorted((one for one in by_name if len(one) >= 3), key=len, reverse=True)  # enough points to be judged
+    moves = (max(each.accuracy for each in one[1:]) > one[0].accuracy + 0.01 for one in series)
+    if not series or any(moves):  # a benchmark may be too hard to move
         return None
     first, last = series[0][0], series[0][-1]
     return Alarm(
@@ -228,14 +231,3 @@ def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> A
         action="read right attempts: the reward may be won in a way that does not carry over, or the training problems "
         "are learnt by heart, and there should be more of them",
     )
-
-
-def _by_name(evaluations: Sequence[Evaluated]) -> list[list[Evaluated]]:
-    """Those with enough points to be judged, the longest first."""
-    names = dict.fromkeys(each.name for each in evaluations)
-    series = [[each for each in evaluations if each.name == name] for name in names]
-    return sorted((one for one in series if len(one) >= 3), key=len, reverse=True)
-
-
-def _rises(series: Sequence[Evaluated]) -> bool:
-    return max(each.accuracy for each in series[1:]) > series[0].accuracy + 0.01

@@ -5,7 +5,8 @@ compared along the run. Not here: what a benchmark is (`rocstar/evaluation/`), a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,9 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
 from rocstar.evaluation.kinds import ProblemSet, read_benchmark
-from rocstar.parts.build import as_evaluated, make_conversation
+from rocstar.parts.build import AttemptParts, as_evaluated
 from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
-from rocstar.sandbox.client import SandboxClient
 
 READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_parallel_calls", "rollout.top_p",
         "rollout.top_k", "rollout.truncated", "rollout.feedback", "evaluate.verifier")  # fmt: skip
@@ -29,6 +29,8 @@ READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBenchmark:
+    """A benchmark that a recipe names, with the settings in force while it is asked."""
+
     source: ProblemSet
     recipe: Recipe
     """Settings in force while it is asked."""
@@ -38,12 +40,15 @@ class NamedBenchmark:
     def name(self) -> str:
         return self.source.stem
 
+    @property
+    def parts(self) -> AttemptParts:
+        """What its settings mean for attempts."""
+        return AttemptParts(self.recipe)
+
     def positions(self, codec: Codec, template: Template, model_positions: int) -> int:
         """Tokens of its longest attempt. Raises ConfigError when the model holds less."""
         rollout = self.recipe.rollout
-        talk = make_conversation(
-            self.recipe, codec, template, SandboxClient(daemons=0), with_tools=rollout.max_turns > 1
-        )
+        talk = self.parts.conversation(codec, template, with_tools=rollout.has_tools)
         try:
             return positions_needed(
                 self.source.problems,
@@ -59,11 +64,12 @@ class NamedBenchmark:
 def read_benchmarks(recipe: Recipe) -> list[NamedBenchmark]:
     """Raises ConfigError and DataError for whatever would stop one from being asked."""
     made = [_read(recipe, section) for section in recipe.evaluate.benchmark]
-    for twice in _twice([benchmark.name for benchmark in made]):
-        raise ConfigError(
-            f"evaluate.benchmark names {twice!r} twice, or as this run's own evaluations are named "
-            f"({', '.join(OF_HELD_OUT)}); give the TOML file of one of them another name"
-        )
+    for name, count in Counter([*OF_HELD_OUT, *(benchmark.name for benchmark in made)]).items():
+        if count > 1:
+            raise ConfigError(
+                f"evaluate.benchmark names {name!r} twice, or as this run's own evaluations are named "
+                f"({', '.join(OF_HELD_OUT)}); give the TOML file of one of them another name"
+            )
     return made
 
 
@@ -82,19 +88,15 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
         )
     _refuse_unread(source, section.settings)
     in_force = changed(as_evaluated(recipe), [*source.protocol.settings, *section.settings], {})
-    return NamedBenchmark(source=source, recipe=in_force, protocol=_protocol(in_force, source, section))
-
-
-def _protocol(recipe: Recipe, source: ProblemSet, section: BenchmarkSection) -> Protocol:
-    """What the section says, else the benchmark's file."""
     own = source.protocol
-    return Protocol(
+    protocol = Protocol(
         attempts=own.attempts if section.attempts is None else section.attempts,
         temperature=own.temperature if section.temperature is None else section.temperature,
-        top_p=recipe.rollout.top_p,
-        top_k=recipe.rollout.top_k,
-        seed=recipe.run.seed,
+        top_p=in_force.rollout.top_p,
+        top_k=in_force.rollout.top_k,
+        seed=in_force.run.seed,
     )
+    return NamedBenchmark(source=source, recipe=in_force, protocol=protocol)
 
 
 def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
@@ -108,11 +110,3 @@ def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
     for setting in own:
         if source.kind.leaves_unread(setting.partition("=")[0].strip()):
             raise ConfigError(f"{setting!r} says nothing to benchmark {source.title}, which has its own; leave it out")
-
-
-def _twice(names: Sequence[str]) -> Iterator[str]:
-    taken = set(OF_HELD_OUT)
-    for name in names:
-        if name in taken:
-            yield name
-        taken.add(name)

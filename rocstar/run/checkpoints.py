@@ -1,4 +1,4 @@
-"""Where a run stands, on disk: model, learner state and position, renamed into place as one folder.
+"""How far a run is, in memory and on disk: model, learner state and position, renamed into place as one folder.
 
 checkpoints/step=000042/
     model/         Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json
@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rocstar.config.sections import RunSection
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.learning.sft import SftLearner
 from rocstar.record.atomic import whole_folder, write_json
 from rocstar.record.folder import RunFolder
+
+Learner = SftLearner | GrpoLearner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +40,45 @@ class Progress:
     """The stage under way has done all its steps."""
 
 
-def save(folder: RunFolder, progress: Progress, policy: Policy, learner: SftLearner | GrpoLearner) -> None:
+class Checkpoints:
+    """The progress of a run, and when its checkpoints are written."""
+
+    def __init__(self, folder: RunFolder, settings: RunSection, progress: Progress, newest: Path | None) -> None:
+        """newest: the checkpoint of `progress`, which learner state is restored from; None at the run's beginning."""
+        self._folder, self._settings = folder, settings
+        self.progress, self.newest = progress, newest
+        self._written_at = time.monotonic()
+        self._writing_seconds = 0.0
+
+    def begin_stage(self, number: int, policy_version: int) -> None:
+        self.progress = Progress(stage=number, step=self.progress.step, policy_version=policy_version)
+
+    def start_clock(self) -> None:
+        """Count the time until the next checkpoint from now."""
+        self._written_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether enough time has passed, and writing takes no larger share of it than `checkpoint_cost`."""
+        passed = time.monotonic() - self._written_at
+        cheap = self._writing_seconds <= self._settings.checkpoint_cost * passed
+        return passed >= self._settings.checkpoint_seconds and cheap
+
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint is that of the last step."""
+        return self.newest == self._folder.checkpoint(self.progress.step)
+
+    def write(self, policy: Policy, learner: Learner, *, complete: bool) -> None:
+        """complete: the stage under way is over. Raises OSError."""
+        began = time.monotonic()
+        self.progress.stage_complete = complete
+        save(self._folder, self.progress, policy, learner)
+        prune(self._folder, self._settings.keep_checkpoints)
+        self.newest = self._folder.checkpoint(self.progress.step)
+        self._written_at = time.monotonic()
+        self._writing_seconds = self._written_at - began
+
+
+def save(folder: RunFolder, progress: Progress, policy: Policy, learner: Learner) -> None:
     """Write the checkpoint of `progress.step`; a kill leaves either all of it or none. Raises OSError."""
     with whole_folder(folder.checkpoint(progress.step)) as fresh:
         policy.save(fresh / "model")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocstar.config.recipe import changed, resolved_from_json
-from rocstar.config.sections import Recipe, RlStage, SftStage
+from rocstar.config.sections import Recipe
 from rocstar.config.tree import flat
 from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
@@ -23,9 +23,9 @@ PLACES = ("cluster.", "engine.", "run.stall_")
 THREADS = "run.threads"
 """May change as well, and is kept: the figures after it are others."""
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
-"""Of a stage that has begun: what it learns from, and whose state its optimizer goes on with."""
+"""Keys that cannot change once a stage has begun: what it learns from, and whose optimizer state it goes on with."""
 REFERENCE = "learning.kl_coefficient"
-"""Fixed where it is 0: nobody kept the weights at the stage's beginning, which it measures from."""
+"""Fixed where it is 0: the weights at the stage's beginning, which it measures from, were not kept."""
 Change = dict[str, Any]
 
 
@@ -37,19 +37,11 @@ class Continued:
     changes: Sequence[Change]
     """All of the run until here, the new ones last."""
     goes_on: bool
-    """Whether the new ones ask for more than the run was to do."""
+    """Whether the new changes ask for more than the run was to do."""
     anew: frozenset[str]
-    """Stages that have not begun, whose settings changed: what was made for them holds no longer."""
+    """Stages that have not begun and whose settings changed; what was made for them is no longer valid."""
     unmade: frozenset[str] | None
     """SFT stages whose rows are to be made; None where nothing is made yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    stage: str
-    done: int
-    """Steps of the stage."""
-    over: bool
 
 
 def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag: str, own: str = "") -> Continued:
@@ -66,13 +58,14 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
     now = changed(was, settings, {})
     fresh = [*_differ(was, now, step or 0), *_other_threads(run, was, now, step or 0)]
     if step is not None:
-        _refuse_what_is_over(_place(run, step, was), step, now, settings, fresh)
+        _refuse_what_is_over(run, step, was, now, settings, fresh)
     begun = {row["stage"] for row in read_journal(run.metrics) if row["step"] <= (step or 0)}
     anew = frozenset({_stage_of(row["setting"]) for row in fresh if row["setting"] != THREADS} - begun)
-    rows = {stage.name for stage in now.stage if isinstance(stage, SftStage) and stage.name not in begun}
+    rows = {stage.name for stage in now.sft_stages if stage.name not in begun}
     return Continued(
         recipe=now,
-        changes=_merged([*_until(run, step or 0), *fresh]),
+        # A branch from before a change has it from its own first step on.
+        changes=_merged([*({**row, "step": min(row["step"], step or 0)} for row in run.changes), *fresh]),
         goes_on=bool(fresh),
         anew=anew,
         unmade=None if step is None else frozenset(n for n in rows if n in anew or not run.sft_rows(n).exists()),
@@ -80,7 +73,7 @@ def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag
 
 
 def record(run: RunFolder, made: Continued) -> None:
-    """From here on the run is the one that goes on so. Raises ConfigError while somebody writes it, OSError."""
+    """Record how the run goes on from here. Raises ConfigError while another process writes the run, OSError."""
     with run.locked():
         run.summary.unlink(missing_ok=True)
         for file in (file for name in made.anew for file in run.made_for(name)):
@@ -120,11 +113,6 @@ def _stage_of(setting: str) -> str:
     return setting.split(".")[1]
 
 
-def _until(run: RunFolder, step: int) -> Iterator[Change]:
-    """Those of the run; a branch from before a change has it from its own first step on."""
-    return ({**row, "step": min(row["step"], step)} for row in run.changes)
-
-
 def _merged(rows: Sequence[Change]) -> list[Change]:
     """Several changes of a setting at one step are one."""
     merged: dict[tuple[int, str], Change] = {}
@@ -134,42 +122,33 @@ def _merged(rows: Sequence[Change]) -> list[Change]:
     return [row for row in merged.values() if row["was"] != row["now"]]
 
 
-def _place(run: RunFolder, step: int, recipe: Recipe) -> _Place:
-    state = read_json(run.checkpoint(step) / "state.json")
-    stage = [stage for stage in recipe.stage if stage.steps][state["stage"]]
-    over = state["stage_complete"] and not is_reopened(run, stage.name, step)
-    return _Place(stage=stage.name, done=state["stage_step"], over=over)
-
-
 def _refuse_what_is_over(
-    place: _Place, step: int, now: Recipe, settings: Sequence[str], differ: Sequence[Change]
+    run: RunFolder, step: int, was: Recipe, now: Recipe, settings: Sequence[str], differ: Sequence[Change]
 ) -> None:
-    names = [stage.name for stage in now.stage]
-    own = f"stage.{place.stage}."
-    mine = [given for given in settings if given.startswith(own)]
+    state, names = read_json(run.checkpoint(step) / "state.json"), [stage.name for stage in now.stage]
+    under_way = [stage for stage in was.stage if stage.steps][state["stage"]].name
     for given in settings:
-        if given.startswith("stage.") and names.index(_stage_of(given)) < names.index(place.stage):
+        if given.startswith("stage.") and names.index(_stage_of(given)) < names.index(under_way):
             raise ConfigError(
                 f"stage {_stage_of(given)} was over at step {step}, so {given!r} would change nothing; leave it out"
             )
-    stage = now.stage[names.index(place.stage)]
-    if mine:
-        _refuse_within(stage, place, step, mine[0], [row for row in differ if row["setting"].startswith(own)])
-
-
-def _refuse_within(stage: SftStage | RlStage, place: _Place, step: int, given: str, changes: Sequence[Change]) -> None:
-    own = f"stage.{stage.name}."
-    if stage.steps <= place.done:
+    own, stage, done = f"stage.{under_way}.", now.stage[names.index(under_way)], state["stage_step"]
+    mine = [given for given in settings if given.startswith(own)]
+    changes = [row for row in differ if row["setting"].startswith(own)]
+    if not mine:
+        return
+    if stage.steps <= done:
         raise ConfigError(
-            f"stage {stage.name} has made its {place.done} steps at step {step} of the run, so {given!r} would change "
+            f"stage {stage.name} has made its {done} steps at step {step} of the run, so {mine[0]!r} would change "
             f"nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
             "stage.NAME.steps=NUMBER"
         )
-    if place.over and not changes:
-        raise ConfigError(f"stage {stage.name} was over at step {step} under this very setting, {given!r}; change one")
-    for row in changes:
-        setting = row["setting"].removeprefix(own)
-        if setting.startswith(FIXED) or (setting == REFERENCE and not row["was"]):
+    if state["stage_complete"] and not is_reopened(run, stage.name, step) and not changes:
+        raise ConfigError(
+            f"stage {stage.name} was over at step {step} under this very setting, {mine[0]!r}; change one"
+        )
+    for setting, was_set in ((row["setting"].removeprefix(own), row["was"]) for row in changes):
+        if setting.startswith(FIXED) or (setting == REFERENCE and not was_set):
             raise ConfigError(
                 f"{own}{setting} cannot change at step {step}, because stage {stage.name} has begun with it; leave it "
                 "out, or add a stage with stage.NAME.kind=rl and stage.NAME.steps=NUMBER"

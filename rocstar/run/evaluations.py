@@ -3,58 +3,60 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rocstar.config.sections import Recipe, RlStage, StageRolloutSection
+from rocstar.config.sections import StageRolloutSection
 from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, setup_of
 from rocstar.evaluation.recall import Recall
 from rocstar.learning.models import name_of_dtype
-from rocstar.parts.build import rollouts_of
 from rocstar.record.journal import read_journal
 from rocstar.rollout.collect import Roller
 from rocstar.run.benchmarks import NamedBenchmark
 from rocstar.run.run import Run
 from rocstar.types import Problem
 
+if TYPE_CHECKING:
+    from rocstar.run.steps import StageSteps
+
 
 async def evaluate_first(run: Run) -> None:
-    """Before any RL has changed the policy, under the limits of the last stage, so that before and after compare."""
-    await _on_held_out(run, "before", rollouts_of(run.recipe)[-1])
-    await _on_benchmarks(run)
+    """Evaluate before any RL has changed the policy, under the limits of the last stage: before and after compare."""
+    await _evaluate(run, "before", run.recipe.rollouts[-1])
 
 
 async def evaluate_last(run: Run) -> None:
-    await _on_held_out(run, "after", rollouts_of(run.recipe)[-1])
-    await _on_benchmarks(run)
+    """Evaluate when all stages are done."""
+    await _evaluate(run, "after", run.recipe.rollouts[-1])
 
 
-async def evaluate_when_due(run: Run, stage: RlStage) -> None:
-    """After every `evaluate.every_steps` steps of a stage; not part of a step's time."""
-    if run.evaluates_after(run.progress.stage_step):
-        await _during(run, stage)
-        run.evaluated = run.evaluations()
-        run.step_began = time.monotonic()
+async def evaluate_when_due(run: Run, rollout: StageRolloutSection, steps: StageSteps) -> None:
+    """Evaluate after every `evaluate.every_steps` steps of a stage, under its limits; not part of a step's time."""
+    if run.recipe.evaluate.is_due_after(run.progress.stage_step):
+        with steps.evaluating():
+            await _evaluate(run, "during", rollout)
 
 
 async def evaluate_previous(run: Run) -> None:
-    """The same after the last step of the stage before; that of the last stage is evaluated as `after`."""
+    """Evaluate after the last step of the stage before, if one is due; `evaluate_last` does so after the last stage."""
     stage = run.previous_stage()
-    if isinstance(stage, RlStage) and not run.progress.stage_step:
+    if stage and stage.rollouts and not run.progress.stage_step:
         done = sum(row["stage"] == stage.name for row in read_journal(run.folder.metrics))
-        if run.evaluates_after(done):
-            await _during(run, stage)
+        if run.recipe.evaluate.is_due_after(done):
+            await _evaluate(run, "during", stage.rollouts[-1])
 
 
-async def _during(run: Run, stage: RlStage) -> None:
-    await _on_held_out(run, "during", stage.rollout)
-    await _on_benchmarks(run)
+async def _evaluate(run: Run, name: str, rollout: StageRolloutSection) -> None:
+    """Evaluate on the held-out problems under these limits and on each benchmark, unless that was done at this step."""
+    await _on_held_out(run, name, rollout)
+    for benchmark in run.material.benchmarks:
+        folder = run.folder.evaluation(benchmark.name, run.progress.step)
+        if not (folder / "result.json").exists():
+            await _on_benchmark(run, benchmark, folder)
 
 
 async def _on_held_out(run: Run, name: str, rollout: StageRolloutSection) -> None:
-    """Under these limits."""
     settings, problems = run.recipe.evaluate, run.material.heldout
     folder = run.folder.evaluation(name, run.progress.step)
     if not problems or (folder / "result.json").exists():
@@ -70,56 +72,31 @@ async def _on_held_out(run: Run, name: str, rollout: StageRolloutSection) -> Non
         seed=run.recipe.run.seed,
     )
     data = run.recipe.data.model_dump(include={"source", "test_files"})
-    roller = run.roller(run.recipe, rollout)
-    setup = _setup(run, run.recipe, rollout, roller, problems, protocol, data)
-    await _evaluate(run, folder, lambda recall: roller, problems, protocol, setup)
-
-
-async def _on_benchmarks(run: Run) -> None:
-    """Each, where it was not asked after this step."""
-    for benchmark in run.material.benchmarks:
-        folder = run.folder.evaluation(benchmark.name, run.progress.step)
-        if not (folder / "result.json").exists():
-            await _on_benchmark(run, benchmark, folder)
+    roller = run.roller(rollout)
+    setup = setup_of(run.recipe, rollout, roller.conversation, problems, protocol, **_where(run), data=data)
+    await _ask(run, folder, lambda recall: roller, problems, protocol, setup)
 
 
 async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> None:
     recipe, problems, kind = benchmark.recipe, benchmark.source.problems, benchmark.source.kind
     run.screen.stage(benchmark.name, f"{len(problems)} problems x {benchmark.protocol.attempts} attempts")
-    plain = run.roller(recipe, recipe.rollout)
+    plain = run.roller(recipe.rollout, benchmark.parts)
 
     def solver(recall: Recall) -> Roller:
         return kind.solver(plain, recall)
 
-    setup = _setup(
-        run, recipe, recipe.rollout, solver(Recall()), problems, benchmark.protocol, benchmark.source.described
-    )
-    await _evaluate(run, folder, solver, problems, benchmark.protocol, setup)
+    talk, data = solver(Recall()).conversation, benchmark.source.described
+    setup = setup_of(recipe, recipe.rollout, talk, problems, benchmark.protocol, **_where(run), data=data)
+    await _ask(run, folder, solver, problems, benchmark.protocol, setup)
 
 
-def _setup(
-    run: Run,
-    recipe: Recipe,
-    rollout: StageRolloutSection,
-    roller: Roller,
-    problems: Sequence[Problem],
-    protocol: Protocol,
-    data: Mapping[str, Any],
-) -> dict[str, Any]:
-    return setup_of(
-        recipe,
-        rollout,
-        roller.conversation,
-        problems,
-        protocol,
-        model=run.folder.name,
-        step=run.progress.step,
-        data=data,
-        engine={"device": run.policy.device.type, "dtype": name_of_dtype(run.policy.dtype)},
-    )
+def _where(run: Run) -> dict[str, Any]:
+    """Whose weights are evaluated, after how many steps, and what computes them."""
+    engine = {"device": run.policy.device.type, "dtype": name_of_dtype(run.policy.dtype)}
+    return {"model": run.folder.name, "step": run.progress.step, "engine": engine}
 
 
-async def _evaluate(
+async def _ask(
     run: Run,
     folder: Path,
     solver: Callable[[Recall], Solver],

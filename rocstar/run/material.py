@@ -6,14 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from rocstar.answers.plugin import check_verifier
-from rocstar.config.sections import BY_EPOCHS, Recipe, RlStage, SftStage, StageDataSection
+from rocstar.config.sections import (
+    BY_EPOCHS,
+    Recipe,
+    RlStage,
+    SftStage,
+    StageRolloutSection,
+)
 from rocstar.data.sft.check import load_conversations
 from rocstar.dialogue.bpe import fixed_phrases, refuse_small_vocabulary, train_bpe
 from rocstar.dialogue.codec import Codec
@@ -25,19 +30,17 @@ from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
 from rocstar.learning.advantages import advantage_of
 from rocstar.learning.resample import resampler_of
-from rocstar.parts.build import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
-from rocstar.parts.fits import idle_learners, refuse_here, refuse_on_gpu
+from rocstar.parts.build import AttemptParts, vllm_python
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
-from rocstar.parts.memory import HostMemory, Load, engines_here, host_memory
+from rocstar.parts.memory import HostMemory, Load, host_memory, refuse_here, refuse_on_gpu
 from rocstar.parts.modelfolder import ModelFacts, find_model, model_facts
-from rocstar.parts.shape import Shape, shape_of
+from rocstar.parts.shape import shape_of
 from rocstar.protocols import Task
 from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
 from rocstar.run.tasks import heldout_problems, make_task, require_demonstrations, training_problems
-from rocstar.sandbox.client import SandboxClient
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
 from rocstar.types import Problem
@@ -49,7 +52,7 @@ TOKENIZER_ROWS = 3000
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
 BYTES, ACROSS_WORDS = 4, 8
-"""Of text in a token; the latter where merges may cross spaces, on texts that repeat phrases."""
+"""Bytes of text in a token; ACROSS_WORDS where merges may cross spaces, on texts that repeat phrases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +65,25 @@ class Pretrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
+    """All that a run reads before it opens."""
+
     recipe: Recipe
     task: Task
-    """Of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
+    """The task of the base `[data]`: held-out problems, and the tokens that a fresh tokenizer keeps whole."""
     heldout: Sequence[Problem]
     problems: Mapping[str, Sequence[Problem]]
-    """By RL stage; none of them is held out."""
+    """Problems of each RL stage; none of them is held out."""
     layouts: Mapping[str, Sequence[Layout] | None]
     """What each SFT stage imitates, before it is tokens; None for its task's own demonstrations, which may be tens of
     thousands and are made when the run opens. Empty where the run folder has the tokens already."""
     pretrained: Pretrained | None
-    """None for random weights."""
+    """The model that the run starts from; None for random weights."""
     template: Template
     """How conversations are written."""
     benchmarks: Sequence[NamedBenchmark] = ()
-    """That are asked beside the held-out problems."""
+    """Benchmarks that are asked besides the held-out problems."""
     memory: HostMemory | None = None
-    """What the run takes of this machine's; None on GPUs, and of a model whose shape is not known."""
+    """Memory that the run takes of this machine; None on GPUs, and for a model whose shape is not known."""
     notes: Sequence[str] = ()
     """What a person should know: the steps that epochs come to, the problems that `data.max_prompt_tokens` leaves out.
     These are left out of a model of random weights when the run has opened: before that, nobody but a fresh tokenizer
@@ -88,32 +93,46 @@ class Material:
         """Another reading of the run's recipe with the steps that epochs come to."""
         return with_steps(recipe, {name: len(rows) for name, rows in self.layouts.items() if rows is not None})[0]
 
+    @property
+    def parts(self) -> AttemptParts:
+        """What the recipe means for attempts."""
+        return AttemptParts(self.recipe)
+
+    @property
+    def questions(self) -> list[Problem]:
+        """Problems to learn from, then those held out."""
+        return [problem for some in (*self.problems.values(), self.heldout) for problem in some]
+
+    def conversation(self, codec: Codec) -> Conversation:
+        """How attempts talk; its tools run nothing."""
+        return self.parts.conversation(codec, self.template, with_tools=self.recipe.has_tools)
+
 
 def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     """`rows`: SFT stages whose rows to imitate are needed; None: all, and with them a tokenizer. Raises ConfigError and
     DataError for whatever can be known without loading a model, ModuleNotFoundError where Ray is asked for and not
     there."""
     recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.steps]})
-    specs_of(recipe)  # what is named must be there and fit
-    environment_of(recipe)
-    check_verifier(recipe.evaluate.verifier, recipe.run.modules)
-    for stage in (stage for stage in recipe.stage if isinstance(stage, RlStage)):
+    parts = AttemptParts(recipe)
+    parts.check()
+    for stage in recipe.rl_stages:
         _check_learning(stage, recipe.run.modules)
-    if not recipe.sandbox.urls:
-        _refuse_absent_modules(recipe.sandbox.preload)
-    if idle := idle_learners(recipe, recipe.cluster.learners):
-        raise ConfigError(f"{idle}; lower cluster.learners")
-    _refuse_lone_ray(recipe)
-    _refuse_other_ranks(recipe)
+    for reason in _unfit(recipe):
+        raise ConfigError(reason)
     for entry in recipe.servers:
         vllm_python(entry)
     if recipe.cluster.launcher == "ray":
         need("cluster")
-    pretrained = _pretrained(recipe)
+    if recipe.model.path is None and not isinstance(next(iter(recipe.stage), None), SftStage):
+        raise ConfigError(
+            "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
+            "a stage of kind sft"
+        )
+    pretrained = _pretrained(recipe.model.path, recipe.runs_torch_engines) if recipe.model.path is not None else None
     task = task_of(recipe, recipe)
     heldout = heldout_problems(task)
     benchmarks = read_benchmarks(recipe)
-    template = template_of(recipe, pretrained.facts.folder if pretrained else None)
+    template = parts.template(pretrained.facts.folder if pretrained else None)
     layouts = _layouts(recipe, template, rows)
     recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
@@ -122,9 +141,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         recipe=recipe,
         task=task,
         heldout=heldout,
-        problems={
-            stage.name: _problems(recipe, stage, heldout) for stage in recipe.stage if isinstance(stage, RlStage)
-        },
+        problems={stage.name: _problems(stage, task_of(recipe, stage), heldout) for stage in recipe.rl_stages},
         layouts=layouts,
         pretrained=pretrained,
         template=template,
@@ -148,13 +165,15 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         memory = _memory(material, facts.cache, positions, facts.folder, read)
     else:
         if heldout or material.problems:
-            _refuse_long_caps(recipe, benchmarks)
-        template = template_named(recipe.rollout.template)
-        refuse_small_vocabulary(recipe.model.vocab_size, template.markers, atoms_of(recipe, task, template))
+            _refuse_long_caps(recipe.model.max_positions, recipe.rollouts, benchmarks)
+        own = template_named(recipe.rollout.template)
+        atoms = atoms_of(task, own, recipe.rollout.tool_name)
+        refuse_small_vocabulary(recipe.model.vocab_size, own.markers, atoms)
         shape = recipe.model
         cache = shape.num_layers, shape.num_kv_heads, shape.hidden_size // shape.num_heads
         shown = material
-        if rows is None and any(section.max_prompt_tokens for section in _sections(recipe)):
+        sections = (recipe.data, *(stage.data for stage in recipe.rl_stages))
+        if rows is None and any(section.max_prompt_tokens for section in sections):
             shown = without_long_prompts(material, _codec_at_first(material))
         memory = _memory(shown, cache, _positions_at_first(shown) if rows is None else 1, None, {})
         material = replace(material, notes=shown.notes)
@@ -164,12 +183,12 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
 def pool_sizes(recipe: Recipe) -> dict[str, int]:
     """Problems that each RL stage may learn from. Raises ConfigError and DataError."""
     heldout = heldout_problems(task_of(recipe, recipe))
-    return {stage.name: len(_problems(recipe, stage, heldout)) for stage in recipe.stage if isinstance(stage, RlStage)}
+    return {stage.name: len(_problems(stage, task_of(recipe, stage), heldout)) for stage in recipe.rl_stages}
 
 
 def with_epochs(recipe: Recipe) -> Recipe:
-    """With the steps that epochs come to. Raises DataError where rows cannot be read, ConfigError."""
-    files = {s.name: s.sft.rows_file for s in recipe.stage if isinstance(s, SftStage) and s.epochs}
+    """The recipe with the steps that epochs come to. Raises DataError where rows cannot be read, ConfigError."""
+    files = {stage.name: stage.sft.rows_file for stage in recipe.sft_stages if stage.epochs}
     tool = recipe.rollout.tool_name
     return with_steps(recipe, {n: len(load_conversations(Path(f), tool)) for n, f in files.items() if f})[0]
 
@@ -189,11 +208,8 @@ def fingerprint(material: Material) -> dict[str, str]:
     """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
     asked = {f"benchmark {benchmark.name}": benchmark.source.problems for benchmark in material.benchmarks}
     parts = {**material.problems, HELD_OUT: material.heldout, **asked}
-    return {name: _sha256([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
-
-
-def _sha256(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    texts = {name: json.dumps([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
@@ -207,15 +223,16 @@ def task_of(recipe: Recipe, part: Recipe | RlStage | SftStage) -> Task:
     )
 
 
-def atoms_of(recipe: Recipe, task: Task, template: ChatMl) -> tuple[str, ...]:
+def atoms_of(task: Task, template: ChatMl, tool_name: str) -> tuple[str, ...]:
     """What the tokenizer of random weights keeps whole besides the template's markers."""
-    return (*task.atoms, *fixed_phrases(template, recipe.rollout.tool_name))
+    return (*task.atoms, *fixed_phrases(template, tool_name))
 
 
 def without_long_prompts(material: Material, codec: Codec) -> Material:
-    """Without the problems that `data.max_prompt_tokens` leaves out. Raises ConfigError where it leaves nothing."""
-    conversation, environment = _conversation(material, codec), environment_of(material.recipe)
-    stages = [stage for stage in material.recipe.stage if isinstance(stage, RlStage)]
+    """The material without the problems that `data.max_prompt_tokens` leaves out. Raises ConfigError where it leaves
+    nothing."""
+    conversation, environment = material.conversation(codec), material.parts.environment
+    stages = material.recipe.rl_stages
     parts = {f"stage {stage.name}": (stage.data, material.problems[stage.name]) for stage in stages}
     kept, notes = [], list(material.notes)
     for name, (data, problems) in {**parts, HELD_OUT: (material.recipe.data, material.heldout)}.items():
@@ -230,28 +247,17 @@ def without_long_prompts(material: Material, codec: Codec) -> Material:
     return replace(material, problems=named, heldout=kept[-1], notes=list(dict.fromkeys(notes)))
 
 
-def _sections(recipe: Recipe) -> list[StageDataSection]:
-    return [recipe.data, *(stage.data for stage in recipe.stage if isinstance(stage, RlStage))]
-
-
-def _conversation(material: Material, codec: Codec) -> Conversation:
-    """As attempts have it; nothing runs in it."""
-    several = any(rollout.max_turns > 1 for rollout in rollouts_of(material.recipe))
-    nothing_runs = SandboxClient(daemons=0)
-    return make_conversation(material.recipe, codec, material.template, nothing_runs, with_tools=several)
-
-
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
     """Tokens of the longest attempt of the run. Raises ConfigError when the model holds less."""
-    problems = {problem.id: problem for some in (material.heldout, *material.problems.values()) for problem in some}
+    problems = {problem.id: problem for problem in (*material.heldout, *material.questions)}
     own = 1  # imitation alone: no cap applies
     if problems:
         own = positions_needed(
             problems.values(),
-            _conversation(material, codec),
-            response_tokens=_longest_response(material.recipe),
+            material.conversation(codec),
+            response_tokens=_longest_response(material.recipe.rollouts),
             model_positions=model_positions,
-            environment=environment_of(material.recipe),
+            environment=material.parts.environment,
             leaves_out="data.max_prompt_tokens",
         )
     asked = (benchmark.positions(codec, material.template, model_positions) for benchmark in material.benchmarks)
@@ -261,30 +267,30 @@ def positions_of(material: Material, codec: Codec, model_positions: int) -> int:
 def first_prompt(material: Material) -> str | None:
     """What the model will read first, markers included: the prompt of the first problem to learn from, else to be
     asked. None where there is no problem, and for an environment of one's own whose tokenizer is not there yet."""
-    recipe, pretrained = material.recipe, material.pretrained
-    problem = next((one for some in (*material.problems.values(), material.heldout) for one in some), None)
+    recipe, pretrained, parts = material.recipe, material.pretrained, material.parts
+    problem = next(iter(material.questions), None)
     if problem is None or (pretrained is None and recipe.rollout.environment is not None):
         return None
-    several = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
     if pretrained is None:
-        return text_of(material.template.opening(problem.question, specs_of(recipe) if several else ()))
-    nothing_runs, codec = SandboxClient(daemons=0), pretrained.codec
-    conversation = make_conversation(recipe, codec, material.template, nothing_runs, with_tools=several)
-    return codec.decode(environment_of(recipe)(problem, conversation, UNLIMITED, 0).opening())
+        return text_of(material.template.opening(problem.question, parts.specs if recipe.has_tools else ()))
+    conversation = material.conversation(pretrained.codec)
+    return pretrained.codec.decode(parts.environment(problem, conversation, UNLIMITED, 0).opening())
 
 
 def _positions_at_first(material: Material) -> int:
     """Tokens that the longest attempt takes at least, in a run whose tokenizer is not there yet. Where a token a byte
     of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
-    recipe, longest = material.recipe, _longest_response(material.recipe, material.benchmarks)
+    recipe = material.recipe
+    asked = (benchmark.recipe.rollout for benchmark in material.benchmarks)
+    longest = _longest_response([*recipe.rollouts, *asked])
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
     benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems)
-    problems = [*material.heldout, *(problem for some in material.problems.values() for problem in some), *benchmarks]
+    problems = [*material.questions, *benchmarks]
     if not problems:
         return 1
-    specs = specs_of(recipe) if any(rollout.max_turns > 1 for rollout in rollouts_of(recipe)) else ()
-    asked = (material.template.opening(problem.question, specs) for problem in problems)
-    most = longest + max(len(text_of(segments).encode()) for segments in asked)
+    specs = material.parts.specs if recipe.has_tools else ()
+    openings = (material.template.opening(problem.question, specs) for problem in problems)
+    most = longest + max(len(text_of(segments).encode()) for segments in openings)
     if most <= min(model, kv_tokens or model) and recipe.rollout.environment is None:
         return longest
     return positions_of(material, _codec_at_first(material), model)
@@ -292,8 +298,7 @@ def _positions_at_first(material: Material) -> int:
 
 def _codec_at_first(material: Material) -> Codec:
     """The tokenizer that a run of random weights will open with."""
-    stage = next(stage for stage in material.recipe.stage if isinstance(stage, SftStage))
-    return fresh_codec(material, layouts_at_first(material, stage))
+    return fresh_codec(material, layouts_at_first(material, material.recipe.sft_stages[0]))
 
 
 def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
@@ -304,7 +309,7 @@ def fresh_codec(material: Material, layouts: Sequence[Layout]) -> Codec:
         vocab_size=recipe.model.vocab_size,
         markers=template.markers,
         word_merges=recipe.model.word_merges,
-        atoms=atoms_of(recipe, material.task, template),
+        atoms=atoms_of(material.task, template, recipe.rollout.tool_name),
     )
 
 
@@ -316,8 +321,8 @@ def layouts_at_first(material: Material, stage: SftStage) -> Sequence[Layout]:
 
 def _layouts(recipe: Recipe, template: Template, names: Set[str] | None) -> dict[str, list[Layout] | None]:
     found: dict[str, list[Layout] | None] = {}
-    for stage in recipe.stage:
-        if not isinstance(stage, SftStage) or (names is not None and stage.name not in names):
+    for stage in recipe.sft_stages:
+        if names is not None and stage.name not in names:
             continue
         task = task_of(recipe, stage)
         if stage.sft.rows_file is None:
@@ -329,23 +334,16 @@ def _layouts(recipe: Recipe, template: Template, names: Set[str] | None) -> dict
     return found
 
 
-def _problems(recipe: Recipe, stage: RlStage, heldout: Sequence[Problem]) -> Sequence[Problem]:
-    problems = training_problems(task_of(recipe, stage), heldout)
+def _problems(stage: RlStage, task: Task, heldout: Sequence[Problem]) -> Sequence[Problem]:
+    problems = training_problems(task, heldout)
     if not problems:
         raise ConfigError(f"stage {stage.name} has no problems to learn from that are not held out; give it more data")
     return problems
 
 
-def _pretrained(recipe: Recipe) -> Pretrained | None:
-    if recipe.model.path is None:
-        if not isinstance(next(iter(recipe.stage), None), SftStage):
-            raise ConfigError(
-                "a model of random weights needs an sft stage first, to get its tokenizer from; set model.path or add "
-                "a stage of kind sft"
-            )
-        return None
-    folder = find_model(recipe.model.path)
-    facts, codec = model_facts(folder, torch_engine=recipe.runs_torch_engines), Codec.load(folder)
+def _pretrained(path: str, torch_engine: bool) -> Pretrained:
+    folder = find_model(path)
+    facts, codec = model_facts(folder, torch_engine=torch_engine), Codec.load(folder)
     covered = codec.covered(facts.embeddings)
     if codec.vocab_size > facts.embeddings or covered < COVERED * facts.embeddings:
         raise ConfigError(
@@ -355,8 +353,7 @@ def _pretrained(recipe: Recipe) -> Pretrained | None:
     return Pretrained(facts=facts, codec=codec)
 
 
-def _longest_response(recipe: Recipe, benchmarks: Sequence[NamedBenchmark] = ()) -> int:
-    rollouts = [*rollouts_of(recipe), *(benchmark.recipe.rollout for benchmark in benchmarks)]
+def _longest_response(rollouts: Iterable[StageRolloutSection]) -> int:
     return max(rollout.max_response_tokens for rollout in rollouts)
 
 
@@ -370,7 +367,9 @@ def _memory(
     """What the run takes here. positions: of the longest attempt. read: tokens of demonstrations. Raises ConfigError
     for what does not fit the memory there is. A machine of Ray's may have other memory than this one."""
     recipe, elsewhere = material.recipe, material.recipe.cluster.launcher == "ray"
-    shape = _shape(recipe, folder)
+    shape = None  # of a model whose size shows only when it is loaded
+    with suppress(ConfigError):
+        shape = shape_of(recipe.model if folder is None else recipe.model.model_copy(update={"path": str(folder)}))
     if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
         if shape and not elsewhere:
             need("train")
@@ -380,22 +379,17 @@ def _memory(
                 refuse_on_gpu(recipe, shape, memory)
         return None
     rollout = recipe.rollout
-    tokens = engines_here(recipe) * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
+    tokens = recipe.engines_here * kv_pages(rollout.kv_tokens, rollout.engine_rows, positions) * PAGE
     if cache is not None:
-        itemsize = 2 if recipe.model.dtype == "bfloat16" else 4
-        refuse_too_many_tokens(cache_bytes(cache, tokens, itemsize), host_bytes(), tokens)
+        refuse_too_many_tokens(cache_bytes(cache, tokens, recipe.model.cpu_itemsize), host_bytes(), tokens)
     if shape is None or elsewhere:
         return None
-    taken = host_memory(recipe, shape, _load(material, positions, read))
+    rows = {stage.name: _lengths(material, stage) for stage in recipe.sft_stages}
+    problems = {name: len(problems) for name, problems in material.problems.items()}
+    load = Load(positions=positions, problems=problems, heldout=len(material.heldout), rows={**rows, **read})
+    taken = host_memory(recipe, shape, load)
     refuse_here(taken)
     return taken
-
-
-def _load(material: Material, positions: int, read: Mapping[str, Sequence[int]]) -> Load:
-    recipe = material.recipe
-    rows = {stage.name: _lengths(material, stage) for stage in recipe.stage if isinstance(stage, SftStage)}
-    problems = {name: len(problems) for name, problems in material.problems.items()}
-    return Load(positions=positions, problems=problems, heldout=len(material.heldout), rows={**rows, **read})
 
 
 def _lengths(material: Material, stage: SftStage) -> list[int]:
@@ -413,23 +407,8 @@ def has_accelerator() -> bool:
     return any(Path(file).exists() for file in ACCELERATORS)
 
 
-def _shape(recipe: Recipe, folder: Path | None) -> Shape | None:
-    """None for a model whose size is not known beforehand; then only loading it tells."""
-    model = recipe.model if folder is None else recipe.model.model_copy(update={"path": str(folder)})
-    with suppress(ConfigError):
-        return shape_of(model)
-    return None
-
-
-def _refuse_absent_modules(names: Sequence[str]) -> None:
-    """Looks for the topmost package only: to look further would import it."""
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
-            raise ConfigError(f"sandbox.preload names {name!r}, which is no module here; install it or take it out")
-
-
 def _check_learning(stage: RlStage, modules: Sequence[str]) -> None:
-    """Loads the user's own resampler, advantage and loss. Raises ConfigError where one does not fit."""
+    """Load the user's own resampler, advantage and loss. Raises ConfigError where one does not fit."""
     resampler_of(stage.resample, modules)
     advantage_of(stage.learning, modules)
     if is_reference(stage.learning.loss):
@@ -438,33 +417,37 @@ def _check_learning(stage: RlStage, modules: Sequence[str]) -> None:
         loss_of(stage.learning, modules)
 
 
-def _refuse_lone_ray(recipe: Recipe) -> None:
+def _unfit(recipe: Recipe) -> Iterator[str]:
+    """What of the recipe does not fit this machine or itself, in words."""
     cluster = recipe.cluster
+    for name in () if recipe.sandbox.urls else recipe.sandbox.preload:
+        # Only the topmost package is looked for: to look further would import it.
+        if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
+            yield f"sandbox.preload names {name!r}, which is no module here; install it or take it out"
+    if idle := recipe.idle_learners(cluster.learners):
+        yield f"{idle}; lower cluster.learners"
     if cluster.launcher == "ray" and cluster.learners == 1 and not cluster.sandbox_nodes and not recipe.servers:
-        raise ConfigError(
+        yield (
             "cluster.launcher is 'ray' and there is nothing to place: cluster.learners is 1, cluster.sandbox_nodes 0, "
             "and no [[engine]] of kind 'vllm' is to be started; raise cluster.learners or leave cluster.launcher out"
         )
+    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if started and cluster.learners not in (1, int(started)):
+        yield f"cluster.learners is {cluster.learners} but torchrun started {started} processes; make them equal"
 
 
-def _refuse_long_caps(recipe: Recipe, benchmarks: Sequence[NamedBenchmark]) -> None:
-    """For random weights, whose tokenizer is not there yet: prompts are known later, the cap is known now."""
-    caps = {"rollout.max_response_tokens": _longest_response(recipe)}
+def _refuse_long_caps(
+    positions: int, rollouts: Sequence[StageRolloutSection], benchmarks: Sequence[NamedBenchmark]
+) -> None:
+    """Check the caps for a model of random weights, which has no tokenizer yet; lengths of prompts are known later."""
+    caps = {"rollout.max_response_tokens": _longest_response(rollouts)}
     caps |= {
         f"rollout.max_response_tokens of benchmark {benchmark.name}": benchmark.recipe.rollout.max_response_tokens
         for benchmark in benchmarks
     }
     for name, longest in caps.items():
-        if longest >= recipe.model.max_positions:
+        if longest >= positions:
             raise ConfigError(
-                f"{name} is {longest}, which does not fit into model.max_positions {recipe.model.max_positions} with a "
-                "prompt; lower the one (of a benchmark by its `settings`) or raise the other"
+                f"{name} is {longest}, which does not fit into model.max_positions {positions} with a prompt; lower "
+                "the one (of a benchmark by its `settings`) or raise the other"
             )
-
-
-def _refuse_other_ranks(recipe: Recipe) -> None:
-    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    if started and recipe.cluster.learners not in (1, int(started)):
-        raise ConfigError(
-            f"cluster.learners is {recipe.cluster.learners} but torchrun started {started} processes; make them equal"
-        )

@@ -1,5 +1,5 @@
-"""The phases of a run: accounts of CPU seconds, this process by phase and other processes apart; and whoever looks on
-is told which is under way."""
+"""CPU seconds of a run: those of this process by phase, those of other processes apart. Also reports each phase as it
+begins and ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Meter:
     """Collects CPU seconds until they are taken into a row of metrics."""
 
     def __init__(self, sandbox: SandboxClient, note: Callable[[str | None], None] = lambda phase: None) -> None:
-        """`note` is told each phase as it begins, and None at its end."""
+        """note: called with each phase as it begins, and with None at its end."""
         self._others = {"sandbox": sandbox.cpu_seconds}
         self._note = note
         self._before: defaultdict[str, float] = defaultdict(float)

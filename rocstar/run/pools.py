@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rocstar.config.sections import RlStage
@@ -54,7 +54,11 @@ async def stage_pool(
         at_once = stage.rollout.problems_per_step * stage.rollout.attempts_per_problem // attempts
         known = {row["id"] for row in read_journal(journal, NEEDS)}
         left = [problem for problem in problems if problem.id not in known]
-        count = partial(_count, iter(range(len(problems) - len(left) + 1, len(problems) + 1)), len(problems), said)
+        asked = itertools.count(len(problems) - len(left) + 1)
+
+        def count() -> None:
+            said(next(asked), len(problems))
+
         with Journal(journal) as found:
             seeded = seed_for(seed, "pool", stage.name)
             await _ask(left, roller, found, recorded, attempts, seeded, max(1, at_once), count)
@@ -101,10 +105,6 @@ async def _ask(
         )
 
     await all_or_none(ask(problem) for problem in problems)
-
-
-def _count(numbers: Iterator[int], total: int, said: Callable[[int, int], None]) -> None:
-    said(next(numbers), total)
 
 
 def _refuse_faults(stage: str, problems: Sequence[Problem], rows: Sequence[Mapping[str, Any]], budget: float) -> None:

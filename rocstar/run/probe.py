@@ -4,6 +4,9 @@ gets worse. Source: ours."""
 
 from __future__ import annotations
 
+import math
+import time
+
 from rocstar.answers.grade import Grader
 from rocstar.errors import RunHalted
 from rocstar.protocols import Tool
@@ -21,6 +24,20 @@ ANSWERS = (
     ("x+1", "x-1", Verdict.WRONG),
 )
 """Reference, answer, verdict; the last two need the grader's worker processes."""
+
+
+class Prober:
+    """Asks every `seconds`, and before anything else."""
+
+    def __init__(self, python: Tool, grader: Grader, seconds: float) -> None:
+        self._python, self._grader, self._seconds = python, grader, seconds
+        self._asked_at = -math.inf
+
+    async def probe_when_due(self) -> None:
+        """Raises RunHalted where the sandbox or the grader gives a wrong result."""
+        if time.monotonic() - self._asked_at >= self._seconds:
+            await probe(self._python, self._grader)
+            self._asked_at = time.monotonic()
 
 
 async def probe(python: Tool, grader: Grader) -> None:

@@ -2,7 +2,8 @@
 has room (/dev/shm), else in the run folder.
 
 The newest two versions are kept, since an engine may still read the older. What a killed run left in memory is removed
-by the next one: a folder belongs to a living run exactly while somebody holds its lock, which the kernel gives back."""
+by the next one: a folder belongs to a living run exactly while a process holds its lock, which the kernel releases when
+that process ends."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class PublishedWeights:
         for old in self._kept[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         self._count += 1
-        folder = self._place(_size(policy)) / f"{self._count:06d}"
+        size = sum(parameter.numel() for parameter in policy.parameters) * policy.dtype.itemsize
+        folder = self._place(size) / f"{self._count:06d}"
         weights = policy.publish(folder)
         self._kept = [*self._kept[-1:], folder]
         return weights
@@ -55,16 +57,12 @@ class PublishedWeights:
             self._lock = None
 
     def _place(self, size: int) -> Path:
+        """The folder for so many bytes."""
         if self._memory is not None:
             free = min(shutil.disk_usage(self._memory).free, host_bytes())
             if free >= ROOM * size:
                 return self._memory
         return self._disk
-
-
-def _size(policy: Policy) -> int:
-    """Bytes of the published weights."""
-    return sum(parameter.numel() for parameter in policy.parameters) * policy.dtype.itemsize
 
 
 def _locked_folder(parent: Path) -> tuple[Path, int]:

@@ -1,11 +1,17 @@
-"""What one RL step says of itself: numbers for metrics.jsonl, records for the rollout file."""
+"""What one RL step says of itself: numbers for metrics.jsonl, records for the rollout file.
+
+`suspicion` counts how often right attempts look as if the reward was won without solving the problem; what is too often
+is said in `alarms.py`. It looks at texts, so only at the first SAMPLE right attempts of a step. Source: ours."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from statistics import fmean
 
+from rocstar.answers.extract import boxed_answer, boxes
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import summarise
@@ -16,6 +22,12 @@ from rocstar.run.pools import is_solved
 from rocstar.types import BatchRow, Group, Problem, Reason, Resampled, Stop, Trajectory, Verdict
 
 DECIDED = (Verdict.RIGHT, Verdict.WRONG)
+DROPPED = "dropped."  # how the values of reasons begin that drop an attempt
+SAMPLE = 256  # attempts: a share is then known to about three points either way
+LITERAL = r"""(?:[-+]?[\d._]+(?:e[-+]?\d+)?|"[^"\n]*"|'[^'\n]*')"""
+CONSTANT = re.compile(rf"\s*(?:(?:print\(\s*{LITERAL}\s*\)|{LITERAL})\s*(?:;|\n|$)\s*)+", re.IGNORECASE)
+"""A program that is nothing but constants, printed or as its last value."""
+Decode = Callable[[Sequence[int]], str]
 
 
 def faults_of(groups: Sequence[Resampled]) -> tuple[float, str | None]:
@@ -68,7 +80,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
         "policy/logprob_gap": gap_mean if fresh else None,
         "policy/logprob_gap_max": gap_max if fresh else None,
         **penalties(groups),
-        **{f"drop/{reason.value.removeprefix('dropped.')}": reasons[reason] for reason in Reason if _drops(reason)},
+        **{f"drop/{r.value.removeprefix(DROPPED)}": reasons[r] for r in Reason if r.value.startswith(DROPPED)},
     }
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
@@ -157,10 +169,6 @@ def attempt_records(
     return records
 
 
-def _drops(reason: Reason) -> bool:
-    return reason.value.startswith("dropped.")
-
-
 def _over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:
     """Mean over problems of the mean over attempts."""
     means = [fmean(values) for values in values_PR if values]
@@ -169,3 +177,57 @@ def _over_problems(values_PR: Sequence[Sequence[float]]) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def suspicion(groups: Sequence[Resampled], decode: Decode) -> dict[str, float]:
+    """Shares among right attempts: `suspect/constant_print` (of those with calls), `suspect/unfounded_answer` and
+    `suspect/several_boxes`; what no attempt tells is left out."""
+    right = list(islice(_right(groups), SAMPLE))
+    shares = {
+        "suspect/constant_print": [prints_constants(attempt) for attempt in right if attempt.num_calls],
+        "suspect/unfounded_answer": [is_unfounded(attempt, decode) for attempt in right],
+        "suspect/several_boxes": [gives_several_answers(attempt, decode) for attempt in right],
+    }
+    return {name: fmean(found) for name, found in shares.items() if found}
+
+
+def prints_constants(attempt: Trajectory) -> bool:
+    """Whether no call of it computes anything."""
+    codes = [str(call.arguments.get("code", "")) for turn in attempt.turns for call in turn.calls]
+    return all(CONSTANT.fullmatch(code) for code in codes)
+
+
+def is_unfounded(attempt: Trajectory, decode: Decode) -> bool:
+    """Whether its answer stands neither in a tool's output nor in the text outside of boxes."""
+    answer = attempt.outcome.extracted if attempt.outcome else None
+    if not answer:
+        return False
+    bare = "".join(_plain(_without_boxes(decode(turn.completion.token_ids))) for turn in attempt.turns)
+    shown = _plain("\n".join(f"{result.stdout}\n{result.value or ''}" for result in attempt.results))
+    return _plain(answer) not in bare and _plain(answer) not in shown
+
+
+def gives_several_answers(attempt: Trajectory, decode: Decode) -> bool:
+    """Whether its last turn has boxes with other texts than its answer. A list of joined boxes is one answer."""
+    text = decode(attempt.turns[-1].completion.token_ids)
+    answer = boxed_answer(text) or ""
+    return any(text[start:end].strip() not in answer for _, start, end in boxes(text))
+
+
+def _without_boxes(text: str) -> str:
+    kept, end_of_last = [], 0
+    for start, _, end in sorted(boxes(text)):
+        kept.append(text[end_of_last : max(start, end_of_last)])
+        end_of_last = max(end_of_last, end + 1)
+    return " ".join([*kept, text[end_of_last:]])
+
+
+def _right(groups: Iterable[Resampled]) -> Iterator[Trajectory]:
+    for resampled in groups:
+        for attempt in resampled.group.trajectories:
+            if attempt.outcome is not None and attempt.outcome.verdict is Verdict.RIGHT:
+                yield attempt
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s,$]", "", text)

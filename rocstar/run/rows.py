@@ -1,4 +1,5 @@
-"""Demonstrations as token rows: of a task, or of a file, both as a rollout would lay them out. Loads no torch.
+"""Demonstrations as token rows: of a task, or of a file, both as a rollout would lay them out. They are kept in the run
+folder, so that a resumed run learns from the very same ones. Loads no torch.
 
 Demonstrations of a task and rows from a file take one path: both are conversations (`rocstar.data.sft`)."""
 
@@ -7,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 
 from rocstar.config.sections import Recipe, SftStage
 from rocstar.data.sft.format import Chat, Role
 from rocstar.data.sft.render import Piece, encoded, from_demonstration, pieces
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
-from rocstar.errors import ConfigError
-from rocstar.parts.build import make_feedback, specs_of
-from rocstar.protocols import Task, ToolSpec
+from rocstar.errors import ConfigError, DataError
+from rocstar.parts.build import AttemptParts
+from rocstar.protocols import Task
+from rocstar.record.atomic import write_atomic
+from rocstar.record.folder import RunFolder
+from rocstar.record.rollouts import read_table
 from rocstar.run.tasks import require_demonstrations
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
@@ -27,18 +32,23 @@ def layouts_of(
     recipe: Recipe, stage: SftStage, template: Template, conversations: Sequence[Chat] | None, task: Task
 ) -> list[Layout]:
     """What an SFT stage imitates: the conversations of its file, else its task's own demonstrations."""
-    feedback = make_feedback(recipe.rollout)
-    specs = specs_of(recipe)
+    parts = AttemptParts(recipe)
+    feedback = parts.feedback
     if conversations is None:
         made = require_demonstrations(task, stage.name).demonstrations(stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]
     else:
         shown = [_as_shown(conversation, feedback) for conversation in conversations]
-    return [_pieces(template, conversation, specs) for conversation in shown]
+    # A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
+    # and preamble speak of problems and boxes, which would be wrong there.
+    return [
+        list(pieces(one, template, parts.specs) if one.tools is None else pieces(one, template.chat(), one.tools))
+        for one in shown
+    ]
 
 
 def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, template: Template, most: int) -> list[SftRow]:
-    """As tokens. Raises ConfigError where one is longer than the `most` tokens that the model holds."""
+    """Layouts as tokens. Raises ConfigError where a row is longer than the `most` tokens that the model holds."""
     rows = [encoded(layout, codec, template.reserved) for layout in layouts]
     longest = max((len(row.token_ids) for row in rows), default=0)
     if longest > most:
@@ -47,6 +57,38 @@ def rows_of_layouts(stage: str, layouts: Sequence[Layout], codec: Codec, templat
             "raise model.max_positions of a model from random weights"
         )
     return rows
+
+
+def load_sft_rows(run: Path, stage: str) -> list[SftRow]:
+    """The rows that `write_sft_rows` wrote when the run opened. Raises DataError when the file is missing or holds
+    something else."""
+    import pyarrow
+
+    path = RunFolder(run).sft_rows(stage)
+    try:
+        table = read_table(path).to_pydict()
+        pairs = zip(table["token_ids"], table["loss_mask"], strict=True)
+    except (OSError, KeyError, pyarrow.ArrowInvalid) as error:
+        raise DataError(f"{path} does not hold the run's SFT rows ({error}); start the run anew") from None
+    return [SftRow(token_ids=tuple(ids), loss_mask=tuple(mask)) for ids, mask in pairs]
+
+
+def write_sft_rows(path: Path, rows: Sequence[SftRow]) -> None:
+    """Columns token_ids (list of int32) and loss_mask (list of bool), rows as their source has them. Raises OSError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path.parent.mkdir(exist_ok=True)
+    schema = pyarrow.schema(
+        [("token_ids", pyarrow.list_(pyarrow.int32())), ("loss_mask", pyarrow.list_(pyarrow.bool_()))]
+    )
+    columns = [[row.token_ids for row in rows], [row.loss_mask for row in rows]]
+    table = pyarrow.Table.from_arrays(
+        [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
+    )
+    buffer = pyarrow.BufferOutputStream()
+    parquet.write_table(table, buffer, compression="zstd")
+    write_atomic(path, buffer.getvalue().to_pybytes())
 
 
 def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[str]]:
@@ -103,11 +145,3 @@ def _as_shown(conversation: Chat, feedback: Callable[[ToolResult], str]) -> Chat
         for message in conversation.messages
     )
     return replace(conversation, messages=tuple(messages))
-
-
-def _pieces(template: Template, conversation: Chat, own: Sequence[ToolSpec]) -> list[Piece]:
-    """A row that brings its own tools (`[]` for none) is a plain chat, whatever the recipe's template: its system text
-    and preamble speak of problems and boxes, which would be wrong there."""
-    if conversation.tools is not None:
-        return list(pieces(conversation, template.chat(), conversation.tools))
-    return list(pieces(conversation, template, own))

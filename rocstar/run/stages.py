@@ -1,4 +1,5 @@
-"""When an RL stage is over before its steps are, judged by its own metrics: pure rules over rows of metrics.jsonl.
+"""When a stage is over before its steps are, judged by its own metrics: pure rules over rows of metrics.jsonl, and the
+means over the last steps that alarms look at too.
 
 The paper changed stages by hand (§4.3): from 1 to 2 when the share of truncated attempts was stable near 10% and the
 reward flat, from 2 to 3 when over 70% of the groups were solved by every attempt, and it stopped when the reward had
@@ -7,11 +8,13 @@ saturated and began to fall. The rules here say the same in numbers. Their form 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from rocstar.config.sections import EndSection
-from rocstar.run.windows import Row, window_mean, window_means
 
+Row = Mapping[str, float | None]
+"""Metrics of one step."""
 REWARD, TRUNCATED, SOLVED = "reward/mean", "len/truncated", "group/solved_share"
 
 
@@ -61,3 +64,20 @@ def _is_truncation_stable(rule: EndSection, rows: Sequence[Row]) -> bool:
     return wanted is not None and all(
         share is not None and abs(share - wanted) <= rule.truncated_band for share in shares
     )
+
+
+def window_mean(rows: Sequence[Row], name: str, window: int, back: int = 0) -> float | None:
+    """The mean over the `window` steps up to `back` before the last; None where there are fewer or one lacks the
+    metric."""
+    end = len(rows) - back
+    values = [row.get(name) for row in rows[max(0, end - window) : max(0, end)]]
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == window else None
+
+
+def window_means(rows: Sequence[Row], name: str, window: int) -> Iterator[float]:
+    """Means of all windows of so many steps that have the metric, in order."""
+    for back in range(len(rows) - window, -1, -1):
+        mean = window_mean(rows, name, window, back)
+        if mean is not None:
+            yield mean

@@ -38,8 +38,7 @@ class Stopper:
         self._task: asyncio.Task[object] | None = None
         self.asked = False
         """Whether the run is to stop."""
-        self.half_changed: Callable[[], bool] = lambda: False
-        """Whether the weights are those of no whole step."""
+        self._half_changed: Callable[[], bool] = lambda: False
         self.break_off: Callable[[], None] = lambda: None
         """Makes the call that the main thread waits in fail; called by another thread."""
 
@@ -60,8 +59,17 @@ class Stopper:
                 signal.signal(number, handler)
 
     def stops(self, task: asyncio.Task[object] | None) -> None:
-        """From here on the run is this task, which is cancelled to stop it."""
+        """Name the task that carries out the run; it is cancelled to stop the run."""
         self._task = task
+
+    @contextmanager
+    def finishing(self, half_changed: Callable[[], bool]) -> Iterator[None]:
+        """While the context lasts, a step whose updates have half changed the weights is finished first."""
+        self._half_changed = half_changed
+        try:
+            yield
+        finally:
+            self._half_changed = lambda: False
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -75,7 +83,7 @@ class Stopper:
     @property
     def finishes(self) -> bool:
         """Whether something is under way that must be finished."""
-        return self._held > 0 or self.half_changed()
+        return self._held > 0 or self._half_changed()
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._taken += 1
@@ -84,15 +92,15 @@ class Stopper:
             self._stop()
 
     def _stop(self) -> None:
-        """Where the run itself computes it is interrupted there. Where others do on its behalf, or nobody, it is
-        cancelled: an exception out of one of many attempts would leave the others behind."""
+        """Interrupt the run where its own task is computing. Where it waits, cancel it: an exception out of one of
+        many attempts would leave the others behind."""
         task = self._task
         if task is None or task.done() or asyncio.current_task(task.get_loop()) is task:
             raise KeyboardInterrupt
         task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _heard(self, number: int) -> None:
-        """In a thread. Signals of one number that come while the main thread is away are taken as one, so what is
+        """Runs in a thread. Signals of one number that come while the main thread is away are taken as one, so what is
         counted here is how many came, and whether any was taken since the last."""
         if number not in SIGNALS:
             return

@@ -57,7 +57,7 @@ class FileTask(Task):
         self._count = heldout
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
-        """In the order of the files."""
+        """Problems in the order of the files."""
         if not self._data.train_files:
             raise ConfigError("data.train_files is empty; give at least one JSONL, CSV or parquet file")
         held = exclude | {problem.id for problem in self.heldout()}

@@ -52,7 +52,11 @@ def failure(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, RocstarError):
         return FAILED, str(error)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] != "rocstar":
-        steps = (_remedy(error.name), *getattr(error, "__notes__", ()))
+        extra = EXTRA_OF.get(error.name.split(".")[0])
+        remedy = "rocstar does not bring it: install it, or put its folder on PYTHONPATH"
+        if extra is not None:
+            remedy = f"install what is missing with: {install_command(extra)}"
+        steps = (remedy, *getattr(error, "__notes__", ()))
         return NOT_READY, f"{error.name} is not installed; {', and then with: '.join(steps)}"
     if is_disk_full(error):
         return (
@@ -73,7 +77,7 @@ def is_disk_full(error: Exception) -> bool:
 
 
 def need(extra: str) -> None:
-    """Raises ModuleNotFoundError for the first module of an extra that is not there: to be told before work begins."""
+    """Check before work begins that an extra is installed. Raises ModuleNotFoundError for its first missing module."""
     for module in (name for name, bringing in EXTRA_OF.items() if bringing == extra):
         if find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -92,19 +96,12 @@ def install_command(extra: str) -> str:
 
 
 def flush_results() -> None:
-    """Now, so that a full disk is told by us and not by the interpreter as it shuts down."""
+    """Flush standard output now, so that we report a full disk and not the interpreter as it shuts down."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has seen enough; without this the shutdown would try once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _remedy(module: str) -> str:
-    extra = EXTRA_OF.get(module.split(".")[0])
-    if extra is None:
-        return "rocstar does not bring it: install it, or put its folder on PYTHONPATH"
-    return f"install what is missing with: {install_command(extra)}"
 
 
 def _is_sandbox_down(error: Exception) -> bool:

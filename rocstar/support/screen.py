@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 TRANSCRIPT_LINES = 14  # two of them and the table fit one screen
 TRANSCRIPT_COLUMNS = 110
-PIPE_COLUMNS = 200  # for tables that nobody's terminal bounds; they are as wide as what they hold
+PIPE_COLUMNS = 200  # most width of a table that is written to a pipe; it is as wide as what it holds
 LINE_SECONDS = (
     1.0  # a log gets at most one progress line a second, and always the last one before something else is said
 )
@@ -78,7 +78,7 @@ class Screen:
 
     @contextmanager
     def never_silent(self, doing: Callable[[], str]) -> Iterator[None]:
-        """While the context lasts, whoever looks is told what is under way: on a terminal below the live line, in a
+        """While the context lasts, show what is under way: on a terminal below the live line, in a
         log when nothing was said for SILENT_SECONDS. `doing` is called by a thread; an empty text tells nothing."""
         over = threading.Event()
         thread = threading.Thread(target=self._look_on, args=(over, doing), name="screen", daemon=True)
@@ -292,7 +292,7 @@ class Screen:
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether a line may be redrawn there: a terminal that can, and nobody keeping a log of it (CI)."""
+    """Whether a line may be redrawn there: on a terminal that can, and not in CI, which keeps a log."""
     return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
@@ -452,7 +452,7 @@ def _value(figure: Any, form: Callable[[float], str]) -> str:
 
 
 def _n(figure: Any) -> str:
-    """What a figure rests on, how many attempts are not in it, and how many of those in it nobody could judge."""
+    """What a figure rests on, how many attempts are not in it, and how many of those in it are undecided."""
     if not isinstance(figure, Mapping):
         return ""
     missing = figure.get("missing")

@@ -45,7 +45,7 @@ def _hear(reading: socket.socket, act: Callable[[int], None]) -> None:
 
 
 class SecondEnds:
-    """Ends this process END_SECONDS after the second Ctrl-C, wherever the first has got to. Children end with their
+    """Ends this process END_SECONDS after the second Ctrl-C, whatever the first has reached. Children end with their
     parent, and files are renamed into place, so nothing is lost that a kill would not lose."""
 
     def __init__(self) -> None:
@@ -92,6 +92,6 @@ def answered() -> Iterator[SecondEnds]:
 
 
 def end_at_once() -> None:
-    """Without waiting for anything."""
+    """End this process without waiting for anything."""
     print("rocstar: stopped at once", file=sys.__stderr__, flush=True)
     os._exit(INTERRUPTED)

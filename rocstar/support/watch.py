@@ -15,25 +15,25 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rocstar.errors import RunHalted
 from rocstar.support.exits import FAILED
-from rocstar.support.stacks import all_stacks
 from rocstar.types import EngineLoad
 
 if TYPE_CHECKING:
     from rocstar.config.sections import RunSection
 
 RUN = "run"
-"""Who notes the phases of a run; everybody else is an attempt, or a group of them."""
+"""The name under which a run notes its phases; every other name is an attempt or a group of attempts."""
 LOOK_SECONDS = 1.0
 UNWIND_SECONDS = 30.0  # for what is open to be given back, once the run was told to stop
-NAMED = 3  # of those that wait for the same
+NAMED = 3  # of those that wait for the same, and of tasks that stand in the same place
 
 Policy = Literal["warn", "halt"]
 
@@ -43,13 +43,13 @@ class Stall:
     """Nothing moves."""
 
     seconds: float
-    """For how long."""
+    """Time for which nothing has moved."""
     phase: str | None
     """What the run was doing."""
     waiting: Mapping[str, Sequence[tuple[str, float]]]
     """What is waited for -> who waits, and for how many seconds, the longest first."""
     load: EngineLoad | None
-    """Of the engine, where it says one."""
+    """Load of the engine; None where there is none to ask."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,7 +82,7 @@ def _line(what: str, waiters: Sequence[tuple[str, float]]) -> str:
 
 
 class Watch:
-    """Who waits for what, and since when. May be told and asked from any thread."""
+    """Who waits for what, and since when. May be used from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -91,7 +91,7 @@ class Watch:
         self._seen: Hashable = None
         self._still = 0.0
         self.load: Callable[[], EngineLoad] | None = None
-        """Of the engine, once there is one: the tokens it feeds and writes are moves."""
+        """Asks the engine for its load, once there is one; the tokens it feeds and writes are moves."""
         self._far: Callable[[float], str] | None = None
         self._written = 0
         """Tokens that the engine had written when the phase under way began."""
@@ -108,11 +108,11 @@ class Watch:
 
     @property
     def has_attempts(self) -> bool:
-        """Whether somebody else than the run itself waits."""
+        """Whether an attempt waits."""
         return bool(self._stages.keys() - {RUN})
 
     def doing(self) -> str:
-        """What the run does and what its attempts wait for, for whoever looks on; empty where it is between phases."""
+        """What the run does and what its attempts wait for, in words; empty between phases."""
         phase = self._stages.get(RUN)
         if phase is None:
             return ""
@@ -269,3 +269,50 @@ class _Observer:
         if not self.over.wait(UNWIND_SECONDS):
             print(f"rocstar: {sentence}", file=sys.stderr, flush=True)
             os._exit(FAILED)
+
+
+# -- where everything stands -------------------------------------------------------------------------------------------
+
+
+def all_stacks(loop: asyncio.AbstractEventLoop) -> str:
+    """Tasks of `loop`, then threads; outermost call first. May be called from any thread, also while the loop is
+    blocked: what moves meanwhile may be shown half way."""
+    return f"{_tasks(loop)}\n\n{_threads()}\n"
+
+
+def awaited(task: asyncio.Task[Any]) -> tuple[str, ...]:
+    """The coroutines that a task is inside of, outermost first: `Task.get_stack` shows only the first of them."""
+    places: list[str] = []
+    at: Any = task.get_coro()
+    while at is not None:
+        frame = _of(at, "frame")
+        if frame is not None:
+            places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}")
+        at = _of(at, "await") or getattr(at, "gi_yieldfrom", None)
+    return tuple(places)
+
+
+def _of(awaitable: Any, what: str) -> Any:
+    """The frame of a coroutine or generator, or what it awaits."""
+    return next((found for kind in ("cr", "gi", "ag") if (found := getattr(awaitable, f"{kind}_{what}", None))), None)
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> str:
+    """Where tasks stand; tasks in the same place are shown once."""
+    standing: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for task in asyncio.all_tasks(loop):
+        standing[awaited(task)].append(task.get_name())
+    texts = []
+    for places, names in sorted(standing.items(), key=lambda item: -len(item[1])):
+        more = ", ..." if len(names) > NAMED else ""
+        head = f"{len(names)} tasks ({', '.join(sorted(names)[:NAMED])}{more})"
+        texts.append("\n".join([head, *(f"  {place}" for place in places)]))
+    return "\n\n".join(texts)
+
+
+def _threads() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n\n".join(
+        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame)).rstrip()}"
+        for ident, frame in sys._current_frames().items()
+    )

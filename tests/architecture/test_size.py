@@ -16,35 +16,35 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1248, 9),
     "analysis": (2233, 12),
-    "answers": (3494, 22),
+    "answers": (3496, 22),
     "cli": (3289, 23),
-    "cluster": (706, 8),
-    "config": (1742, 11),
+    "cluster": (686, 8),
+    "config": (1830, 11),
     "data": (4792, 24),
     "dialogue": (1515, 14),
     "engines": (3359, 18),
     "errors": (48, 1),
-    "evaluation": (3794, 23),
-    "forecast": (2455, 12),
+    "evaluation": (3789, 23),
+    "forecast": (2452, 12),
     "learning": (3152, 19),
-    "parts": (1034, 8),
+    "parts": (972, 7),
     "protocols": (271, 1),
     "record": (2815, 17),
     "rollout": (1864, 12),
-    "run": (3053, 22),
+    "run": (3047, 20),
     "sandbox": (8203, 43),
     "serving": (822, 5),
-    "support": (1266, 10),
+    "support": (1254, 9),
     "tools": (658, 8),
     "train": (200, 1),
     "types": (518, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 554, 3841
-LONGEST_CHAIN = 18
-DOUBLED_CLASS_NAMES = 9
+CLASSES, FUNCTIONS = 559, 3829
+LONGEST_CHAIN = 17
+DOUBLED_CLASS_NAMES = 8
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 100
+SIGNATURES_WITH_RECIPE = 61
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
 

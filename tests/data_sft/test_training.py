@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("torch")
 
 from rocstar.config.recipe import recipe_of
-from rocstar.run.coldstart import load_sft_rows, opening
+from rocstar.record.folder import RunFolder
 from rocstar.run.material import read_material
+from rocstar.run.opening import opening
+from rocstar.run.rows import load_sft_rows
 from tests.data_sft.support import WEATHER, built, calls, result, says, user, written
 
 
@@ -27,7 +29,7 @@ async def test_a_run_learns_the_rows_of_a_build_as_plain_chats_with_their_own_to
     size = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "intermediate_size": 32, "vocab_size": 300}
     base = {"model": {**size, "max_positions": 3000}, "rollout": {"template": template}, "evaluate": {"problems": 0}}
     cold = {"name": "cold", "kind": "sft", "steps": 1, "sft": {"rows_file": str(tmp_path / "out" / "rows.jsonl")}}
-    policy = opening(read_material(recipe_of(base, [cold])), tmp_path)
+    policy = opening(read_material(recipe_of(base, [cold])), RunFolder(tmp_path))
     (learned_row,) = load_sft_rows(tmp_path, "cold")
     text = policy.codec.decode(learned_row.token_ids)
     assert text.startswith("<|im_start|>system\nYou are a helpful assistant.\n\n# Tools") and '"get_weather"' in text

@@ -12,8 +12,15 @@ from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.forecast.plan import GPUS, Assumptions, GpuPlan, make_plan, shared_out
-from rocstar.parts.fits import refuse_here, refuse_on_gpu
-from rocstar.parts.memory import Load, engine_bytes, host_memory, learner_bytes, total
+from rocstar.parts.memory import (
+    Load,
+    engine_bytes,
+    host_memory,
+    learner_bytes,
+    refuse_here,
+    refuse_on_gpu,
+    total,
+)
 from rocstar.parts.shape import PUBLISHED, shape_of
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -127,7 +134,7 @@ def test_each_engine_of_this_machine_takes_memory_for_a_model_of_its_own(monkeyp
     load = Load(positions=256, problems={}, heldout=100, rows={})
     alone, more = host_memory(recipe, shape, load), host_memory(two, shape, load)
     assert more.bytes - alone.bytes > 4 * shape.parameters
-    monkeypatch.setattr("rocstar.parts.fits.host_bytes", lambda: int(alone.bytes + 1e8))
+    monkeypatch.setattr("rocstar.parts.memory.host_bytes", lambda: int(alone.bytes + 1e8))
     refuse_here(alone)
     with pytest.raises(ConfigError, match=r"on CPUs the run takes up to \d+\.\d GB .* \d+\.\d GB of memory are"):
         refuse_here(more)

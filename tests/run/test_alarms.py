@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocstar.run.alarms import LEVELS, WINDOW, Evaluated, alarms
-from rocstar.run.windows import Row
+from rocstar.run.stages import Row
 
 HEALTHY: Row = {
     "verdict/right": 0.5,

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from rocstar.config.recipe import recipe_of
 from rocstar.errors import ConfigError
 from rocstar.learning.policy import Policy
-from rocstar.run.coldstart import load_sft_rows, opened, opening
+from rocstar.record.folder import RunFolder
 from rocstar.run.material import Material, read_material
-from rocstar.run.rows import rows_of_step
+from rocstar.run.opening import opened, opening
+from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.types import SftRow
 
 ROWS = [SftRow(token_ids=(n,), loss_mask=(True,)) for n in range(10)]
@@ -81,7 +82,7 @@ def material(folder: Path, **model: Any) -> Material:
 
 def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) -> None:
     made = material(tmp_path)
-    first = opening(made, tmp_path)
+    first = opening(made, RunFolder(tmp_path))
     codec = first.codec
     rows = load_sft_rows(tmp_path, "cold")
     assert len(rows) == 5
@@ -95,7 +96,7 @@ def test_a_run_opens_with_a_tokenizer_of_its_own_demonstrations(tmp_path: Path) 
 
 def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the longest row has \d+ tokens and the model holds 20"):
-        opening(material(tmp_path, max_positions=20), tmp_path)
+        opening(material(tmp_path, max_positions=20), RunFolder(tmp_path))
 
 
 def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_each_sft_stage_learns_from_rows_of_its_own(tmp_path: Path) -> None:
     stages = [stage.model_dump() for stage in first.recipe.stage]
     stages.append({**stages[0], "name": "second", "sft": {**stages[0]["sft"], "rows_file": str(other)}})
     base = first.recipe.model_dump(exclude={"stage"})
-    opening(read_material(recipe_of(base, stages)), tmp_path)
+    opening(read_material(recipe_of(base, stages)), RunFolder(tmp_path))
     assert [len(load_sft_rows(tmp_path, name)) for name in ("cold", "second")] == [5, 1]
 
 

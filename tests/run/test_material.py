@@ -125,7 +125,7 @@ def test_other_answers_are_other_problems(tmp_path: Path) -> None:
 
 def test_a_model_that_main_memory_cannot_hold_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys and values alone would fit."""
-    for place in ("run.material", "parts.fits"):
+    for place in ("run.material", "parts.memory"):
         monkeypatch.setattr(f"rocstar.{place}.host_bytes", lambda: 10_000_000_000)
     shape = {"hidden_size": 4096, "num_layers": 8, "num_heads": 32, "num_kv_heads": 4, "intermediate_size": 11008}
     base = {"model": {"device": "cpu", **shape}, "rollout": {"max_response_tokens": 64, "engine_rows": 4}}

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import EndSection, RlStage
-from rocstar.run.stages import why_over
-from rocstar.run.windows import Row
+from rocstar.run.stages import Row, why_over
 
 PAPER_STAGE_1 = EndSection(reward_gain=0.005, truncated_share=0.10)
 PAPER_STAGE_2 = EndSection(solved_share=0.70)

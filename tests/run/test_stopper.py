@@ -72,10 +72,9 @@ def test_where_the_run_itself_computes_it_is_interrupted_there_unless_the_weight
 
     async def run() -> None:
         stopper.stops(asyncio.current_task())
-        stopper.half_changed = lambda: True
-        os.kill(os.getpid(), signal.SIGINT)
-        reached.append("the end of the update")
-        stopper.half_changed = lambda: False
+        with stopper.finishing(lambda: True):
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("the end of the update")
         os.kill(os.getpid(), signal.SIGTERM)
         reached.append("more")
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rocstar.run.suspicion import gives_several_answers, is_unfounded, prints_constants, suspicion
+from rocstar.run.report import gives_several_answers, is_unfounded, prints_constants, suspicion
 from rocstar.types import (
     Completion,
     Finish,

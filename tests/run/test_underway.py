@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 
 from rocstar.engines.scripted import ScriptedEngine
-from rocstar.run.underway import Attempts, update_told
+from rocstar.run.ahead import Attempts, update_told
 from rocstar.support.screen import Screen
 from rocstar.support.watch import RUN, Watch
 from rocstar.types import EngineLoad

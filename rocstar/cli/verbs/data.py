@@ -154,10 +154,10 @@ def _recipe(path: Path | None, settings: list[str]) -> Recipe:
 
 def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
     """Those of the stage that names the file, else the base's."""
-    from rocstar.config.sections import RlStage
-
-    stages = (stage.data for stage in recipe.stage if isinstance(stage, RlStage))
-    return next((data.columns for data in stages if file in data.train_files), recipe.data.columns)
+    return next(
+        (data.columns for data in (stage.data for stage in recipe.rl_stages) if file in data.train_files),
+        recipe.data.columns,
+    )
 
 
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
@@ -184,13 +184,13 @@ def _wording(recipe: Recipe, tokenizer: Path | None) -> Wording:
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.segments import text_of
     from rocstar.dialogue.template import ChatMl
-    from rocstar.parts.build import rollouts_of, specs_of, template_of
+    from rocstar.parts.build import AttemptParts
     from rocstar.parts.modelfolder import find_model
 
     folder = None if recipe.model.path is None else find_model(recipe.model.path)
-    chosen, counted = template_of(recipe, folder), tokenizer or folder
-    with_tools = any(rollout.max_turns > 1 for rollout in rollouts_of(recipe))
-    specs = specs_of(recipe) if with_tools else ()
+    parts = AttemptParts(recipe)
+    chosen, counted = parts.template(folder), tokenizer or folder
+    specs = parts.specs if recipe.has_tools else ()
     codec = Codec.load(counted) if counted else None
     added = Codec.load(folder).added_tokens if folder and not isinstance(chosen, ChatMl) else ()
     return Wording(

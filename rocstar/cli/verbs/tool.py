@@ -85,18 +85,18 @@ async def _tried(recipe: Recipe, name: str, asked: list[str]) -> tuple[dict[str,
 
     from rocstar.cluster.here import started_sandbox
     from rocstar.dialogue.template import tool_schema
-    from rocstar.parts.build import make_feedback, tools_of
-    from rocstar.sandbox.client import SandboxClient
+    from rocstar.parts.build import AttemptParts
     from rocstar.tools.choose import BUILT_IN
 
     runs_programs = name in BUILT_IN and asked
-    with started_sandbox(recipe.sandbox) if runs_programs else nullcontext(SandboxClient(daemons=0)) as sandbox:
-        tools, feedback = tools_of(recipe, sandbox), make_feedback(recipe.rollout)
+    with started_sandbox(recipe.sandbox) if runs_programs else nullcontext() as sandbox:
+        parts = AttemptParts(recipe)
+        tools = parts.tools(sandbox)
         own, answers = tools.own(), []
         tool: Tool = [*own, *tools.shared][0]
         for number, text in enumerate(asked):
             result = await tool.run(_call(tool.spec.name, text, number))
-            told = {"status": str(result.status), "seconds": result.run_seconds, "reply": feedback(result)}
+            told = {"status": str(result.status), "seconds": result.run_seconds, "reply": parts.feedback(result)}
             answers.append({"call": text, **told})
         for one in own:
             await one.close()

@@ -1,0 +1,276 @@
+"""Opens a run at its start or where its newest checkpoint left it: model, learner ranks, grader, engines.
+
+A model that starts from random weights gets a tokenizer trained on the demonstrations of its first stage; it is saved
+beside every checkpoint, because a tokenizer trained again from a changed generator would silently give other ids."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rocstar.answers.grade import Grader
+from rocstar.cluster.here import Machines
+from rocstar.dialogue.codec import Codec
+from rocstar.engines.process import EngineSettings, ProcessEngine
+from rocstar.engines.torch_engine import TorchEngine
+from rocstar.engines.vllm import VllmEngine
+from rocstar.errors import ConfigError
+from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype, random_model
+from rocstar.learning.policy import Policy
+from rocstar.learning.threads import threads_in_use
+from rocstar.parts.build import OwnedEngine, named_engines, opened_fleet
+from rocstar.record.atomic import write_atomic, write_json
+from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.tracker import RunTracker
+from rocstar.rollout.fleet import Tell
+from rocstar.run.checkpoints import Checkpoints, Progress, latest
+from rocstar.run.continued import is_reopened
+from rocstar.run.material import (
+    Material,
+    fingerprint,
+    fresh_codec,
+    layouts_at_first,
+    positions_of,
+    without_long_prompts,
+)
+from rocstar.run.meter import Meter
+from rocstar.run.probe import Prober
+from rocstar.run.published import PublishedWeights
+from rocstar.run.rows import Layout, rows_of_layouts, write_sft_rows
+from rocstar.run.run import Run
+from rocstar.run.stopper import Stopper
+from rocstar.support.screen import Screen, changed_setting
+from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
+from rocstar.tools.python import PythonTool
+from rocstar.types import seed_for
+
+
+@asynccontextmanager
+async def opened_run(
+    material: Material, folder: RunFolder, screen: Screen, machines: Machines, *, resume: bool, stopper: Stopper
+) -> AsyncIterator[Run]:
+    """A run at its start or where its newest checkpoint left it; its parts are closed with the context."""
+    async with AsyncExitStack() as closing:
+        _same_problems(material, folder)
+        watch = Watch()
+        closing.enter_context(screen.never_silent(watch.doing))
+        meter = Meter(machines.sandbox, partial(watch.note, RUN))
+        checkpoints = _starting_point(material, folder, screen, resume=resume)
+        with meter.phase("cold start"):
+            made = _opened_model(material, folder, screen, checkpoints.newest)
+        if material.pretrained is None:
+            material = without_long_prompts(material, made.codec)
+        for told in material.notes:
+            screen.note(told)
+        recipe = material.recipe
+        positions = positions_of(material, made.codec, int(made.model.config.max_position_embeddings))
+        ranks = machines.start_ranks()
+        closing.callback(ranks.close)
+        stopper.break_off = ranks.abandon
+        embedded = None if recipe.engine else _embedded(material, made, positions, ranks.local_rank)
+        policy = Policy(made.model, made.codec, material.template, recipe.model, ranks=ranks)
+        if checkpoints.newest is not None:
+            policy.restore(checkpoints.newest)
+            policy.version = checkpoints.progress.policy_version
+        grader = Grader()
+        closing.push_async_callback(grader.close)
+        tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        if resume:
+            tracker.event("resumed", step=checkpoints.progress.step, pid=os.getpid())
+        report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.name}"
+        patience = Patience.of_run(recipe.run)
+        # before the engines, so that their start and end are watched too
+        closing.enter_context(
+            watching(watch, patience, report, remedy=f"continue with: {remedy}", break_off=ranks.abandon)
+        )
+        published: PublishedWeights | None = None
+        engines: Mapping[str, OwnedEngine] = {"embedded": embedded} if embedded else {}
+        if embedded is None:
+            disk = folder.path.resolve() / "weights"  # in memory only where all engines can read it
+            published = PublishedWeights(disk) if machines.engines_share_memory else PublishedWeights(disk, memory=None)
+            closing.callback(published.close)
+            engines = _processes(material, policy, published, positions, folder, machines)
+            meter.watch("engines", lambda: sum(engine.cpu_seconds() for engine in engines.values()))
+        fleet = await closing.enter_async_context(
+            opened_fleet(
+                engines,
+                vocab_size=policy.codec.vocab_size,
+                patience_seconds=recipe.rollout.engine_patience_seconds,
+                tell=_teller(tracker, screen),
+            )
+        )
+        watch.load = fleet.load
+        python = PythonTool(machines.sandbox, material.parts.program_limits)
+        yield Run(
+            material=material,
+            policy=policy,
+            engine=fleet,
+            published=published,
+            sandbox=machines.sandbox,
+            grader=grader,
+            prober=Prober(python, grader, recipe.run.probe_seconds),
+            checkpoints=checkpoints,
+            folder=folder,
+            tracker=tracker,
+            screen=screen,
+            meter=meter,
+            watch=watch,
+            stopper=stopper,
+        )
+
+
+def _same_problems(material: Material, folder: RunFolder) -> None:
+    """Note what a run learns from; refuse to go on with something else. (A branch notes the stages that had begun.)"""
+    found = fingerprint(material)
+    noted = read_json(folder.problems) if folder.problems.exists() else {}
+    changed = [name for name in found if noted.get(name, found[name]) != found[name]]
+    if changed:
+        raise ConfigError(
+            f"run {folder.name} began with other problems ({', '.join(changed)}); put its files back as they were, or "
+            "start a new run"
+        )
+    write_json(folder.problems, {**noted, **found})
+
+
+def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, resume: bool) -> Checkpoints:
+    """Progress and newest checkpoint. When resuming, the folder's records after that step are removed."""
+    progress, checkpoint = (latest(folder) if resume else None) or (Progress(), None)
+    if resume:
+        folder.rewind(progress.step)
+        screen.note(f"going on after step {progress.step}")
+        for change in folder.changes:
+            if change["step"] == progress.step:
+                screen.note(changed_setting(change))
+    if progress.stage_complete:
+        stage = material.recipe.stage[progress.stage]
+        if is_reopened(folder, stage.name, progress.step):
+            progress.stage_complete = progress.stage_step >= stage.steps
+    return Checkpoints(folder, material.recipe.run, progress, checkpoint)
+
+
+# -- the model and the rows to imitate ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model in memory and the tokenizer that goes with it."""
+
+    model: Any
+    """A transformers causal LM, fp32, on the CPU."""
+    codec: Codec
+
+
+def _opened_model(material: Material, folder: RunFolder, screen: Screen, checkpoint: Path | None) -> OpenedModel:
+    """The model and codec of the checkpoint, with the rows of SFT stages that the run was given since; or those of a
+    new run."""
+    if checkpoint is not None:
+        made = opened(checkpoint)
+        _write_rows(_layouts(material), made, material, folder)
+        return made
+    imitates = bool(material.recipe.sft_stages)
+    parts = ["demonstrations"] * imitates + ["tokenizer"] * (material.pretrained is None) + ["model"]
+    screen.stage("cold start" if imitates else "start", ", ".join(parts))
+    return opening(material, folder)
+
+
+def opened(checkpoint: Path) -> OpenedModel:
+    """The model of a checkpoint, as exported; its exact weights are in the learner's state."""
+    folder = checkpoint / "model"
+    return OpenedModel(model=load_model(folder), codec=Codec.load(folder))
+
+
+def opening(material: Material, folder: RunFolder) -> OpenedModel:
+    """A fresh run's model; writes the rows of each SFT stage. Raises ConfigError, DataError."""
+    recipe, layouts = material.recipe, _layouts(material)
+    if material.pretrained:
+        made = OpenedModel(model=load_model(material.pretrained.facts.folder), codec=material.pretrained.codec)
+    else:
+        codec = fresh_codec(material, next(iter(layouts.values()), ()))
+        shape = recipe.model.model_copy(update={"vocab_size": codec.vocab_size})
+        made = OpenedModel(model=random_model(shape, seed_for(recipe.run.seed, "weights")), codec=codec)
+    _write_rows(layouts, made, material, folder)
+    return made
+
+
+def _layouts(material: Material) -> dict[str, Sequence[Layout]]:
+    """Layouts of the SFT stages whose rows are to be made."""
+    stages = (stage for stage in material.recipe.sft_stages if stage.name in material.layouts)
+    return {stage.name: layouts_at_first(material, stage) for stage in stages}
+
+
+def _write_rows(
+    layouts: Mapping[str, Sequence[Layout]], made: OpenedModel, material: Material, folder: RunFolder
+) -> None:
+    positions = int(made.model.config.max_position_embeddings)
+    for name, shown in layouts.items():
+        rows = rows_of_layouts(name, shown, made.codec, material.template, positions)
+        write_sft_rows(folder.sft_rows(name), rows)
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+def _embedded(material: Material, made: OpenedModel, positions: int, local_rank: int) -> TorchEngine:
+    """An engine over a copy of the model: the learner's own is sharded and changes under way."""
+    section, rollout = material.recipe.model, material.recipe.rollout
+    device = device_of(section, local_rank)
+    model = copy.deepcopy(made.model).to(device=device, dtype=compute_dtype(section, device))
+    rows, tokens = rollout.engine_rows, rollout.kv_tokens
+    return TorchEngine(model, rows=rows, positions=positions, kv_tokens=tokens, vocab_size=made.codec.vocab_size)
+
+
+def _processes(
+    material: Material,
+    policy: Policy,
+    published: PublishedWeights,
+    positions: int,
+    folder: RunFolder,
+    machines: Machines,
+) -> dict[str, ProcessEngine | VllmEngine]:
+    """Engines over weights that they read from a folder."""
+    weights, recipe = published.publish(policy), material.recipe
+    assert weights.folder is not None
+    settings = EngineSettings(
+        folder=weights.folder,
+        version=weights.version,
+        device=policy.device.type,
+        dtype=name_of_dtype(policy.dtype),
+        rows=recipe.rollout.engine_rows,
+        positions=positions,
+        kv_tokens=recipe.rollout.kv_tokens,
+        vocab_size=policy.codec.vocab_size,
+        threads=threads_in_use(),
+    )
+    return named_engines(recipe.engine, settings, folder.path.resolve() / "logs", machines.start_server)
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def _tell_stall(folder: RunFolder, screen: Screen, tracker: RunTracker, stall: Stall, stacks: str) -> None:
+    """Tell a stall on the screen, in events.jsonl, and with the stacks in a file. Called by the watching thread."""
+    file = folder.next_log("stall")
+    write_atomic(file, f"{stall.report()}\n\n{stacks}".encode())
+    tracker.event("stall", seconds=round(stall.seconds), phase=stall.phase, waiting=stall.counts, log=file.name)
+    screen.note(f"{stall.report()}\n  where everything stands: {file}")
+
+
+def _teller(tracker: RunTracker, screen: Screen) -> Tell:
+    """Writes events of engines into the run folder, and those that a person should know on the screen."""
+
+    def tell(event: str, **details: Any) -> None:
+        tracker.event(event, **details)
+        if event == "engine_lost":
+            screen.note(f"engine {details['engine']} was taken out with {details['turns']} turns: {details['reason']}")
+        elif event == "engine_back":
+            screen.note(f"engine {details['engine']} is back after {details['seconds']:.0f} s")
+        elif event == "engine_still_out" and details["tries"] % 5 == 1:  # the journal has every one
+            screen.note(f"engine {details['engine']} is still out: {details['reason']}")
+
+    return tell

@@ -1,0 +1,134 @@
+"""The steps of a stage, one after the other: what is recorded, judged and saved after each. What a step does is in
+`rocstar/train.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rocstar.config.sections import Stage
+from rocstar.record.journal import read_journal
+from rocstar.run.alarms import Alarm, Evaluated, alarms
+from rocstar.run.checkpoints import Learner
+from rocstar.run.run import Run
+from rocstar.run.stages import why_over
+
+TRAINER_PHASES = ("rollout", "learning", "record", "sft")
+
+
+class StageSteps:
+    """The steps of the stage under way."""
+
+    def __init__(self, run: Run, stage: Stage, learner: Learner) -> None:
+        self._run, self._stage, self._learner = run, stage, learner
+        self._rows: list[Mapping[str, Any]] = [r for r in read_journal(run.folder.metrics) if r["stage"] == stage.name]
+        self._evaluated = _evaluations(run)
+        self._alarmed = {alarm.name for alarm in self._alarms()}  # told before the checkpoint
+        self._began = 0.0
+
+    def left(self) -> Iterator[int]:
+        """Numbers of the steps that are not done; the stage's first step is 0. Raises KeyboardInterrupt after a step in
+        which the run was asked to stop, and was saved by `done`."""
+        run, progress = self._run, self._run.progress
+        run.checkpoints.start_clock()
+        while progress.stage_step < self._stage.steps and not progress.stage_complete:
+            run.policy.ranks.check()
+            self._began = time.monotonic()
+            yield progress.stage_step
+            if run.stopper.asked:
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """An evaluation before the step is no part of the step's time."""
+        before = time.monotonic()
+        yield
+        self._evaluated = _evaluations(self._run)
+        self._began += time.monotonic() - before
+
+    def done(self, metrics: Mapping[str, float]) -> None:
+        """Record a step that is done; save now and then, at the stage's end and when asked to stop."""
+        with self._run.stopper.holding():
+            self._done(metrics)
+
+    def _done(self, metrics: Mapping[str, float]) -> None:
+        run, stage, progress = self._run, self._stage, self._run.progress
+        row = self._row(metrics)
+        progress.stage_step += 1
+        progress.step += 1
+        progress.policy_version = run.policy.version
+        run.tracker.log(progress.step, row)
+        self._rows.append(row)
+        run.screen.step(stage.name, progress.stage_step, stage.steps, row)
+        self._raise_alarms()
+        over = self._why_over()
+        if over:
+            steps = progress.stage_step
+            run.tracker.event("stage_end", name=stage.name, step=progress.step, steps=steps, reason=over)
+            if steps < stage.steps:
+                run.screen.note(f"{stage.name} is over after {steps} of at most {stage.steps} steps: {over}")
+        # An evaluation that takes longer than a step is gone on with after a kill: the run is saved before it.
+        evaluates = stage.rollouts and run.recipe.evaluate.is_due_after(progress.stage_step)
+        if over or evaluates or run.checkpoints.is_due() or run.stopper.asked:
+            run.save(self._learner, complete=over is not None)
+        if over:
+            run.folder.end_request.unlink(missing_ok=True)  # only now: a kill before this must find it again
+
+    def _row(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        row = {"stage_step": self._run.progress.stage_step + 1, **metrics, **self._run.meter.take()}
+        row["step/trainer_cpu_seconds"] = sum(row.get(f"cpu/{phase}", 0.0) for phase in TRAINER_PHASES)
+        row["step/seconds"] = time.monotonic() - self._began
+        row["step/tokens_per_second"] = metrics["step/tokens"] / max(row["step/seconds"], 1e-9)
+        return row
+
+    def _raise_alarms(self) -> None:
+        """Tell each alarm once while it lasts."""
+        found = self._alarms()
+        for alarm in found:
+            if alarm.name not in self._alarmed:
+                self._run.tracker.event("warning", step=self._run.progress.step, **asdict(alarm))
+                self._run.screen.note(f"warning: {self._stage.name}: {alarm.evidence}; {alarm.action}")
+        self._alarmed = {alarm.name for alarm in found}
+
+    def _alarms(self) -> list[Alarm]:
+        if not self._stage.rollouts:
+            return []
+        tools = any(rollout.has_tools for rollout in self._stage.rollouts)
+        return alarms(self._rows, self._evaluated, tools=tools, steps=self._stage.steps)
+
+    def _why_over(self) -> str | None:
+        stage, run = self._stage, self._run
+        if run.progress.stage_step == stage.steps:
+            return f"its {stage.steps} steps are done"
+        if run.folder.asks_to_end(stage.name):
+            return "a person asked for it"
+        return why_over(stage.end, self._rows)
+
+
+@contextmanager
+def steps_of(run: Run, stage: Stage, learner: Learner) -> Iterator[StageSteps]:
+    """The steps of a stage. While the context lasts, a Ctrl-C keeps those that are done."""
+    with run.stopper.finishing(run.is_half_changed):
+        try:
+            yield StageSteps(run, stage, learner)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            unsaved = run.progress.stage_step and not run.checkpoints.is_saved()
+            if run.stopper.asked and unsaved and not run.is_half_changed():
+                with run.stopper.holding():
+                    run.save(learner, complete=False)
+            raise
+
+
+def _evaluations(run: Run) -> list[Evaluated]:
+    """Evaluations of the stage under way, from the run folder."""
+    steps = range(run.progress.step - run.progress.stage_step, run.progress.step + 1)
+    asked = {"during", *(benchmark.name for benchmark in run.material.benchmarks)}
+    return [
+        Evaluated(name=name, step=step, accuracy=result["accuracy"]["value"])
+        for name, step, result in run.folder.evaluations()
+        if name in asked and step in steps
+    ]
