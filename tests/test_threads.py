@@ -120,7 +120,7 @@ def test_recipes_whose_figures_are_quoted_compute_with_one_thread(name: str) -> 
 def test_engines_in_processes_share_the_threads(tmp_path: Path) -> None:
     asked = Recipe(engine=[TorchEngines(name="a", kind="torch", count=2), TorchEngines(name="b", kind="torch")])
     settings = EngineSettings(folder="none", rows=1, positions=1, vocab_size=1, threads=8)
-    engines = named_engines(asked, settings, tmp_path, start=lambda settings: 1 / 0)  # type: ignore[arg-type,return-value]
+    engines = named_engines(asked.engine, settings, tmp_path, start=lambda settings: 1 / 0)  # type: ignore[arg-type,return-value]
     assert [engine._settings.threads for engine in engines.values() if isinstance(engine, ProcessEngine)] == [2, 2, 2]
 
 
