@@ -21,7 +21,9 @@ _FOLDED = {
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
-_TAIL = re.compile(r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|\\(?:[hv]space|phantom)\{[^{}]*\}|\\checkmark|[~,;:\s])+$")
+_TAIL = re.compile(
+    r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|\\(?:[hv]space|phantom)\{[^{}]*\}|\\checkmark|[~,;:\s])+$"
+)
 _FONT = re.compile(r"^\\(?:color\s*\{\w+\}|(?:large|Large|huge|bf|rm|it)(?![A-Za-z]))\s*")
 _LOOKS = re.compile(
     r"\\(?:textcolor\s*\{\w+\}|underline|uline|boldsymbol|bm|mathbf|textbf|mathit|textit|emph)\s*\{(?P<inner>.*)\}\.?"
