@@ -13,7 +13,8 @@ _KEPT: list[bytearray] = []
 
 def scripted(question: Mapping[str, Any]) -> tuple[str, str]:
     """`hang` (also of a reference; one that is `slow` takes 0.7 s of CPU), `hold` (the interpreter), `die`, `raise`,
-    `die-once:PATH` as named; `nap:X` sleeps a moment; `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps them; anything else is right."""
+    `die-once:PATH` as named; `nap:X` sleeps a moment; `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps
+    them; anything else is right."""
     word, _, argument = question["predicted"].partition(":")
     started = time.process_time()
     if word == "hang" or question.get("gold") == "hang":
