@@ -62,9 +62,9 @@ class DeadlinePool:
         after WALL times as long. memory_bytes: resident memory a call may add. start_seconds: wall time to import and
         prepare."""
         self._target, self._settings = target, (target, prepare, memory_bytes, clock)
-        self._longest = deadline_seconds * (WALL if clock == "cpu" else float("inf"))
+        self._wall = WALL if clock == "cpu" else float("inf")
         self._workers, self._deadline_seconds, self._start_seconds = workers, deadline_seconds, start_seconds
-        self._jobs: SimpleQueue[tuple[Future[Any], bytes] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[Any], bytes, float] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # guards the threads and all below
         self._closed = False
@@ -72,16 +72,17 @@ class DeadlinePool:
         self._idle: list[Connection] = []
         self._failed_at, self._failure = -RESTART_SECONDS, ""
 
-    def submit(self, payloads: Sequence[Any]) -> list[Future[Any]]:
-        """Queue calls; their futures, in order. A future raises TimeoutError at the deadline, MemoryError over the
-        memory limit, and PoolError when the function raised, a worker died twice under the call, none could be
-        started, or the pool was closed. Raises PoolError after close."""
-        jobs = [(Future[Any](), json.dumps({"payload": it, "seconds": self._deadline_seconds})) for it in payloads]
+    def submit(self, payloads: Sequence[Any], *, deadlines: int = 1) -> list[Future[Any]]:
+        """Queue calls that may take so many deadlines; their futures, in order. A future raises TimeoutError at its
+        end, MemoryError over the memory limit, and PoolError when the function raised, a worker died twice under the
+        call, none could be started, or the pool was closed. Raises PoolError after close."""
+        seconds = deadlines * self._deadline_seconds
+        jobs = [(Future[Any](), json.dumps({"payload": it, "seconds": seconds})) for it in payloads]
         with self._lock:
             if self._closed:
                 raise PoolError("the pool was closed; make a new one")
             for future, question in jobs:
-                self._jobs.put((future, question.encode()))
+                self._jobs.put((future, question.encode(), seconds))
             while len(self._threads) < self._workers:
                 self._threads.append(threading.Thread(target=self._serve, name="answers", daemon=True))
                 self._threads[-1].start()
@@ -108,14 +109,14 @@ class DeadlinePool:
     def _serve(self) -> None:
         """Consumes jobs, resolves their futures, waits for a worker's answer or end; None ends it."""
         while (job := self._jobs.get()) is not None:
-            future, question = job
+            future, question, seconds = job
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(self._ask(question))
+                    future.set_result(self._ask(question, seconds))
                 except Exception as error:
                     future.set_exception(error)
 
-    def _ask(self, question: bytes) -> Any:
+    def _ask(self, question: bytes, seconds: float) -> Any:
         for _ in range(MAX_DEATHS):
             worker = self._take_worker()
             started = time.monotonic()
@@ -125,10 +126,10 @@ class DeadlinePool:
             except (OSError, EOFError, ValueError):
                 worker.close()
                 took = time.monotonic() - started
-                if took >= self._longest:
+                if took >= seconds * self._wall:
                     raise PoolError(f"{self._target} got too little CPU time in {took:.0f} seconds") from None
-                if took >= self._deadline_seconds:  # its alarm cannot ring earlier
-                    raise TimeoutError(f"{self._target} took more than {self._deadline_seconds} seconds") from None
+                if took >= seconds:  # its alarm cannot ring earlier
+                    raise TimeoutError(f"{self._target} took more than {seconds} seconds") from None
                 continue
             if answer["full"]:
                 worker.close()

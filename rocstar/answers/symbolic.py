@@ -21,6 +21,7 @@ Found = tuple[Verdict, str]
 
 JUDGE, WARM = "rocstar.answers.judge:judge", "rocstar.answers.judge:warm"
 LIMITS: tuple[Found, Found] = ((Verdict.UNDECIDED, "deadline"), (Verdict.UNDECIDED, "memory"))
+PATIENCE = 4  # deadlines for a reference alone: where it is near the limit, the prediction is still what exceeds it
 WORKERS = 2  # a worker holds 100 MB; two keep one hard answer from stopping all others
 CACHE_SIZE = 8192  # siblings give the same few answers; two texts of at most some kB each
 
@@ -85,7 +86,8 @@ class SymbolicChecker:
         if not limited:
             return found
         alone = [replace(question, predicted=PLAIN, said="") for question in limited]
-        affordable = {q for q, answer in zip(limited, await self._ask(alone), strict=True) if answer not in LIMITS}
+        found_alone = await self._ask(alone, deadlines=PATIENCE)
+        affordable = {q for q, answer in zip(limited, found_alone, strict=True) if answer not in LIMITS}
         return [
             (Verdict.WRONG, answer[1]) if question in affordable and isinstance(answer, tuple) else answer
             for question, answer in zip(questions, found, strict=True)
@@ -96,13 +98,13 @@ class SymbolicChecker:
         self._closed = True
         await asyncio.to_thread(self._pool.close)
 
-    async def _ask(self, questions: Sequence[Question]) -> list[Found | VerifierUnavailable]:
-        futures = self._submit(questions)
+    async def _ask(self, questions: Sequence[Question], *, deadlines: int = 1) -> list[Found | VerifierUnavailable]:
+        futures = self._submit(questions, deadlines)
         waits = [asyncio.shield(asyncio.wrap_future(future)) for future in futures]
         found = await asyncio.gather(*waits, return_exceptions=True)
         return [self._verdict(question, answer) for question, answer in zip(questions, found, strict=True)]
 
-    def _submit(self, questions: Sequence[Question]) -> list[Future[list[str]]]:
+    def _submit(self, questions: Sequence[Question], deadlines: int) -> list[Future[list[str]]]:
         """One future per question; questions that were asked before share theirs."""
         if self._closed:
             raise VerifierUnavailable("the answer checker was closed; make a new Grader.")
@@ -110,7 +112,7 @@ class SymbolicChecker:
             new = [question for question in dict.fromkeys(questions) if question not in self._asked]
             payloads = [asdict(question) for question in new]
             try:
-                futures = self._pool.submit(payloads) if new else []
+                futures = self._pool.submit(payloads, deadlines=deadlines) if new else []
             except PoolError as error:
                 raise VerifierUnavailable(f"{error}.") from error
             self._asked.update(zip(new, futures, strict=True))

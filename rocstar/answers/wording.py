@@ -21,9 +21,12 @@ _FOLDED = {
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
-_TAIL = re.compile(r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|[~,;:\s])+$")
+_TAIL = re.compile(
+    r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|\\(?:[hv]space|phantom)\{[^{}]*\}|\\checkmark|[~,;:\s])+$"
+)
+_FONT = re.compile(r"^\\(?:color\s*\{\w+\}|(?:large|Large|huge|bf|rm|it)(?![A-Za-z]))\s*")
 _LOOKS = re.compile(
-    r"\\(?:underline|uline|boldsymbol|bm|mathbf|textbf|mathit|textit|emph)\s*\{(?P<inner>.*)\}\.?"
+    r"\\(?:textcolor\s*\{\w+\}|underline|uline|boldsymbol|bm|mathbf|textbf|mathit|textit|emph)\s*\{(?P<inner>.*)\}\.?"
     r"|\\(?:text|textnormal|textrm|mathrm|mathsf|mbox)\s*\{(?P<plain>[^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}",
     re.DOTALL,
 )
@@ -121,6 +124,7 @@ def clean(text: str) -> str:
 def _unadorned(text: str) -> str:
     """Without a command that only underlines or emphasises the whole, and the equals sign of `= 12`."""
     for _ in range(MAX_LOOKS):
+        text = _FONT.sub("", text)
         found = _LOOKS.fullmatch(text)
         if found is None or not _is_group(found["inner"] or ""):
             break

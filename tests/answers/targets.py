@@ -12,11 +12,16 @@ _KEPT: list[bytearray] = []
 
 
 def scripted(question: Mapping[str, Any]) -> tuple[str, str]:
-    """`hang` (also of a reference), `hold` (the interpreter), `die`, `raise`, `die-once:PATH` as named; `nap:X` sleeps
-    a moment; `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps them; anything else is right."""
+    """`hang` (also of a reference; one that is `slow` takes 0.7 s of CPU), `hold` (the interpreter), `die`, `raise`,
+    `die-once:PATH` as named; `nap:X` sleeps a moment; `eat:MEGABYTES` takes and returns them, `keep:MEGABYTES` keeps
+    them; anything else is right."""
     word, _, argument = question["predicted"].partition(":")
+    started = time.process_time()
     if word == "hang" or question.get("gold") == "hang":
         while True:
+            pass
+    elif question.get("gold") == "slow":
+        while time.process_time() - started < 0.7:
             pass
     elif word == "sleep":
         time.sleep(600)

@@ -149,6 +149,12 @@ async def test_a_reference_that_hits_a_limit_alone_leaves_the_question_undecided
     await checker.close()
 
 
+async def test_a_reference_near_the_limit_is_no_way_out_for_a_prediction_beyond_it() -> None:
+    checker = scripted(deadline_seconds=0.5)
+    assert await checker.compare([question("hang", "slow")]) == [(WRONG, "deadline")]
+    await checker.close()
+
+
 @pytest.mark.parametrize("megabytes", [150, 10_000])
 async def test_an_answer_that_eats_memory_is_wrong(megabytes: int) -> None:
     checker = scripted(memory_bytes=100 << 20)
