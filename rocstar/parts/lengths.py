@@ -55,8 +55,11 @@ def positions_needed(
     needed, room = prompt + response_tokens, model_positions - response_tokens
     if longest is not None and needed > model_positions:
         others = sum(tokens > room for tokens, _ in lengths) - 1
+        every = others + 1 == len(lengths)
         remedies = [f"set it to {model_positions - prompt} or less"] * (prompt < model_positions)
-        remedies.append("leave such problems out" + (f" with {leaves_out}={room}" if leaves_out and room > 0 else ""))
+        remedies += ["take a rollout.template that writes less around each question"] * every
+        left_out = f" with {leaves_out}={room}" if leaves_out and room > 0 and not every else ""
+        remedies.append(f"leave such problems out{left_out}")
         raise ConfigError(
             f"rollout.max_response_tokens {response_tokens} and the longest prompt of {prompt} tokens "
             f"({named(longest)}{f', and {others} more are too long' if others else ''}) need {needed} positions, the "

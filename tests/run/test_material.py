@@ -166,6 +166,9 @@ def test_a_prompt_that_is_too_long_is_named_by_file_and_line(tmp_path: Path) -> 
     )
     with pytest.raises(ConfigError, match=told):
         material(imitating(tmp_path), RL, data=data)
+    every = {"source": "files", "train_files": [asked(tmp_path, 900, 901, name="b.jsonl")]}  # nothing would be left
+    with pytest.raises(ConfigError, match=r"a rollout\.template that writes less around each question, leave such pro"):
+        material(imitating(tmp_path), RL, data=every)
 
 
 def test_problems_with_longer_prompts_are_left_out_counted_and_named(tmp_path: Path) -> None:
