@@ -43,7 +43,7 @@ from rocstar.learning.policy import Policy
 from rocstar.parts.build import tools_of
 from rocstar.protocols import ToolSpec
 from rocstar.sandbox.client import SandboxClient
-from rocstar.serving.visible import VisibleText
+from rocstar.serving.agent import VisibleText
 from tests.dialogue.folders import DATA, LLAMA, LLAMA_MARKERS, THINKING, published_qwen
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -33,7 +33,7 @@ from ifeval_answers import Arguments, answers
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.kinds import KINDS
 from rocstar.evaluation.scorers.functions import complaint_of
-from rocstar.evaluation.scorers.ifbench import published
+from rocstar.evaluation.scorers.ifeval import published
 from rocstar.evaluation.scorers.instructions import follows, variants
 from rocstar.types import Problem, ToolCall
 

@@ -273,7 +273,7 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     from rocstar.dialogue.codec import Codec
     from rocstar.dialogue.template import COMPACT
     from rocstar.engines.torch_engine import TorchEngine
-    from rocstar.learning.batches import rows_of
+    from rocstar.learning.advantages import advantages, rows_of
     from rocstar.learning.resample import KeepAll
     from rocstar.rollout.collect import Roller
     from rocstar.rollout.environment import Conversation, Limits
@@ -301,7 +301,7 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
         began = time.process_time()
         groups = await roller.roll(problems, attempts=case["attempts"], seed=next(seeds))
         rolled = time.process_time() - began
-        weights = learn(rows_of([KeepAll()(group, random.Random(0)) for group in groups], True))
+        weights = learn(rows_of([KeepAll()(group, random.Random(0)) for group in groups], advantages))
         await engine.load_weights(weights)
         return rolled
 

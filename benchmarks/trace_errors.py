@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.messages import read_transcripts
-from rocstar.analysis.recovery import After
-from rocstar.analysis.tally import AttemptCounts, after_error_table
+from rocstar.analysis.attempts import read_transcripts
+from rocstar.analysis.tally import AfterFailure, AttemptCounts, after_error_table
 
 JUDGED = Path(__file__).with_name("trace_errors_judged.jsonl")
 SETS = ("mathcoder", "tora")
@@ -76,9 +75,11 @@ def main() -> int:
             "classes": rows,
         }
         print(f"\n{name}: {whole.attempts:,} attempts, {whole.calls:,} calls, {whole.errors.total():,} failed")
-        print(f"  {'class':28}{'failed':>8}" + "".join(f"{after:>14}" for after in After))
+        print(f"  {'class':28}{'failed':>8}" + "".join(f"{after:>14}" for after in AfterFailure))
         for row in rows:
-            print(f"  {row['error']:28}{row['failed']:>8}" + "".join(f"{row[str(after)]:>14}" for after in After))
+            print(
+                f"  {row['error']:28}{row['failed']:>8}" + "".join(f"{row[str(after)]:>14}" for after in AfterFailure)
+            )
     result["judged"] = agreement(folder)
     for draw, count in sorted(result["judged"]["judged"].items()):
         print(f"\ndraw {draw}: {result['judged']['agreed'].get(draw, 0)} of {count} judgements agree", end="")

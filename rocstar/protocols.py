@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rocstar.errors import VerifierUnavailable
 from rocstar.types import (
@@ -23,6 +23,11 @@ from rocstar.types import (
     Trajectory,
     Weights,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+    from rocstar.config.sections import LearningSection
 
 
 class Task(Protocol):
@@ -184,6 +189,42 @@ class Resampler(Protocol):
     """Chooses which siblings to train on. Pure: same rng state, same choice."""
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled: ...
+
+
+class Advantage(Protocol):
+    """Says how much better each attempt of a group is than its siblings.
+
+    Promise: one finite number for each reward, zeros where all are equal, no less for a higher reward; pure, and the
+    same in whatever order siblings stand."""
+
+    def __call__(self, rewards_G: Sequence[float], settings: LearningSection, /) -> Sequence[float]:
+        """rewards_G: of the kept attempts of one group, at least 2."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTokens:
+    """Some tokens that the policy wrote, of any attempts of an update. Each field is [T], its logprobs are nats."""
+
+    logprobs: torch.Tensor
+    """Under the weights that are being updated; the only one with a gradient."""
+    old_logprobs: torch.Tensor
+    """Under the weights at the beginning of the step; equal to `logprobs` in a step's only update."""
+    sampled_logprobs: torch.Tensor
+    """The engine's, of the weights that wrote the token."""
+    advantages: torch.Tensor
+    """The same for all tokens of an attempt."""
+
+
+class PolicyLoss(Protocol):
+    """The loss of tokens. Means, importance weights, KL and entropy are the learner's (`learning.*`).
+
+    Promise: pure; a token's loss follows from its own numbers alone, because an update's tokens come in pieces; the
+    gradient raises the probability of tokens with a positive advantage, lowers none of those, and is finite."""
+
+    def __call__(self, tokens: PolicyTokens, settings: LearningSection, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """(loss of each token [T], whether a bound has taken its gradient [T] bool, which `clip_share` counts)."""
+        ...
 
 
 class Tracker(Protocol):

@@ -22,7 +22,7 @@ from functools import partial
 
 from rocstar.cluster.here import Machines
 from rocstar.config.sections import RlStage, SftStage
-from rocstar.learning.batches import rows_of, split, top_entropy
+from rocstar.learning.advantages import advantage_of, rows_of, split, top_entropy
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.learning.sft import SftLearner
@@ -82,7 +82,8 @@ def imitate(run: Run, stage: SftStage) -> None:
 async def reinforce(run: Run, stage: RlStage) -> None:
     """An RL stage: GRPO-RoC on the stage's problems."""
     roller = run.roller(run.recipe, stage.rollout)
-    learner = GrpoLearner(run.policy, stage.learning, temperature=stage.rollout.temperature)
+    modules = run.recipe.run.modules
+    learner = GrpoLearner(run.policy, stage.learning, temperature=stage.rollout.temperature, folders=modules)
     _carry_optimizer(run, stage, learner)
     await run.publish()
     with run.meter.phase("pool"):
@@ -176,11 +177,10 @@ class Learnt:
 def learn_from(run: Run, stage: RlStage, learner: GrpoLearner, groups: Sequence[Group]) -> Learnt:
     """Resample, score, update, publish. Touches nothing that attempts under way use, so it may run beside them."""
     settings, run_seed, step = stage.learning, run.recipe.run.seed, run.progress.step + 1
-    resample = resampler_of(stage.resample)
+    resample = resampler_of(stage.resample, run.recipe.run.modules)
+    advantage = advantage_of(settings, run.recipe.run.modules)
     chosen = [resample(g, random.Random(seed_of_choice(run_seed, step, g.problem.id))) for g in groups]
-    batches = split(
-        rows_of(chosen, settings.normalize_by_std), settings.updates_per_step, seed_for(run_seed, "step", step)
-    )
+    batches = split(rows_of(chosen, advantage), settings.updates_per_step, seed_for(run_seed, "step", step))
     narrow = settings.top_entropy_share < 1
     if len(batches) > 1 or narrow:  # a single update takes the logprobs of its own forward pass
         batches = [replace(batch, rows=learner.score(batch.rows)) for batch in batches]

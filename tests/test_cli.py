@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -388,9 +388,9 @@ def test_an_evaluation_is_a_table_or_one_object(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def measure(given: SimpleNamespace, screen: Any) -> list[dict[str, Any]]:
+    def measure(spec: Any, screen: Any) -> list[dict[str, Any]]:
         asked.clear()
-        asked.update(vars(given))
+        asked.update(vars(spec))
         return [
             {
                 "avg@4": {"value": 0.5, "interval": [0.4, 0.6], "n": 30},
@@ -401,7 +401,7 @@ def test_an_evaluation_is_a_table_or_one_object(
         ]
 
     monkeypatch.setattr(exits, "find_spec", lambda module: module)  # as where everything is installed
-    install(monkeypatch, "rocstar.evaluation.plan", evaluations=measure, Given=SimpleNamespace)
+    install(monkeypatch, "rocstar.evaluation.command", evaluations=measure)
     Path("last").mkdir()
     Path("last/config.json").touch()
     Path("t.jsonl").write_text('{"Body": "A story.", "Question": "How many?", "question": "Which?", "answer": "3"}\n')

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.errors import ConfigError
-from rocstar.support.plugins import check_call, is_reference, load
+from rocstar.support.plugins import check_call, is_reference, load, named
 
 
 def write(path: Path, text: str) -> None:
@@ -100,3 +100,16 @@ def test_a_callable_that_cannot_be_called_as_it_will_be_is_refused() -> None:
     check_call(score, ("prompts",), ("extra",), said="x")
     with pytest.raises(ConfigError, match=r"x should take \(prompts, answers\), but it takes \(prompts: .*too many"):
         check_call(score, ("prompts", "answers"), said="x")
+
+
+def test_a_name_is_something_built_in_or_the_users_own(modules: Path) -> None:
+    write(modules / "plug_mine.py", "def score(text): return 1")
+    built_in = {"plain": len, "strict": len}
+    assert named("plain", built_in, setting="x.y", takes=("text",)) is len
+    assert named("plug_mine:score", built_in, setting="x.y", takes=("text",), folders=[modules])("") == 1
+    with pytest.raises(
+        ConfigError, match=r"x\.y = 'plan' is none of plain, strict; did you mean 'plain'\? Your own is"
+    ):
+        named("plan", built_in, setting="x.y", takes=("text",))
+    with pytest.raises(ConfigError, match=r"x\.y = 'plug_mine:score' should take \(text, more\)"):
+        named("plug_mine:score", built_in, setting="x.y", takes=("text", "more"), folders=[modules])

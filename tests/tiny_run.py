@@ -28,7 +28,7 @@ LOADED = (
         "rocstar.cli.launch",
         "rocstar.train",
         "rocstar.run.material",
-        "rocstar.record.tracking.children",
+        "rocstar.record.trackers",
     ),
     *("rocstar.engines.vllm_server", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet", "pandas"),
 )

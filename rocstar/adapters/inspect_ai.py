@@ -14,7 +14,6 @@ inspect_ai builds on long-running processes (`exec_remote`, `bash_session`, `tex
 from __future__ import annotations
 
 import ast
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from inspect_ai.util import (
 from pydantic import BaseModel
 
 from rocstar.adapters import inside
+from rocstar.adapters.python_tool import opened_client
 from rocstar.errors import ConfigError
 from rocstar.sandbox.call import (
     DaemonSettings,
@@ -57,13 +57,13 @@ ERRORS: Mapping[str, type[OSError]] = {
 """What inspect_ai expects to be told by the kind of exception."""
 
 
-class Settings(BaseModel, frozen=True, extra="forbid"):
+class InspectSettings(BaseModel, frozen=True, extra="forbid"):
     """Limits of a sample's sandbox, and where it runs."""
 
     url: str = ""
     """A sandbox service; empty for daemons of this process."""
     wall_seconds: float = 120.0
-    """Of one command without a timeout of its own."""
+    """Limit on one command that has no timeout of its own."""
     memory_bytes: int = 2 * 2**30
     """Address space of each process, and memory of all of a sample's together."""
     processes: int = 64
@@ -84,19 +84,14 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 
     def connect(self) -> SandboxClient:
         """Raises SandboxDown."""
-        if self.url:
-            return SandboxClient.connect([self.url], token=os.environ.get("ROCSTAR_SANDBOX_TOKEN", ""))
         daemon = DaemonSettings(
             preload=(), min_isolation=self.min_isolation, session_idle_seconds=self.idle_seconds, slots=1
         )
-        client = SandboxClient(daemon)
-        try:
-            client.launch()
-            client.await_hello()
-        except SandboxDown:
-            client.close()
-            raise
-        return client
+        return opened_client(self.url, daemon)
+
+
+Settings = InspectSettings
+"""Its name in tasks."""
 
 
 def settings_of(config: SandboxEnvironmentConfigType | None) -> Settings:
@@ -234,7 +229,7 @@ class RocstarSandbox(SandboxEnvironment):  # type: ignore[misc, unused-ignore]
 
 
 def _killed(response: Response) -> ExecResult[str]:
-    """Of a command with which the sandbox's own process ended, by a limit of the whole sample."""
+    """The result of a command with which the sandbox's own process ended, by a limit of the whole sample."""
     why = f"the sandbox was ended ({response.kill_reason or response.outcome}): its files are gone\n"
     return ExecResult(False, LOST, response.stdout, f"{response.stderr}{why}")
 

@@ -41,7 +41,7 @@ from rocstar.types import (
 )
 
 STATUS = {"parsing": Status.BAD_CALL, "timeout": Status.TIMEOUT, "limit": Status.OUTPUT_LIMIT}
-"""Of inspect_ai's errors of a call; all others are CODE_ERROR."""
+"""inspect_ai's kinds of error of a call; all others are CODE_ERROR."""
 OUTAGE = "sandbox_unavailable"
 LIMITS = {"message": Stop.MAX_TURNS, "turn": Stop.MAX_TURNS, "token": Stop.MAX_TOKENS, "context": Stop.MAX_TOKENS}
 CUT = ("max_tokens", "model_length")
@@ -59,7 +59,12 @@ def import_log(file: Path | str, runs: Path | str = RUNS, *, scorer: str | None 
 
     Raises DataError for a log that cannot be used, and ConfigError where the folder is there already."""
     path = Path(file)
-    log = read_log(path)
+    try:
+        log = read_eval_log(str(path))
+    except Exception as error:  # inspect_ai raises what its readers of zip, JSON and pydantic raise
+        raise DataError(f"{path} is no log that inspect_ai can read ({str(error).splitlines()[0][:200]})") from error
+    if not log.samples:
+        raise DataError(f"{path} has no samples: the task ended before one was finished")
     folder = Path(runs) / "evals" / _folder_name(log.eval.model) / _folder_name(path.stem)
     if folder.exists():
         raise ConfigError(f"{folder} is there already; delete it, or import to another place with --runs")
@@ -72,20 +77,10 @@ def _folder_name(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", model)[-NAME_CHARACTERS:].strip(".") or "model"
 
 
-def read_log(path: Path) -> EvalLog:
-    """Raises DataError."""
-    try:
-        log = read_eval_log(str(path))
-    except Exception as error:  # inspect_ai raises what its readers of zip, JSON and pydantic raise
-        raise DataError(f"{path} is no log that inspect_ai can read ({str(error).splitlines()[0][:200]})") from error
-    if not log.samples:
-        raise DataError(f"{path} has no samples: the task ended before one was finished")
-    return log
-
-
 def evaluation_of(log: EvalLog, *, scorer: str | None = None) -> Evaluation:
     """Raises DataError."""
-    samples = sorted(map(resolved, log.samples or ()), key=_place)
+    whole = (resolve_sample_attachments(sample, "core") for sample in log.samples or ())  # long texts lie apart
+    samples = sorted(whole, key=_place)
     for before, after in pairwise(map(_place, samples)):
         if before == after:
             raise DataError(f"sample {after[0]} stands twice in epoch {after[1]}; leave one of them in the log")
@@ -106,11 +101,6 @@ def _place(sample: EvalSample) -> tuple[str, int]:
     if not 1 <= sample.epoch < MOST_EPOCHS:
         raise DataError(f"sample {sample.id} is of epoch {sample.epoch:.6g}; epochs count from 1")
     return str(sample.id), sample.epoch
-
-
-def resolved(sample: EvalSample) -> EvalSample:
-    """With the texts that the log keeps apart because they are long."""
-    return resolve_sample_attachments(sample, "core")
 
 
 def setup_of(log: EvalLog, groups: Sequence[Group], scorer: str | None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class SandboxThread:
         with self._started:
             if self._client is None:
                 try:
-                    self._client = self._opened()
+                    self._client = opened_client(self._url, self._daemon)
                 except SandboxDown as error:
                     raise SandboxUnavailable(str(error)) from error
                 threading.Thread(target=self._loop.run_forever, name="rocstar-sandbox", daemon=True).start()
@@ -96,15 +96,16 @@ class SandboxThread:
         """To be given to `submit`. Raises SandboxUnavailable."""
         return await PythonTool(self.client(), self.limits).run(self.call(code))
 
-    def _opened(self) -> SandboxClient:
-        """Raises SandboxDown."""
-        if self._url:
-            return SandboxClient.connect([self._url], token=os.environ.get("ROCSTAR_SANDBOX_TOKEN", ""))
-        client = SandboxClient(self._daemon)
-        try:
-            client.launch()
-            client.await_hello()
-        except BaseException:
-            client.close()
-            raise
-        return client
+
+def opened_client(url: str, daemon: DaemonSettings) -> SandboxClient:
+    """A client of the service at `url`, or, where that is empty, of a daemon of this process. Raises SandboxDown."""
+    if url:
+        return SandboxClient.connect([url], token=os.environ.get("ROCSTAR_SANDBOX_TOKEN", ""))
+    client = SandboxClient(daemon)
+    try:
+        client.launch()
+        client.await_hello()
+    except BaseException:
+        client.close()
+        raise
+    return client

@@ -63,7 +63,7 @@ class PythonEnvironment:
 
     @property
     def results(self) -> tuple[ToolResult, ...]:
-        """Of this attempt's cells, in order."""
+        """Results of this attempt's cells, in order."""
         return tuple(self._results)
 
     @property
@@ -130,7 +130,7 @@ class RocTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
         super().__init__(*args, **kwargs)
         self.keep = keep
         self.reasons: tuple[Reason, ...] = ()
-        """Of the last batch of this process, in its order."""
+        """Why each attempt of this process's last batch was kept or dropped, in its order."""
         self._penalty, self._success_above = penalty, success_above
         self._rows: list[int] = []
         refuse(self, keep)
@@ -231,6 +231,6 @@ def ignored_rewards(kept: Sequence[bool], drawn: int) -> list[bool]:
 
 
 def _picked(value: Any, rows: torch.Tensor, count: int) -> Any:
-    """Those rows of a tensor that has one for each attempt."""
+    """The rows of a tensor that has one for each attempt; anything else as it is."""
     has_rows = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == count
     return value[rows] if has_rows else value

@@ -37,10 +37,10 @@ PARAMETERS = {
     "required": ["code"],
 }
 SETTINGS = {"type", "url", "slots", "shown_chars"}
-"""Of a tool in verl's file, besides the limits of a program."""
+"""Keys of a tool in verl's file besides the limits of a program."""
 
 
-class PythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
+class VerlPythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
     """Runs programs in a sandbox service, or in a daemon of verl's own process where `url` is left out."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
@@ -77,6 +77,10 @@ class PythonTool(BaseTool):  # type: ignore[misc, unused-ignore]
     def close(self) -> None:
         """End the sandbox of this process. verl does not call it: its process ends."""
         self._sandbox.close()
+
+
+PythonTool = VerlPythonTool
+"""Its name in verl's files."""
 
 
 def _schema() -> OpenAIFunctionToolSchema:

@@ -1,23 +1,33 @@
-"""The attempts that an analysis reads, from rollout files and evaluations, in batches: never all of them in memory.
+r"""The attempts that an analysis reads, in batches and never all of them in memory: from rollout files and evaluations,
+and from transcripts of other programs, one JSON object a line, plain or gzip, with a list of messages.
 
-Not here: transcripts from elsewhere (messages.py), and what is made of attempts (tally.py, tokens.py).
+    {"messages": [
+        {"role": "user", "content": "..."},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "{\"code\": \"1/0\"}"}}]},
+        {"role": "tool", "content": "..."}]}
+
+is OpenAI's form. Two more are read, because published transcripts have them: the roles `text`, `code` and `execution`
+(MathCoder), and one text with ```python and ```output blocks (ToRA). `right`, `is_correct` or `correct` beside them is
+the verdict. Whether a call failed is read from the form of the reply (record/call_errors.py); tokens are not known.
+
+Not here: what is made of attempts (tally.py, tokens.py).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
-from rocstar.record.call_errors import error_of_result
+from rocstar.record.call_errors import calls_of, error_of_output
+from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows
 from rocstar.types import Verdict
 
-BATCH_ROWS = 256  # of a parquet file at once: 256 attempts of 30,000 tokens are some 100 MB
-READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole column is read, compressed, however long
-PLAIN = ("step", "problem_id", "verdict", "stop", "fault", "response_tokens", "turns", "reason", "penalty_total")
 TOKENS = ("prompt_ids", "token_ids", "loss_mask", "entropies")
 
 
@@ -30,7 +40,7 @@ class CallFacts:
     text: str
     """What was asked: the program, or the arguments as JSON."""
     error: str | None
-    """Class of its failure (errors.py); None where it did not fail."""
+    """Class of its failure (record/call_errors.py); None where it did not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +58,10 @@ class TurnSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
+    """One attempt of a run, an evaluation or a transcript, with what analyses look at."""
+
     step: int
-    """Of the run; 0 for transcripts from elsewhere."""
+    """The step of the run; 0 for transcripts from elsewhere."""
     problem: str
     """Names the problem."""
     right: bool | None
@@ -78,19 +90,13 @@ def read_attempts(file: Path, *, tokens: bool) -> Iterator[Attempt]:
     """Attempts of one parquet file, in order; those that a fault of ours ended are left out.
 
     tokens: also read token ids and entropies. Raises DataError for a file that is no rollout file."""
-    from pyarrow import ArrowException, parquet
-
-    columns = [*PLAIN, *TOKENS] if tokens else [*PLAIN]
-    try:
-        for batch in parquet.ParquetFile(file, buffer_size=READ_BYTES).iter_batches(BATCH_ROWS, columns=columns):
-            yield from (attempt_of(row) for row in batch.to_pylist() if row["fault"] is None)
-    except (ArrowException, KeyError, ValueError) as error:
-        raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
+    rows = attempt_rows(file, [*SHORT_COLUMNS, *TOKENS] if tokens else SHORT_COLUMNS)
+    return (attempt_of(row) for row in rows if row["fault"] is None)
 
 
 def attempt_of(row: Mapping[str, Any]) -> Attempt:
-    """One row of `rocstar.record.rollouts.COLUMNS`."""
-    turns = json.loads(row["turns"])
+    """What an analysis takes of a recorded row."""
+    turns = row["turns"]
     return Attempt(
         step=row["step"],
         problem=row["problem_id"],
@@ -101,9 +107,9 @@ def attempt_of(row: Mapping[str, Any]) -> Attempt:
         cut=row["stop"] in ("max_tokens", "max_turns"),
         tokens=row["response_tokens"],
         calls=tuple(
-            CallFacts(turn=number, text=text_of_call(call), error=error_of_result(result, call["parse_error"]))
-            for number, turn in enumerate(turns)
-            for call, result in zip(turn["calls"], turn["results"], strict=False)
+            CallFacts(turn=number, text=text_of_call(call), error=error)
+            for number, call, result, error in calls_of(turns)
+            if result is not None
         ),
         turns=_turns(turns, len(row["prompt_ids"])) if "token_ids" in row else (),
         token_ids=row.get("token_ids") or (),
@@ -128,3 +134,97 @@ def _turns(turns: Sequence[Mapping[str, Any]], start: int) -> tuple[TurnSpan, ..
         start = end + turn["reply_tokens"]
         after = "error" if any(result["status"] != "ok" for result in turn["results"]) else "ok"
     return tuple(found)
+
+
+# Transcripts from elsewhere
+
+MESSAGES = ("messages", "conversation", "debug_result")  # names of the list; the last one that has replies is read
+TEXTS = ("code", "text", "response", "completion")  # names of one text, or of a list of texts, one an attempt
+VERDICTS = ("right", "is_correct", "correct")
+ASKING = ("assistant", "code")
+REPLYING = ("tool", "function", "ipython", "execution")
+_BLOCKS = re.compile(r"```python\n(.*?)\n?```(?:\s*```output\n(.*?)\n?```)?", re.DOTALL)
+
+Step = tuple[int, str, str]
+"""(which message asked, what was asked, what came back)"""
+
+
+def read_transcripts(file: Path) -> Iterator[Attempt]:
+    """Attempts of a file, in order. Raises DataError for a line that is no transcript."""
+    for line, row in read_rows(str(file)):
+        told = list(_told(row))
+        if not told:
+            raise DataError(
+                f"{file} line {line} is no transcript: it needs a list of messages ({', '.join(MESSAGES)}) or a text "
+                f"({', '.join(TEXTS)}) with ```python blocks; a program beside nothing but its result is none, because "
+                "nobody kept what the tool replied and so why it failed"
+            )
+        for steps in told:
+            yield _attempt(f"line {line}", steps, row)
+
+
+def _told(row: Mapping[str, Any]) -> Iterator[list[Step]]:
+    """The tool calls of each attempt that a row holds."""
+    lists = [row[name] for name in MESSAGES if _is_messages(row.get(name))]
+    if lists:
+        yield list(_of_messages(max(lists, key=lambda one: sum(message["role"] in REPLYING for message in one))))
+        return
+    for name in TEXTS:
+        texts = row.get(name)
+        for text in [texts] if isinstance(texts, str) else texts if isinstance(texts, list) else []:
+            blocks = enumerate(_BLOCKS.finditer(str(text)))
+            yield [(place, block[1], block[2]) for place, block in blocks if block[2] is not None]
+        if texts:
+            return
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
+def _of_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
+    """Calls with their replies, in order: a reply belongs to the first call before it that has none."""
+    asked: list[tuple[int, str]] = []
+    for place, message in enumerate(messages):
+        if message["role"] in ASKING:
+            asked = [(place, call) for call in _asked(message)] or asked
+        elif message["role"] in REPLYING and asked:
+            number, call = asked.pop(0)
+            yield number, call, _text(message.get("content"))
+
+
+def _asked(message: Mapping[str, Any]) -> list[str]:
+    if message["role"] == "code":
+        return [_text(message.get("content"))]
+    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+    return [text_of_call({**call, "arguments": _decoded(call.get("arguments"))}) for call in calls]
+
+
+def _decoded(arguments: Any) -> Any:
+    """Arguments come as an object, or as JSON in a string."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return {"code": arguments}
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which is a string or a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return "" if content is None else str(content)
+
+
+def _attempt(name: str, steps: Sequence[Step], row: Mapping[str, Any]) -> Attempt:
+    turns = {place: number for number, place in enumerate(sorted({place for place, _, _ in steps}))}
+    verdict = next((row[key] for key in VERDICTS if isinstance(row.get(key), bool)), None)
+    return Attempt(
+        step=0,
+        problem=name,
+        right=verdict,
+        cut=False,
+        tokens=None,
+        calls=tuple(
+            CallFacts(turn=turns[place], text=call, error=error_of_output(reply)) for place, call, reply in steps
+        ),
+    )

@@ -25,7 +25,7 @@ ValuesOf = Callable[[Report], Values]
 class Method:
     label: str
     names: tuple[str, ...]
-    """Of its runs, as `find_source` takes them."""
+    """The names of its runs, as `find_source` takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Point:
 
     step: int
     mean: float
-    """Over the runs that have a value at this step, each with the same weight."""
+    """Mean over the runs that have a value at this step, each with the same weight."""
     lowest: float
     highest: float
     runs: int
@@ -63,7 +63,7 @@ def by_method(reports: Iterable[Report]) -> dict[str, list[Report]]:
 
 
 def curve(reports: Sequence[Report], values: ValuesOf) -> list[Point]:
-    """Of the runs of one method, by step."""
+    """The curve of the runs of one method, by step."""
     found: dict[int, list[float]] = defaultdict(list)
     for report in reports:
         for step, value in values(report):
@@ -75,7 +75,7 @@ def curve(reports: Sequence[Report], values: ValuesOf) -> list[Point]:
 
 
 def values_of(part: str, key: str) -> ValuesOf:
-    """Of a list of a report, without the rows that have none."""
+    """What takes (step, value) from a list of a report, without the rows that have no value."""
     return lambda report: [(row["step"], row[key]) for row in report[part] if row[key] is not None]
 
 

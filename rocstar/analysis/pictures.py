@@ -68,7 +68,7 @@ def _entropy_title(temperature: float | None) -> str:
 
 
 def _entropies_at(temperature: float | None) -> ValuesOf:
-    """Those of distributions at one temperature: others cannot be compared with them."""
+    """What takes the entropies at one temperature from a report: those at others cannot be compared with them."""
 
     def values(report: Report) -> Values:
         rows = (row for row in report["training"] if row["temperature"] == temperature)
@@ -126,7 +126,7 @@ def _labelled(method: str, runs: Sequence[Report]) -> str:
 
 
 def _alone(reports: Sequence[Report]) -> list[Report]:
-    """Those that are their method's only run."""
+    """The reports that are their method's only run."""
     return [runs[0] for runs in by_method(reports).values() if len(runs) == 1]
 
 

@@ -14,19 +14,16 @@ from rocstar.cluster.start import opened_machines
 from rocstar.config.recipe import resolved_from_json
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
-from rocstar.evaluation.asked import AskedWeights, Judging
-from rocstar.evaluation.recall import Recall
-from rocstar.evaluation.setup import as_evaluated
-from rocstar.evaluation.subject import Subject
+from rocstar.evaluation.subject import LocalModel
+from rocstar.parts.build import as_evaluated
 from rocstar.parts.modelfolder import model_facts
 from rocstar.record.evaluations import SAMPLES
-from rocstar.rollout.collect import Roller
 from rocstar.run.material import task_of
 from rocstar.run.tasks import heldout_problems
 from rocstar.types import Sampling
 
 LIMITS = ("max_turns", "max_response_tokens", "max_parallel_calls")
-"""Of an evaluation's setup, as `[rollout]` calls them."""
+"""Limits in an evaluation's setup, as `[rollout]` calls them."""
 
 
 def swapped(name: str, runs: Path) -> Iterator[dict[str, Any]]:
@@ -72,24 +69,21 @@ def _tested(source: Source) -> dict[str, Any]:
     recipe = _recipe(source)
     assert source.model is not None and source.result is not None
     setup = source.result["setup"]
-    subject = Subject(model=source.model, recipe=recipe, run=source.trainer, step=setup["step"])
-    asked = AskedWeights(subject=subject, recipe=recipe, runs=source.model)
+    subject = LocalModel(model=source.model, recipe=recipe, run=source.trainer, step=setup["step"])
     held = heldout_problems(task_of(recipe, recipe)) if source.trainer else []
     begun = begun_attempts(source.files[0], {problem.id: problem for problem in held})
-    variants = variants_of(list(begun), asked.conversation(None), setup["seed"])
+    variants = variants_of(list(begun), subject.conversation(), setup["seed"])
     found = {"evaluation": source.name, "problems": len(variants)}
     if not variants:
         return {**found, "rows": []}
     drawn = {name: setup[name] for name in ("temperature", "top_p", "top_k", "seed")}
     longest = max(len(reply) for one in variants for reply in one.replies.values())
-    asked, most = asked.fitted([one.begun.problem for one in variants], None)
+    subject, most = subject.fitted([one.begun.problem for one in variants])
 
     async def tested(machines: Machines) -> list[dict[str, Any]]:
         positions = min(most + longest, model_facts(subject.model).positions)
-        judging = Judging(kind=None, recall=Recall())
-        async with asked.opened(positions, machines, judging) as (roller, _):
-            assert isinstance(roller, Roller)
+        async with subject.opened(positions, machines.sandbox, start_server=machines.start_server) as roller:
             return await swap_test(variants, roller, Sampling(max_new_tokens=1, **drawn))
 
-    with opened_machines(recipe, asked.proof, learns=False) as machines:
+    with opened_machines(recipe, subject.model.resolve() / "config.json", learns=False) as machines:
         return {**found, "rows": asyncio.run(tested(machines))}

@@ -9,14 +9,15 @@ from itertools import islice
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
-from rocstar.analysis.examples import Examples
 from rocstar.analysis.sources import Entropies, Source
 from rocstar.analysis.tally import LEVELS, AttemptCounts, after_error_table, right_after
-from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, count_tokens
+from rocstar.analysis.tokens import Piece, TokenCounts, TokenKind, count_tokens, turn_of
 from rocstar.evaluation.contamination import note_of, questions_of
 from rocstar.record.folder import step_of
 from rocstar.record.journal import read_journal
 
+FIGURES = {"reflection_after_ok": "Fig. 10", "reflection_after_error": "Fig. 11", "forking": "§5.4, class 1"}
+MOST_TOKENS = 4000  # of one example; what follows is left out
 SHOWN_WORDS = 20  # most frequent marked tokens of each kind in a report
 METRICS = {
     "reward": "reward/mean",
@@ -30,6 +31,42 @@ METRICS = {
 }
 """Figure of a training step -> its metric: Fig. 8, Fig. 4 where no attempts were kept, and right attempts that look as
 if the reward was won without solving the problem (run/suspicion.py)."""
+
+
+@dataclass(slots=True)
+class Examples:
+    """A few attempts to look at, with their marked tokens shown: the ones with the most reflection tokens after a reply
+    without a failure (Fig. 10) and after a failed call (Fig. 11), and the one with the most forking tokens; right
+    attempts go before others."""
+
+    found: dict[str, tuple[tuple[bool, int], dict[str, Any]]] = field(default_factory=dict)
+    """What was looked for -> whether it was right, how many such tokens, and the attempt."""
+
+    def offer(self, attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> None:
+        counts = dict.fromkeys(FIGURES, 0)
+        for place, kind in kinds.items():
+            if kind is TokenKind.REFLECTION:
+                counts[f"reflection_after_{turn_of(attempt, place).after}"] += 1
+            elif kind is TokenKind.FORKING:
+                counts["forking"] += 1
+        for what, count in counts.items():
+            rank = (bool(attempt.right), count)
+            if count and (what not in self.found or rank > self.found[what][0]):
+                self.found[what] = (rank, _shown(attempt, kinds, piece))
+
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """The examples, by what each is an example of."""
+        return {what: {"figure": FIGURES[what], "count": rank[1], **one} for what, (rank, one) in self.found.items()}
+
+
+def _shown(attempt: Attempt, kinds: Mapping[int, TokenKind], piece: Piece) -> dict[str, Any]:
+    end = min(len(attempt.token_ids), attempt.turns[0].start + MOST_TOKENS)
+    tokens = [
+        {"text": piece(attempt.token_ids[place]), "entropy": attempt.entropies and attempt.entropies[place],
+         "kind": str(kinds[place]) if place in kinds else None}
+        for place in range(attempt.turns[0].start, end)
+    ]  # fmt: skip
+    return {"step": attempt.step, "problem": attempt.problem, "right": attempt.right, "tokens": tokens}
 
 
 @dataclass(slots=True)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rocstar.analysis.methods import by_method
-from rocstar.analysis.recovery import After
-from rocstar.analysis.tally import KEPT
+from rocstar.analysis.tally import KEPT, AfterFailure
 
 MOST_STEPS = 24  # rows of a table by step; more are thinned out evenly
 MOST_ERRORS = 12
@@ -78,7 +77,7 @@ def _headline(report: Mapping[str, Any]) -> str:
 
 
 def _training(report: Mapping[str, Any]) -> str:
-    """Only where no attempts were kept: they say the same and more."""
+    """A table from the metrics, only where no attempts were kept: attempts say the same and more."""
     if report["whole"]["attempts"] or not report["training"]:
         return ""
     columns: list[Column] = [
@@ -132,7 +131,7 @@ def _errors(report: Mapping[str, Any]) -> str:
     total = sum(row["failed"] for row in rows)
     if not total:
         return ""
-    after: list[Column] = [(str(what), lambda row, what=what: share(_part(row, str(what)))) for what in After]  # type: ignore[misc]
+    after: list[Column] = [(str(what), lambda row, what=what: share(_part(row, str(what)))) for what in AfterFailure]  # type: ignore[misc]
     columns: list[Column] = [("class", lambda row: row["error"]), ("failed", lambda row: f"{row['failed']:,}"), *after]
     shown = rows[:MOST_ERRORS]
     rest = rows[MOST_ERRORS:]
@@ -145,7 +144,7 @@ def _errors(report: Mapping[str, Any]) -> str:
 
 
 def _sum(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return {name: sum(row[name] for row in rows) for name in ("failed", *map(str, After))}
+    return {name: sum(row[name] for row in rows) for name in ("failed", *map(str, AfterFailure))}
 
 
 def _part(row: Mapping[str, Any], name: str) -> float | None:

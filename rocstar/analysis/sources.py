@@ -8,8 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.attempts import Attempt, read_attempts
-from rocstar.analysis.messages import read_transcripts
+from rocstar.analysis.attempts import Attempt, read_attempts, read_transcripts
 from rocstar.analysis.tokens import Piece
 from rocstar.errors import ConfigError, DataError
 from rocstar.parts.modelfolder import model_name
@@ -34,16 +33,16 @@ Entropies = Callable[[list[list[int]], list[list[bool]]], list[list[float]]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     name: str
-    """As it is shown."""
+    """The name that is shown."""
     files: tuple[Path, ...]
-    """Of attempts, in order of their steps; one file of transcripts where `transcripts` says so; none where a run kept
-    none, which leaves its metrics and evaluations."""
+    """Files of attempts, in order of their steps; one file of transcripts where `transcripts` says so; none where a run
+    kept none, which leaves its metrics and evaluations."""
     transcripts: bool = False
     model: Path | None = None
     """Folder whose tokenizer says what the tokens are, and whose weights a learner pass takes; None where there is
     none."""
     result: Mapping[str, Any] | None = None
-    """Of an evaluation."""
+    """What result.json of an evaluation says; None for a run."""
     run: RunFolder | None = None
     """The run that is analysed, None for an evaluation."""
     trainer: RunFolder | None = None

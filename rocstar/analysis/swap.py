@@ -1,37 +1,110 @@
 """Does a model read what its tool says? Recorded attempts go on from their first reply of a tool, with another text in
-its place (told.py). A model that does not read goes on alike; one that does takes a false word where it would have
-taken the true one.
+its place. A model that does not read goes on alike; one that does takes a false word where it would have taken the
+true one. The texts:
+
+    true      what the tool said
+    swapped   what a tool said in another attempt, after a call that ended alike (failed, or not)
+    blank     nothing
+    false     what the tool said but for one word: another reply's, else another number of as many digits
 
 Up to that reply an attempt is replayed token by token, its calls are run again, and what follows is drawn as in the
 evaluation, from the same seed for each text. Of each problem the first attempt that used a tool is taken, so problems
 are what intervals rest on. Source: ours.
+
+Not here: which evaluations a person named, and whose weights made them (replay.py).
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rocstar.analysis.told import Falsehood, Replies, Told, holds
-from rocstar.errors import DataError
 from rocstar.evaluation.intervals import figure, mean_over_problems
-from rocstar.record.rollouts import COLUMNS, read_table, trajectory_of
+from rocstar.record.rollouts import SHORT_COLUMNS, attempt_rows, trajectory_of
 from rocstar.rollout.collect import Roller, verified_groups
 from rocstar.rollout.environment import Conversation
 from rocstar.rollout.episode import run_episode
 from rocstar.types import Problem, Sampling, Trajectory, Turn, Verdict, seed_for
 
-UNREAD = ("loss_mask", "sampled_logprobs", "entropies", "old_logprobs", "text")
-"""Columns of an attempts file, as long as its tokens, that nothing here asks for."""
+_PART = re.compile(r"\w+|\s+|[^\w\s]+")
+
+
+class ReplyText(StrEnum):
+    """What an attempt is told in the place of a tool's reply; see the head of this file."""
+
+    TRUE = "true"
+    SWAPPED = "swapped"
+    BLANK = "blank"
+    FALSE = "false"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Falsehood:
+    text: str
+    true_word: str
+    false_word: str
+    """What stands in the text in its place."""
+
+
+class Replies:
+    """What tools said in a set of attempts."""
+
+    def __init__(self, said: Iterable[tuple[bool, str]]) -> None:
+        """said: (whether the call failed, the reply)."""
+        self._alike: dict[bool, list[str]] = defaultdict(list)
+        self._of_length: dict[int, set[tuple[str, ...]]] = defaultdict(set)
+        for failed, text in said:
+            parts = tuple(_PART.findall(text))
+            self._alike[failed].append(text)
+            self._of_length[len(parts)].add(parts)
+
+    def another(self, failed: bool, text: str, rng: random.Random) -> str | None:
+        """What was said after another call that ended alike, as often as it was said; None where that is always the
+        same."""
+        others = [other for other in self._alike[failed] if other != text]
+        return rng.choice(others) if others else None
+
+    def false(self, text: str, read: str, rng: random.Random) -> Falsehood | None:
+        """Replace a word of the text by one that stands neither in it nor in `read`, which is all that the attempt has
+        read and written before; None where there is nothing to replace."""
+        parts = _PART.findall(text)
+        known = {*parts, *_PART.findall(read)}
+        others = sorted(self._of_length[len(parts)])
+        found = [(place, other[place]) for other in others if (place := _only_difference(parts, other)) is not None]
+        for some in (found, _last_number(parts, rng)):
+            if new := [(place, word) for place, word in some if word.isalnum() and word not in known]:
+                place, word = rng.choice(new)
+                changed = "".join([*parts[:place], word, *parts[place + 1 :]])
+                return Falsehood(text=changed, true_word=parts[place], false_word=word)
+        return None
+
+
+def holds(text: str, word: str) -> bool:
+    """Whether the word stands in the text as a whole word."""
+    return word in _PART.findall(text)
+
+
+def _only_difference(parts: Sequence[str], other: Sequence[str]) -> int | None:
+    places = [place for place, (ours, theirs) in enumerate(zip(parts, other, strict=True)) if ours != theirs]
+    return places[0] if len(places) == 1 else None
+
+
+def _last_number(parts: Sequence[str], rng: random.Random) -> list[tuple[int, str]]:
+    places = [place for place, part in enumerate(parts) if part.isascii() and part.isdigit()]
+    return [(place, "".join(rng.choice("123456789") for _ in parts[place])) for place in places[-1:]]
+
+
 FIGURES = ("calls", "call_works", "same_next", "right", "true_word", "false_word")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class StartedAttempt:
     problem: Problem
     attempt: Trajectory
     """Up to the first reply of a tool."""
@@ -49,32 +122,28 @@ class Begun:
 class Variant:
     """What one attempt is told."""
 
-    begun: Begun
-    replies: Mapping[Told, tuple[int, ...]]
-    """As tokens; those texts that there are."""
+    begun: StartedAttempt
+    replies: Mapping[ReplyText, tuple[int, ...]]
+    """The texts that there are, as tokens."""
     false: Falsehood | None
 
 
-def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[Begun]:
-    """Of each problem the first attempt in which a tool replied. problems: by id, with what rows do not keep. Raises
-    DataError."""
-    try:
-        rows = read_table(file, [name for name in COLUMNS if name not in UNREAD]).to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
+def begun_attempts(file: Path, problems: Mapping[str, Problem]) -> Iterator[StartedAttempt]:
+    """Yield the first attempt at each problem in which a tool replied. problems: by id, with what rows do not keep.
+    Raises DataError."""
     seen = set()
-    for row in rows:
-        made = trajectory_of({**row, "turns": json.loads(row["turns"])})
+    for row in attempt_rows(file, [*SHORT_COLUMNS, "prompt_ids", "token_ids"]):
+        made = trajectory_of(row)
         last = next((n for n, turn in enumerate(made.turns) if turn.results and turn.reply_ids), None)
         if last is None or made.fault is not None or made.problem_id in seen:
             continue
         seen.add(made.problem_id)
         asked = Problem(id=made.problem_id, question=row["question"], answer=row["gold"], source=row["source"])
         attempt = replace(made, turns=made.turns[: last + 1])
-        yield Begun(problem=problems.get(made.problem_id, asked), attempt=attempt)
+        yield StartedAttempt(problem=problems.get(made.problem_id, asked), attempt=attempt)
 
 
-def variants_of(attempts: Sequence[Begun], conversation: Conversation, seed: int) -> list[Variant]:
+def variants_of(attempts: Sequence[StartedAttempt], conversation: Conversation, seed: int) -> list[Variant]:
     """All that can be told: where an environment of one's own words replies its own way, nothing."""
     words = [[conversation.feedback(result) for result in begun.last.results] for begun in attempts]
     replies = Replies((begun.failed, text) for begun, texts in zip(attempts, words, strict=True) for text in texts)
@@ -82,7 +151,9 @@ def variants_of(attempts: Sequence[Begun], conversation: Conversation, seed: int
     return [one for one in made if one.replies]
 
 
-def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int) -> Variant:
+def _variant(
+    begun: StartedAttempt, texts: Sequence[str], replies: Replies, conversation: Conversation, seed: int
+) -> Variant:
     def ids(said: Sequence[str]) -> tuple[int, ...]:
         return conversation.after(begun.last.completion, conversation.template.reply(said))
 
@@ -91,18 +162,18 @@ def _variant(begun: Begun, texts: Sequence[str], replies: Replies, conversation:
     rng = random.Random(seed_for(seed, "told", begun.problem.id))
     false = replies.false(texts[-1], conversation.codec.decode(begun.attempt.token_ids), rng)
     others = [replies.another(begun.failed, text, rng) for text in texts]
-    said: dict[Told, Sequence[str | None]] = {
-        Told.TRUE: texts,
-        Told.SWAPPED: others,
-        Told.BLANK: [""] * len(texts),
-        Told.FALSE: [*texts[:-1], false.text if false else None],
+    said: dict[ReplyText, Sequence[str | None]] = {
+        ReplyText.TRUE: texts,
+        ReplyText.SWAPPED: others,
+        ReplyText.BLANK: [""] * len(texts),
+        ReplyText.FALSE: [*texts[:-1], false.text if false else None],
     }
     whole = {told: [text for text in some if text is not None] for told, some in said.items()}
     as_tokens = {told: ids(some) for told, some in whole.items() if len(some) == len(texts)}
     return Variant(begun=begun, replies=as_tokens, false=false)
 
 
-async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
+async def resumed(roller: Roller, begun: StartedAttempt, reply_ids: tuple[int, ...], sampling: Sampling) -> Trajectory:
     """The rest of an attempt after that reply; one that is longer than the true one costs nothing of its limits. Raises
     Unavailable where its calls cannot be run again."""
     attempt = begun.attempt
@@ -129,17 +200,19 @@ async def resumed(roller: Roller, begun: Begun, reply_ids: tuple[int, ...], samp
 async def swap_test(variants: Sequence[Variant], roller: Roller, sampling: Sampling) -> list[dict[str, Any]]:
     """What became of attempts by what they were told, those after a failed call and after another one apart. Raises
     Unavailable. Keys: docs/analysis.md."""
-    ended = {told: await _ended(variants, told, roller, sampling) for told in Told}
+    ended = {told: await _ended(variants, told, roller, sampling) for told in ReplyText}
     return [
         {"after": after, "told": str(told), **_figures(some, ended, told, roller)}
         for after, failed in (("failed call", True), ("call that worked", False))
         if (some := [one for one in variants if one.begun.failed is failed])
-        for told in Told
+        for told in ReplyText
     ]
 
 
-async def _ended(variants: Sequence[Variant], told: Told, roller: Roller, sampling: Sampling) -> dict[str, Trajectory]:
-    """By problem; those that can be told this and were not ended by a fault of ours."""
+async def _ended(
+    variants: Sequence[Variant], told: ReplyText, roller: Roller, sampling: Sampling
+) -> dict[str, Trajectory]:
+    """Attempts by problem: those that can be told this and were not ended by a fault of ours."""
     by_id = {one.begun.problem.id: one for one in variants if told in one.replies}
 
     async def attempt(problem: Problem, index: int, identity: tuple[int | str, ...]) -> Trajectory:
@@ -159,12 +232,12 @@ async def _ended(variants: Sequence[Variant], told: Told, roller: Roller, sampli
 
 
 def _figures(
-    variants: Sequence[Variant], ended: Mapping[Told, Mapping[str, Trajectory]], told: Told, roller: Roller
+    variants: Sequence[Variant], ended: Mapping[ReplyText, Mapping[str, Trajectory]], told: ReplyText, roller: Roller
 ) -> dict[str, Any]:
-    """Over the attempts of one kind that were told this; a share of those it says something about."""
+    """Figures over the attempts of one kind that were told this; each is a share of those it says something about."""
     found: dict[str, list[bool]] = {name: [] for name in FIGURES}
     for one in variants:
-        made, control = ended[told].get(one.begun.problem.id), ended[Told.TRUE].get(one.begun.problem.id)
+        made, control = ended[told].get(one.begun.problem.id), ended[ReplyText.TRUE].get(one.begun.problem.id)
         if made is not None and control is not None:
             for name, holding in _facts(one, made, control, roller):
                 found[name].append(holding)

@@ -27,8 +27,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.intervals import student
 from rocstar.record.differences import varying
 from rocstar.record.folder import RunFolder, list_runs, read_json, refuse_place
-from rocstar.record.show import COMPARED
-from rocstar.record.state import state_of
+from rocstar.record.show import COMPARED, state_of
 from rocstar.support.exits import INTERRUPTED
 
 MOST_RUNS = 1000
@@ -43,14 +42,14 @@ WHERE = ("cluster.", "engine.", "run.stall_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class SweptRun:
     """One run of a sweep, made already or not."""
 
     recipe: Recipe
     settings: tuple[str, ...]
     """What `rocstar train` is given besides the recipe's file."""
     swept: tuple[str, ...]
-    """Those of them that differ between the runs."""
+    """The settings among them that differ between the runs."""
 
     @property
     def folder(self) -> RunFolder:
@@ -71,7 +70,7 @@ class Planned:
         return [sys.executable, "-m", "rocstar", "train", *rest]
 
 
-def planned(path: str, settings: Sequence[str]) -> list[Planned]:
+def planned(path: str, settings: Sequence[str]) -> list[SweptRun]:
     """All runs of a sweep, the last setting's values in turn first. Raises ConfigError for a value that a recipe
     refuses, and for a run of such a name that is there and is another one."""
     values = [values_of(text) for text in settings]
@@ -128,12 +127,12 @@ def _counted(part: str) -> list[str]:
     return [str(number) for number in range(first, last + 1)]
 
 
-def _planned(path: str, base: str, given: Sequence[str], swept: Sequence[str]) -> Planned:
+def _planned(path: str, base: str, given: Sequence[str], swept: Sequence[str]) -> SweptRun:
     name = "-".join([base, *(_short(text, swept) for text in swept)])
     settings = (*given, f"run.name={name}", f"run.sweep={base}")
     recipe = load_recipe(path, settings)
     refuse_place(recipe.run.folder, name)
-    made = Planned(recipe=recipe, settings=settings, swept=tuple(swept))
+    made = SweptRun(recipe=recipe, settings=settings, swept=tuple(swept))
     if made.is_there:
         _refuse_other(made)
     return made
@@ -150,7 +149,7 @@ def _short(text: str, swept: Sequence[str]) -> str:
     return f"{last if alone else key}={plain}"
 
 
-def _refuse_other(made: Planned) -> None:
+def _refuse_other(made: SweptRun) -> None:
     here = dict(flat(made.recipe.resolved()))
     there = dict(flat(resolved_from_json(made.folder.resolved).resolved()))
     for key in sorted({*here, *there}):
@@ -277,7 +276,7 @@ exec {command} --only "$SLURM_ARRAY_TASK_ID"
 """
 
 
-def slurm_script(argv: Sequence[str], runs: Sequence[Planned]) -> str:
+def slurm_script(argv: Sequence[str], runs: Sequence[SweptRun]) -> str:
     """An array job, one task a run. Each task saves and ends when its time is up, and goes on when the job is given
     again. Raises ConfigError."""
     recipe = runs[0].recipe

@@ -1,20 +1,54 @@
-"""Counts of attempts by training step, and of a step's problems by difficulty; what is kept grows with steps only."""
+"""Counts of attempts by training step, and of a step's problems by difficulty; what is kept grows with steps only.
+
+What a model does after a failed call is decided by its next call of a later turn, because calls of the same turn were
+written before the failure was known:
+
+    next call            what it is
+    other text, works    REPAIRED
+    same text            REPEATED (white space apart), whether it works now or not
+    other text, fails    FAILED_AGAIN
+    none                 GAVE_UP: it went on without the tool; CUT where a limit ended the attempt
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from rocstar.analysis.attempts import Attempt
-from rocstar.analysis.recovery import After, after_errors
 
 KEPT = "kept."  # how the reasons of kept attempts begin
 LEVELS = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below 1", "always")
 """How often a problem's attempts of one step were right."""
+
+
+class AfterFailure(StrEnum):
+    """What a model did after a failed call."""
+
+    REPAIRED = "repaired"
+    REPEATED = "repeated"
+    FAILED_AGAIN = "failed again"
+    GAVE_UP = "gave up"
+    CUT = "cut"
+
+
+def after_errors(attempt: Attempt) -> Iterator[tuple[str, AfterFailure]]:
+    """(class of the failure, what came after) for each failed call of an attempt."""
+    for place, call in enumerate(attempt.calls):
+        if call.error is None:
+            continue
+        following = next((later for later in attempt.calls[place + 1 :] if later.turn > call.turn), None)
+        if following is None:
+            yield call.error, AfterFailure.CUT if attempt.cut else AfterFailure.GAVE_UP
+        elif following.text.split() == call.text.split():
+            yield call.error, AfterFailure.REPEATED
+        else:
+            yield call.error, AfterFailure.REPAIRED if following.error is None else AfterFailure.FAILED_AGAIN
 
 
 @dataclass(slots=True)
@@ -37,11 +71,11 @@ class Counts:
     without_calls: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     """Failed calls by class."""
-    after: Counter[tuple[str, After]] = field(default_factory=Counter)
+    after: Counter[tuple[str, AfterFailure]] = field(default_factory=Counter)
     """Failed calls by class and by what came after."""
-    after_right: Counter[After] = field(default_factory=Counter)
+    after_right: Counter[AfterFailure] = field(default_factory=Counter)
     """Failed calls of right attempts by what came after."""
-    after_decided: Counter[After] = field(default_factory=Counter)
+    after_decided: Counter[AfterFailure] = field(default_factory=Counter)
     undecided: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Why the resampler kept or dropped them."""
@@ -107,10 +141,10 @@ class Counts:
             "penalty_right_kept": _share(self.penalty_kept, self.right_kept),
             "penalty_right_dropped": _share(self.penalty_dropped, self.right_dropped),
             "errors": dict(self.errors.most_common()),
-            "after_error": {str(after): self._after(after) for after in After},
+            "after_error": {str(after): self._after(after) for after in AfterFailure},
         }
 
-    def _after(self, after: After) -> int:
+    def _after(self, after: AfterFailure) -> int:
         return sum(count for (_, what), count in self.after.items() if what is after)
 
 
@@ -120,10 +154,10 @@ class AttemptCounts:
 
     steps: dict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
     levels: dict[str, Counts] = field(default_factory=lambda: defaultdict(Counts))
-    """By difficulty, over all steps."""
+    """Counts by difficulty, over all steps."""
 
     def watched(self, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
-        """The same attempts, counted as they pass. Attempts of one problem at one step must come together."""
+        """Yield the same attempts and count them as they pass. Those of one problem at one step must come together."""
         for (step, _), some in groupby(attempts, key=attrgetter("step", "problem")):
             here = Counts()
             for attempt in some:
@@ -151,14 +185,14 @@ def level_of(right_share: float) -> str:
 def after_error_table(counts: Counts) -> list[dict[str, Any]]:
     """One row for each class of failure, the most frequent first: how often each thing came after it."""
     return [
-        {"error": error, "failed": failed, **{str(after): counts.after[error, after] for after in After}}
+        {"error": error, "failed": failed, **{str(after): counts.after[error, after] for after in AfterFailure}}
         for error, failed in counts.errors.most_common()
     ]
 
 
 def right_after(counts: Counts) -> dict[str, float | None]:
     """Share of failed calls whose attempt ended right, by what came after them."""
-    return {str(after): _share(counts.after_right[after], counts.after_decided[after]) for after in After}
+    return {str(after): _share(counts.after_right[after], counts.after_decided[after]) for after in AfterFailure}
 
 
 def _share(part: float, whole: float) -> float | None:

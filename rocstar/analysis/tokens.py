@@ -74,7 +74,7 @@ class TokenCounts:
     kinds: Counter[TokenKind] = field(default_factory=Counter)
     """Marked tokens by kind."""
     doubt: Counter[TokenKind] = field(default_factory=Counter)
-    """Those of them in a word of DOUBT."""
+    """Marked tokens that stand in a word of DOUBT, by kind."""
     after_ok: int = 0
     """Reflection tokens after a reply without a failure."""
     after_error: int = 0

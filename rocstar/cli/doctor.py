@@ -89,7 +89,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _torch() -> Finding:
-    from rocstar.learning.devices import gpus
+    from rocstar.learning.models import gpus
 
     version, cards = versions()["torch"], gpus()
     if cards:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rocstar.cluster.start import opened_machines
-from rocstar.record.state import note_failure
+from rocstar.record.show import note_failure
 from rocstar.support.exits import failure
 from rocstar.support.threads import quiet_torch
 

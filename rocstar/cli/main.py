@@ -246,7 +246,7 @@ def _start(
     from rocstar.config.origins import of_recipe
     from rocstar.config.recipe import load_recipe, recipe_text
     from rocstar.record.folder import RunFolder, refuse_place
-    from rocstar.record.tracking.choose import refuse_absent
+    from rocstar.record.trackers import refuse_absent
     from rocstar.run.material import read_material
 
     if path is None or ("=" in path and not Path(path).exists()):
@@ -368,7 +368,7 @@ def _before(given: Given) -> str:
 
 def _carry_out(material: Material, folder: RunFolder, *, resume: bool, as_json: bool) -> None:
     from rocstar.cli.launch import run as carry_out
-    from rocstar.record.tracking.children import tracked
+    from rocstar.record.trackers import tracked
     from rocstar.support.screen import Screen
 
     go_on = f"continue with: rocstar train --resume {folder.name if _is_default(folder) else folder.path}"

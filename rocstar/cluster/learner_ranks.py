@@ -54,7 +54,7 @@ class LearnerActor:
 
 
 class RayRank:
-    """A rank above 0, as `rocstar.learning.ranks.Child`."""
+    """A rank above 0, as `rocstar.learning.ranks.StartedRank`."""
 
     def __init__(self, actor: Any, group: PlacementGroup, variables: Mapping[str, str]) -> None:
         self.actor, self.group = actor, group

@@ -17,7 +17,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from rocstar.config.places import ClusterSection, Engines, SandboxSection, TorchEngines, VllmEngines
-from rocstar.config.values import SETTLE, Count, Place, Rate, Seconds, Section, Share, Word, settled
+from rocstar.config.values import (
+    SETTLE,
+    Count,
+    Place,
+    Rate,
+    Seconds,
+    Section,
+    Share,
+    Word,
+    built_in_or_own,
+    settled,
+)
 
 
 def _settled_file(name: str, info: ValidationInfo) -> str:
@@ -254,10 +265,16 @@ class RolloutSection(StageRolloutSection):
     as faults (ENVIRONMENT_FAILED)."""
 
 
+ResampleMethod = Literal["roc", "roc_release", "uniform", "all"]
+LossName = Literal["grpo"]
+AdvantageName = Literal["grpo"]
+
+
 class ResampleSection(Section):
-    method: Literal["roc", "roc_release", "uniform", "all"] = "roc"
+    method: Annotated[ResampleMethod | str, built_in_or_own(ResampleMethod)] = "roc"
     """How the attempts to learn from are chosen. roc: the paper's RoC (§2.2.3); roc_release: as the release does,
-    lowest penalty first; uniform: at random; all: every attempt, plain GRPO."""
+    lowest penalty first; uniform: at random; all: every attempt, plain GRPO; package.module:name: a resampler of your
+    own."""
     keep: int = Field(default=16, ge=2)  # §5.1
     """G: attempts of each problem that are kept."""
     min_positive: int = Field(default=2, ge=0)
@@ -295,6 +312,12 @@ class ResampleSection(Section):
 
 
 class LearningSection(Section):
+    loss: Annotated[LossName | str, built_in_or_own(LossName)] = "grpo"  # §2.2.1
+    """The policy loss of a token. grpo: GRPO's with clip_low, clip_high and dual_clip; package.module:name: one of your
+    own. importance_cap, loss_mean, kl_coefficient and entropy_coefficient hold for each."""
+    advantage: Annotated[AdvantageName | str, built_in_or_own(AdvantageName)] = "grpo"  # §2.2.1
+    """The advantages of a group's kept attempts, from their rewards. grpo: reward minus mean (see normalize_by_std);
+    package.module:name: a function of your own."""
     optimizer: Literal["adamw"] = "adamw"  # §5.1
     """The optimizer."""
     learning_rate: Rate = 1e-6  # §5.1

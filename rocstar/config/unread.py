@@ -56,15 +56,20 @@ RULES = (
         section="resample",
         keys=("min_positive", "min_negative"),
         by=("resample", "method"),
-        useless=lambda it: it != "roc_release",
+        useless=lambda it: it in ("roc", "uniform", "all"),
     ),
     Rule(
         section="resample",
         keys=("repetition_weight", "format_penalty", "format_weight"),
         by=("resample", "method"),
-        useless=lambda it: it not in ("roc", "roc_release"),
+        useless=lambda it: it in ("uniform", "all"),
     ),
-    Rule(section="resample", keys=("failure_floor",), by=("resample", "method"), useless=lambda it: it != "roc"),
+    Rule(
+        section="resample",
+        keys=("failure_floor",),
+        by=("resample", "method"),
+        useless=lambda it: it in ("roc_release", "uniform", "all"),
+    ),
     Rule(
         section="resample",
         keys=("keep",),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -26,6 +27,20 @@ def _word(name: str) -> str:
 
 Word = Annotated[str, AfterValidator(_word)]
 """A name that becomes a part of file names, or that a model writes."""
+
+
+def built_in_or_own(names: Any) -> AfterValidator:
+    """Validates that a value is one of a Literal's names or a reference to the user's own code (support/plugins.py)."""
+    known = get_args(names)
+
+    def check(name: str) -> str:
+        if name not in known and ":" not in name:
+            options = {"options": ", ".join(map(repr, known))}
+            raise PydanticCustomError("literal_error", "Input should be {options} or package.module:name", options)
+        return name
+
+    return AfterValidator(check)
+
 
 SETTLE = "settle"
 

@@ -48,7 +48,7 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChatChoice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
 
@@ -56,7 +56,7 @@ class _Choice(msgspec.Struct):
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what the files of attempts hold
 
 
-class _Usage(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     prompt_tokens: Tokens
     completion_tokens: Tokens
 
@@ -78,13 +78,13 @@ class _Agent(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None
+    choices: list[_ChatChoice]
+    usage: _TokenCounts | None = None
     rocstar: _Agent = msgspec.field(default_factory=_Agent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ChatAnswer:
     """One completion of an endpoint."""
 
     text: str
@@ -118,7 +118,7 @@ class ChatClient:
         self._sleep = sleep
         self._refused: ConfigError | None = None  # what is refused once would be refused for all that wait
 
-    async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> Written:
+    async def complete(self, messages: Sequence[Mapping[str, Any]], **body: Any) -> ChatAnswer:
         """body: further fields of the request (`max_tokens`, `temperature`, `tools` ...). Raises TooLong too."""
         async with self._free:
             if self._refused is not None:
@@ -128,6 +128,14 @@ class ChatClient:
             except ConfigError as error:
                 self._refused = error
                 raise
+
+    async def ask(self, prompt: str, *, system: str) -> str:
+        """What the model says as a judge of answers (`scoring.Judge`). Raises VerifierUnavailable."""
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+        try:
+            return (await self.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)).text
+        except (EngineUnavailable, TooLong) as error:
+            raise VerifierUnavailable(f"the judge: {error}") from error
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -168,7 +176,7 @@ class ChatClient:
             return TooLong(text[:300])
         return ConfigError(f"{self.url} refuses the request with status {status}: {text[:300]}")
 
-    def _read(self, response: httpx.Response) -> Written:
+    def _read(self, response: httpx.Response) -> ChatAnswer:
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
             choice = answer.choices[0]
@@ -177,7 +185,7 @@ class ChatClient:
         if answer.usage is None:
             raise ConfigError(f"{self.url} does not say how many tokens it wrote (`usage`), so no length is known")
         calls = choice.message.tool_calls or []
-        return Written(
+        return ChatAnswer(
             text=choice.message.content or "",
             calls=tuple((call.id, call.function.name, call.function.arguments) for call in calls),
             cut=choice.finish_reason == "length",
@@ -202,22 +210,6 @@ def check_address(url: str) -> None:
     usable = parsed.host and (parsed.port is None or 0 < parsed.port < 65536)
     if not usable or not re.fullmatch(r"https?://[^\s?#]+", url):
         raise ConfigError(f"{url!r} is no address of an endpoint; write http://host:port/v1")
-
-
-class EndpointJudge:
-    """A Judge behind an endpoint."""
-
-    def __init__(self, client: ChatClient) -> None:
-        self._client = client
-
-    async def ask(self, prompt: str, *, system: str) -> str:
-        """Raises VerifierUnavailable."""
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
-        try:
-            written = await self._client.complete(messages, temperature=0.0, max_tokens=JUDGE_TOKENS)
-        except (EngineUnavailable, TooLong) as error:
-            raise VerifierUnavailable(f"the judge: {error}") from error
-        return written.text
 
 
 def _asked_to_wait(response: httpx.Response) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rocstar.evaluation.paired import (
 )
 from rocstar.record.evaluations import RESULT, SAMPLES
 from rocstar.record.folder import read_json
+from rocstar.record.rollouts import attempt_rows
 from rocstar.types import Verdict
 
 SUBJECT = ("model", "step", "engine", "versions", "git", "seed", "greedy", "sandbox.slots", "sandbox.min_isolation")
@@ -54,8 +55,9 @@ def read_kept(folder: Path, name: str | None = None) -> Kept:
     right: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
     undecided = 0
-    for problem, question, verdict in _verdicts(folder / SAMPLES):
-        questions[problem] = question
+    for row in attempt_rows(folder / SAMPLES, ("problem_id", "question", "verdict")):
+        problem, verdict = row["problem_id"], row["verdict"]
+        questions[problem] = row["question"]
         if verdict is not None:  # a fault of ours has none
             right[problem].append(verdict == Verdict.RIGHT)
             undecided += verdict == Verdict.UNDECIDED
@@ -133,17 +135,6 @@ def _assumption(b: Kept | None, attempts: int, spread: Spread) -> str:
     if attempts == 1 or not spread.between:
         return "all that problems differ by is chance of attempts; one attempt each can't tell it from real change"
     return "the spread that these two show"
-
-
-def _verdicts(file: Path) -> Iterator[tuple[str, str, str | None]]:
-    """Problem id, question and verdict of each attempt."""
-    from pyarrow import ArrowException, parquet
-
-    try:
-        for batch in parquet.ParquetFile(file).iter_batches(columns=["problem_id", "question", "verdict"]):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{file} can't be read as attempts: {str(error).splitlines()[0]}") from None
 
 
 def _is_skipped(field: str) -> bool:

@@ -13,6 +13,7 @@ from rocstar.data.problems import load_problems
 from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import find_benchmarks, known
 from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.rollouts import attempt_rows
 
 SHOWN = 5  # overlaps that a note quotes
 
@@ -110,8 +111,5 @@ def _of_file(path: str) -> Iterator[str]:
 
 
 def questions_of(file: Path) -> Iterator[str]:
-    """Of a file of attempts, repeats included."""
-    from pyarrow import parquet
-
-    for batch in parquet.ParquetFile(file).iter_batches(columns=["question"]):
-        yield from batch.column(0).to_pylist()
+    """The question of each attempt in a file, repeats included."""
+    return (row["question"] for row in attempt_rows(file, ("question",)))

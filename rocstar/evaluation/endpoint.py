@@ -25,7 +25,7 @@ from rocstar.dialogue.markup import CLOSE, OPEN, START, STOP
 from rocstar.dialogue.segments import Segment, text_of
 from rocstar.dialogue.template import Template, tool_schema, tools_block
 from rocstar.errors import ConfigError, Unavailable
-from rocstar.evaluation.chat_client import ChatClient, RanCall, TooLong, Written
+from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
 from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
 from rocstar.protocols import Reply, ToolSpec, Verifier
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
@@ -94,29 +94,29 @@ class EndpointSolver:
         """A fault of ours, or of the endpoint, ends it as ENVIRONMENT_FAILED. Raises ConfigError where the endpoint
         refuses what it is asked."""
         began = time.monotonic()
-        talk = Talk(self, problem, sampling)
+        made = EndpointAttempt(self, problem, sampling)
         stop, fault = Stop.ENVIRONMENT_FAILED, None
         try:
-            stop = await talk.carry_out()
+            stop = await made.carry_out()
         except Unavailable as error:
             fault = str(error)
         finally:
-            await talk.environment.close()
+            await made.environment.close()
         return Trajectory(
             problem_id=problem.id,
             index=index,
-            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in talk.asked))),
-            turns=tuple(talk.turns),
+            prompt_ids=tuple(self.codec.encode(chat_text((one["role"], one["content"]) for one in made.asked))),
+            turns=tuple(made.turns),
             stop=stop,
             fault=fault,
             seconds=time.monotonic() - began,
-            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in talk.turns),
-            told_tokens=talk.used_tokens,
+            tool_seconds=sum(turn.tool_seconds or 0.0 for turn in made.turns),
+            told_tokens=made.used_tokens,
         )
 
 
-class Talk:
-    """The messages of one attempt."""
+class EndpointAttempt:
+    """The messages of one attempt, and its turns so far."""
 
     def __init__(self, solver: EndpointSolver, problem: Problem, sampling: Sampling) -> None:
         self._solver = solver
@@ -151,7 +151,7 @@ class Talk:
             if reply.stop is not None:
                 return reply.stop
 
-    async def _written(self, room: int) -> Written:
+    async def _written(self, room: int) -> ChatAnswer:
         """At most `room` tokens, or as many as the model behind the endpoint has left: no model says beforehand how
         many these are, and a first request with a cap that somebody asked for must have them all. Raises TooLong."""
         complete, body = self._solver.client.complete, self._body(room)
@@ -162,7 +162,7 @@ class Talk:
                 raise
             return await complete(self._messages, **{key: body[key] for key in body if key != "max_tokens"})
 
-    async def _replied(self, written: Written, engine_seconds: float) -> Reply:
+    async def _replied(self, written: ChatAnswer, engine_seconds: float) -> Reply:
         if self._prompt_tokens is None:
             self._prompt_tokens = written.prompt_tokens
         self.used_tokens = written.prompt_tokens - self._prompt_tokens + written.completion_tokens
@@ -191,7 +191,7 @@ class Talk:
 
 
 def chat_text(messages: Iterable[tuple[str, Any]]) -> str:
-    """(role, text) of messages as one text, which says where each begins; `record/attempts/messages.py` reads it."""
+    """(role, text) of messages as one text, which says where each begins; record/formats.py reads it."""
     return "".join(f"{START}{role}\n{text}{STOP}\n" for role, text in messages)
 
 
@@ -231,7 +231,7 @@ def opening(solver: EndpointSolver, problem: Problem, specs: Sequence[ToolSpec])
     return [{"role": "system", "content": f"{first['content']}{block}"}, *others]
 
 
-def said(written: Written) -> str:
+def said(written: ChatAnswer) -> str:
     """The text of a completion with its calls in the paper's form, as the record holds it."""
     if not written.calls:
         return written.text
@@ -240,7 +240,7 @@ def said(written: Written) -> str:
     return f"{text}\n{calls}" if text else calls
 
 
-def following(written: Written, text: str, results: Sequence[str]) -> list[Mapping[str, Any]]:
+def following(written: ChatAnswer, text: str, results: Sequence[str]) -> list[Mapping[str, Any]]:
     """What goes back: the completion as it came, and a result for each call."""
     if not written.calls:
         shown = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)

@@ -1,21 +1,24 @@
-"""One evaluation of one policy: attempts, figures with intervals, transcripts, and the files they are kept in.
+"""One evaluation of one policy: what defines it, its attempts, figures with intervals, and the files they are kept in.
 
-The result is one JSON-able object; `samples.parquet` beside it has every attempt, so a number can be looked into."""
+The result is one JSON-able object; `samples.parquet` beside it has every attempt, so a number can be looked into. A
+Solver makes the attempts: a Roller over engines of ours, or an EndpointSolver (`endpoint.py`)."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rocstar.dialogue.segments import text_of
 from rocstar.errors import RunHalted
-from rocstar.evaluation.attempts import Solver, attempted
 from rocstar.evaluation.intervals import figure
 from rocstar.evaluation.metrics import (
     EvalSummary,
-    Results,
     accuracy_by_budget,
     is_right,
     maj_at_k,
@@ -23,16 +26,51 @@ from rocstar.evaluation.metrics import (
     votes_PR,
 )
 from rocstar.evaluation.recall import Recall
-from rocstar.protocols import TextCodec
-from rocstar.record.atomic import write_json
+from rocstar.protocols import TextCodec, Verifier
+from rocstar.record.atomic import plain, write_json
+from rocstar.record.identity import git_state, versions
 from rocstar.record.rollouts import AttemptRecord, write_attempts
+from rocstar.rollout.collect import verified_groups
+from rocstar.rollout.environment import Conversation
+from rocstar.rollout.episode import Note
+from rocstar.support.plugins import is_reference
 from rocstar.types import Group, Problem, Sampling, Stop, Trajectory, seed_for
+
+if TYPE_CHECKING:
+    from rocstar.config.sections import Recipe, StageRolloutSection
 
 Said = Callable[[str, int, int, float], None]
 """(which attempts, problems done, of so many, share of their attempts that is right); `Screen.attempted` is one."""
 Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
 """Further figures of a benchmark's own; `Scorer.figures` is one."""
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
+CIRCUMSTANCES = ("versions", "git")
+"""What says how an evaluation was made, not what it is: the same one made later has the same name."""
+PROBE = "QUESTION"  # stands for the question where a template's own text is recorded
+
+
+class Solver(typing.Protocol):
+    """Makes attempts at problems, each on its own, and knows who judges them."""
+
+    @property
+    def codec(self) -> TextCodec:
+        """Turns the token ids of its attempts into text."""
+        ...
+
+    @property
+    def verifier(self) -> Verifier:
+        """Judges them; one with `figures` adds those to the result (`Scorer`)."""
+        ...
+
+    @property
+    def note(self) -> Note:
+        """Is told what attempts wait for."""
+        ...
+
+    async def attempt(self, problem: Problem, index: int, sampling: Sampling) -> Trajectory:
+        """Make one attempt, not yet verified; its randomness follows from `sampling.seed`. A fault of ours ends it as
+        ENVIRONMENT_FAILED."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +102,68 @@ class Evaluation:
         OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, some in self.groups.items():
-            write_attempts(folder / f"{name}.parquet", step, _records(some), self.codec.decode)
+            records = [
+                AttemptRecord(problem=group.problem, trajectory=attempt, policy_version=_version(attempt))
+                for group in some
+                for attempt in group.trajectories
+            ]
+            write_attempts(folder / f"{name}.parquet", step, records, self.codec.decode)
         write_json(folder / "result.json", self.result)
+
+
+def setup_of(
+    recipe: Recipe,
+    rollout: StageRolloutSection,
+    conversation: Conversation,
+    problems: Sequence[Problem],
+    protocol: Protocol,
+    *,
+    model: str,
+    step: int,
+    data: Mapping[str, Any],
+    engine: Mapping[str, str],
+) -> dict[str, Any]:
+    """The `setup` of a result: all that defines it, so that whoever looks up a figure later can see what it is a figure
+    of, and evaluations that differ in anything never share a folder.
+
+    rollout: the limits in force. model, step: whose weights, and after how many steps of its run (0 for a plain model).
+    data: where the problems came from. engine: what computes, such as `device` and `dtype`."""
+    return {
+        "model": model,
+        "step": step,
+        "data": {**data, "problems": len(problems), "problems_sha256": _sha256([[p.id, p.answer] for p in problems])},
+        **asdict(protocol),
+        "max_turns": rollout.max_turns,
+        "max_response_tokens": rollout.max_response_tokens,
+        "max_parallel_calls": rollout.max_parallel_calls,
+        "template": {"name": recipe.rollout.template, "sha256": _sha256(_words_of(conversation))},
+        "environment": recipe.rollout.environment,
+        "feedback": recipe.rollout.model_dump(include={"feedback_max_chars", "feedback_truncate", "feedback_errors"}),
+        "verifier": recipe.evaluate.verifier,
+        **({"right_above": recipe.evaluate.right_above} if is_reference(recipe.evaluate.verifier) else {}),
+        "sandbox": recipe.sandbox.model_dump(exclude={"urls"}),  # where programs ran is a circumstance
+        "engine": dict(engine),
+        "versions": versions(),
+        "git": git_state(),
+    }
+
+
+def name_of(setup: Mapping[str, Any], readable: str, *, known: Sequence[str] = ()) -> str:
+    """`readable` with eight hexadecimal digits of what the evaluation is, for a folder name. known: the keys that the
+    place of the folder says already, such as the step of a run's checkpoint."""
+    said = {key: value for key, value in setup.items() if key not in (*CIRCUMSTANCES, *known)}
+    return f"{readable}-{_sha256(said)[:8]}"
+
+
+def _words_of(conversation: Conversation) -> list[str]:
+    """What the template puts around a question and around the reply of a tool."""
+    specs = [tool.spec for tool in (*conversation.tools, *conversation.own_tools())]
+    template = conversation.template
+    return [text_of(template.opening(PROBE, specs)), text_of(template.reply([PROBE]))]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()
 
 
 async def evaluate_policy(
@@ -77,22 +175,30 @@ async def evaluate_policy(
     setup: Mapping[str, Any],
     said: Said = lambda name, done, total, right: None,
     recall: Recall | None = None,
-    figures: Figures = lambda groups: {},
 ) -> Evaluation:
-    """Attempts of `solver`, and their figures.
+    """Attempts of `solver`, and their figures, those of a benchmark's own scorer among them.
 
     fault_budget: share of the sampled and of the greedy attempts that may end by faults of ours. setup: what defines
-    this evaluation (`setup.py`), kept in the result. said: hears of each problem that is attempted. recall: attempts
-    that are made already. Raises RunHalted past the budget: such faults take away the attempts that use what failed, so
-    figures of the others would be of another question."""
+    this evaluation (`setup_of`), kept in the result. said: hears of each problem that is attempted. recall: keeps
+    attempts as they come; those that it has are not made again. Raises RunHalted past the budget: such faults take away
+    the attempts that use what failed, so figures of the others would be of another question."""
+    journal = recall or Recall()
 
     async def roll(name: str, identity: str, attempts: int, sampling: Sampling) -> list[Group]:
-        groups = await attempted(
-            solver,
+        seed = seed_for(protocol.seed, identity)
+
+        async def one(problem: Problem, index: int, who: tuple[int | str, ...]) -> Trajectory:
+            request = replace(sampling, seed=seed_for(*who))
+            asked = f"attempt/{'/'.join(map(str, who))}/{sampling.temperature:g}"
+            return await journal.attempt(asked, lambda: solver.attempt(problem, index, request))
+
+        groups = await verified_groups(
             problems,
-            replace(sampling, seed=seed_for(protocol.seed, identity)),
+            one,
+            solver.verifier,
             attempts=attempts,
-            recall=recall or Recall(),
+            seed=seed,
+            note=solver.note,
             done=_tally(name, len(problems), said),
         )
         _check_faults(groups, fault_budget)
@@ -102,6 +208,7 @@ async def evaluate_policy(
     groups = {"samples": await roll("sampled", "evaluate", protocol.attempts, drawn)}
     if protocol.greedy:
         groups["greedy"] = await roll("greedy", "greedy", 1, Sampling(max_new_tokens=1, temperature=0.0))
+    figures: Figures = getattr(solver.verifier, "figures", lambda groups: {})
     return kept_evaluation(groups, protocol.attempts, solver.codec, setup, figures)
 
 
@@ -157,28 +264,21 @@ def transcript(group: Group, attempt: Trajectory, codec: TextCodec) -> dict[str,
     }
 
 
+COUNTS = [one.name for one in fields(EvalSummary) if one.type in ("int", "float | None") and one.name != "k"]
+"""Numbers of a summary that stand in a result as they are."""
+
+
 def _figures(sampled: Sequence[Group], greedy: Sequence[Group], attempts: int) -> dict[str, Any]:
-    summary, majority = _summary(sampled, attempts), maj_at_k(votes_PR(_results(sampled)))
+    by_greedy = summarise(greedy, 1)
+    summary, majority = summarise(sampled, attempts), maj_at_k(votes_PR(sampled))
     notes = _notes(summary)
     return {
         "accuracy": figure(summary.avg_at_k, *notes),
-        "greedy": _greedy_figure(greedy),
+        "greedy": figure(by_greedy.avg_at_k, *_notes(by_greedy)) if greedy else None,
         f"avg@{attempts}": figure(summary.avg_at_k, *notes),
         f"pass@{attempts}": figure(summary.pass_at_k, *notes),
         f"maj@{attempts}": majority and figure(majority, *notes),
-        "problems": summary.problems,
-        "attempts": summary.attempts,
-        "undecided": summary.undecided,
-        "environment_failed": summary.environment_failed,
-        "mean_response_tokens": summary.mean_response_tokens,
-        "calls_per_attempt": summary.calls_per_attempt,
-        "failed_call_share": summary.failed_call_share,
-        "tool_error_share_in_correct": summary.tool_error_share_in_correct,
-        "failed_call_share_in_correct": summary.failed_call_share_in_correct,
-        "no_tool_share": summary.no_tool_share,
-        "truncation_share": summary.truncation_share,
-        "no_room_share": summary.no_room_share,
-        "out_of_turns_share": summary.out_of_turns_share,
+        **{name: getattr(summary, name) for name in COUNTS},
         "longest_prompt_tokens": _longest_prompt(sampled),
         "accuracy_by_source": {name: figure(value) for name, value in summary.accuracy_by_source.items()},
     }
@@ -192,33 +292,10 @@ def _longest_prompt(groups: Sequence[Group]) -> int | None:
     return max((len(attempt.prompt_ids) for attempt in first), default=0)
 
 
-def _greedy_figure(groups: Sequence[Group]) -> dict[str, Any] | None:
-    if not groups:
-        return None
-    summary = _summary(groups, 1)
-    return figure(summary.avg_at_k, *_notes(summary))
-
-
 def _notes(summary: EvalSummary) -> tuple[int, float]:
     """`missing` and `undecided` of its figures."""
     judged = summary.attempts - summary.environment_failed
     return summary.environment_failed, summary.undecided / max(1, judged)
-
-
-def _summary(groups: Sequence[Group], attempts: int) -> EvalSummary:
-    return summarise(_results(groups), attempts)
-
-
-def _results(groups: Sequence[Group]) -> Results:
-    return [(group.problem, group.trajectories) for group in groups]
-
-
-def _records(groups: Sequence[Group]) -> list[AttemptRecord]:
-    return [
-        AttemptRecord(problem=group.problem, trajectory=attempt, policy_version=_version(attempt))
-        for group in groups
-        for attempt in group.trajectories
-    ]
 
 
 def _version(attempt: Trajectory) -> int:

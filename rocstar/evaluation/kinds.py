@@ -1,23 +1,41 @@
-"""What the kinds of benchmarks do with their rows: which columns they read, the problems they make, who scores.
+"""The problems of an evaluation, of a file or of a benchmark, and what each kind of benchmark does with its rows: which
+columns it reads, the problems it makes, how a model is asked, who scores.
 
-To add a kind, write its module in `scorers/` and a line here."""
+To add a kind, write its module in `scorers/` and a line in KINDS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rocstar.config.sections import Recipe
-from rocstar.evaluation.benchmark import BenchmarkFile, Rows
+from rocstar.data.problems import ProblemColumns, columns_of, load_problems, problem_of
+from rocstar.data.rows import fingerprint, read_rows
+from rocstar.errors import DataError
+from rocstar.evaluation.benchmark import (
+    Benchmark,
+    BenchmarkFile,
+    ProtocolSection,
+    Rows,
+    checksum,
+    lines,
+    refuse_no_folder,
+)
+from rocstar.evaluation.endpoint import EndpointSolver
 from rocstar.evaluation.one_turn import OneTurn
-from rocstar.evaluation.scorers import arena, choice, functions, ifbench, ifeval, mathematics
-from rocstar.evaluation.scoring import Parts, Scorer
+from rocstar.evaluation.recall import Recall
+from rocstar.evaluation.scorers import arena, choice, functions, ifeval
+from rocstar.evaluation.scoring import Judge, Parts, Scorer
 from rocstar.parts.build import environment_of
+from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory
 from rocstar.types import Problem
 
 OF_DIALOGUE = ("rollout.preamble", "rollout.environment", "rollout.max_turns", "rollout.feedback")
 """How keys begin that a benchmark of one turn has no use for."""
+OneSolver = TypeVar("OneSolver", bound=Roller | EndpointSolver)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +45,7 @@ class BenchmarkKind:
     problems: Callable[[BenchmarkFile, Rows], list[Problem]]
     """In the order of the rows. Raises DataError. `metadata` may hold `messages` (a conversation so far) and
     `functions` (what the model may call), which `one_turn.py` shows."""
-    scorer: Callable[[Parts], Scorer] | None
+    scorer: Callable[[Parts], Scorer] | None = None
     """None: the verifier in force (`evaluate.verifier`)."""
     check: Callable[[], None] = lambda: None
     """Raises where something that scoring needs is not installed; called before anything starts."""
@@ -40,9 +58,48 @@ class BenchmarkKind:
         talks = self.one_turn and key.startswith(OF_DIALOGUE)
         return talks or (self.scorer is not None and key == "evaluate.verifier")
 
+    def conversation(self, usual: Conversation) -> Conversation:
+        """`usual`, for a benchmark of one turn without preamble and without tools of ours."""
+        if not self.one_turn:
+            return usual
+        return replace(usual, template=usual.template.chat(), tools=(), own_tools=lambda: ())
 
+    def environment(self, recipe: Recipe) -> EnvironmentFactory:
+        """Raises ConfigError."""
+        return OneTurn if self.one_turn else environment_of(recipe)
+
+    def solver(self, usual: OneSolver, recall: Recall, judge: Judge | None = None) -> OneSolver:
+        """`usual`, with its engine, sandbox and limits, for attempts of this kind. recall: keeps what the judge
+        says."""
+        conversation = self.conversation(usual.conversation)
+        parts = Parts(codec=usual.codec, calls=conversation.template.calls, recall=recall, judge=judge)
+        return replace(
+            usual,
+            conversation=conversation,
+            environment=OneTurn if self.one_turn else usual.environment,
+            verifier=self.scorer(parts) if self.scorer else usual.verifier,
+        )
+
+
+def _math_problems(file: BenchmarkFile, rows: Rows) -> list[Problem]:
+    """Problems with a short answer. A number as the answer becomes text, as in any file (data/problems.py); several
+    answers become one list in text: all of them are asked for (OlympiadBench). Raises DataError."""
+    wanted = ProblemColumns(layout="given", question=(file.question,), answer=file.answer)
+    made = []
+    for number, (part, where, row) in enumerate(lines(rows, file.files), start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: expected one JSON object with columns, got {type(row).__name__}.")
+        answer = row.get(file.answer)
+        if isinstance(answer, list):
+            row = {**row, file.answer: ", ".join(map(str, answer))}
+        made.append(problem_of(row, wanted, where=where, source=part, line=number))
+    return made
+
+
+MATH = BenchmarkKind(columns=lambda file: [file.question, file.answer], problems=_math_problems)
+"""Also the kind of a plain file of problems: nothing about it differs from training."""
 KINDS = {
-    "math": BenchmarkKind(columns=mathematics.columns, problems=mathematics.problems, scorer=None),
+    "math": MATH,
     "choice": BenchmarkKind(columns=choice.columns, problems=choice.problems, scorer=choice.ChoiceScorer),
     "ifeval": BenchmarkKind(
         columns=ifeval.columns,
@@ -54,8 +111,8 @@ KINDS = {
     "ifbench": BenchmarkKind(
         columns=ifeval.columns,
         problems=ifeval.problems,
-        scorer=ifbench.scorer,
-        check=ifbench.check,
+        scorer=ifeval.ifbench_scorer,
+        check=ifeval.check_ifbench,
         one_turn=True,
     ),
     "functions": BenchmarkKind(
@@ -67,13 +124,66 @@ KINDS = {
 }
 
 
-def plain_chat(conversation: Conversation, kind: BenchmarkKind | None) -> Conversation:
-    """For a benchmark of one turn: its template without preamble and without tools of ours."""
-    if kind is None or not kind.one_turn:
-        return conversation
-    return replace(conversation, template=conversation.template.chat(), tools=(), own_tools=lambda: ())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSet:
+    """The problems of one evaluation, read and checked."""
+
+    title: str
+    """As the result says what was asked: the file's path or the benchmark's name."""
+    stem: str
+    """Names the folder of the result."""
+    kind: BenchmarkKind
+    protocol: ProtocolSection
+    """How they are asked where the command line does not say otherwise."""
+    problems: Sequence[Problem]
+    described: Mapping[str, Any]
+    """`setup.data` of the result."""
 
 
-def environment_for(recipe: Recipe, kind: BenchmarkKind | None) -> EnvironmentFactory:
-    """Raises ConfigError."""
-    return OneTurn if kind is not None and kind.one_turn else environment_of(recipe)
+def read_file(path: str, question: Sequence[str], answer: str, limit: int | None) -> ProblemSet:
+    """A file of problems. question: columns, joined by a space. limit: read only the first so many rows. Raises
+    DataError."""
+    problems = load_problems(path, question=question, answer=answer, limit=limit)
+    found = fingerprint(path)
+    _, row = next(iter(read_rows(path)))
+    columns = columns_of(row, path, tuple(question), answer)
+    return ProblemSet(
+        title=path,
+        stem=Path(path).name.split(".")[0],
+        kind=MATH,
+        protocol=ProtocolSection(attempts=1, temperature=1.0),
+        problems=problems,
+        described={
+            "path": str(Path(path).resolve()) if found else path,
+            "sha256": found[0] if found else None,
+            "question": list(columns.question),
+            "answer": columns.answer,
+            "limit": limit,
+        },
+    )
+
+
+def read_benchmark(benchmark: Benchmark, folder: Path | None, *, limit: int | None, accept: bool) -> ProblemSet:
+    """A benchmark with its rows. folder: holds them; None takes them from the hub. accept: take rows with another
+    checksum than the benchmark's file says, which the result then has beside it. Raises DataError, ConfigError."""
+    file, kind = benchmark.file, KINDS[benchmark.file.kind]
+    kind.check()
+    refuse_no_folder(folder, benchmark.name)
+    rows, place = benchmark.read(folder)
+    sha256 = checksum(rows, kind.columns(file))
+    benchmark.checked(sha256, accept=accept)
+    return ProblemSet(
+        title=benchmark.name,
+        stem=benchmark.name,
+        kind=kind,
+        protocol=file.protocol,
+        problems=kind.problems(file, rows)[:limit],
+        described={
+            "benchmark": benchmark.name,
+            "title": file.title,
+            "place": place,
+            "sha256": sha256,
+            "expected_sha256": file.sha256,
+            "limit": limit,
+        },
+    )

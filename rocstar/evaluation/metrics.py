@@ -26,9 +26,6 @@ from rocstar.types import Group, Problem, Stop, Trajectory, Verdict
 BUDGETS = (4096, 8192, 16384, 30720)
 """Tokens; the last is the paper's cap (§5.1, 30K)."""
 
-Results = Sequence[tuple[Problem, Sequence[Trajectory]]]
-"""Every problem with its verified attempts, faults and undecided ones included."""
-
 
 def is_right(attempt: Trajectory) -> bool:
     """The one place that says what a right attempt is in every figure."""
@@ -75,11 +72,11 @@ def maj_at_k(votes_PR: Sequence[Sequence[Vote]]) -> Estimate | None:
     return mean_over_problems([_majority_credit(votes) for votes in votes_PR if votes])
 
 
-def votes_PR(results: Results) -> list[list[Vote]]:
+def votes_PR(groups: Sequence[Group]) -> list[list[Vote]]:
     """What `maj_at_k` takes."""
     return [
-        [(a.outcome.extracted, is_right(a)) for a in attempts if a.outcome is not None and is_judged(a)]
-        for _, attempts in results
+        [(a.outcome.extracted, is_right(a)) for a in group.trajectories if a.outcome is not None and is_judged(a)]
+        for group in groups
     ]
 
 
@@ -133,43 +130,54 @@ class EvalSummary:
     """avg@k apart for each `metadata["family"]`, or source where a problem has no family."""
 
 
-def summarise(results: Results, k: int) -> EvalSummary:
-    """All figures of one evaluation with k attempts per problem. Raises ValueError when k < 1."""
-    every = [attempt for _, attempts in results for attempt in attempts]
+def summarise(groups: Sequence[Group], k: int) -> EvalSummary:
+    """All figures of one evaluation with k attempts per problem: every problem with its verified attempts, faults and
+    undecided ones included. Raises ValueError when k < 1."""
+    every = [attempt for group in groups for attempt in group.trajectories]
     judged = [attempt for attempt in every if is_judged(attempt)]
     right = [attempt for attempt in judged if is_right(attempt)]
-    right_PR = _right_PR(results)
+    right_PR = _right_PR(groups)
+
+    def mean(number: Callable[[Trajectory], int], attempts: Sequence[Trajectory] = judged) -> float | None:
+        return sum(map(number, attempts)) / len(attempts) if attempts else None
+
     return EvalSummary(
-        problems=len(results),
+        problems=len(groups),
         attempts=len(every),
         k=k,
         avg_at_k=avg_at_k(right_PR),
         pass_at_k=pass_at_k(right_PR, min(k, max(map(len, right_PR), default=k) or k)),
         undecided=sum(a.outcome is not None and a.outcome.verdict is Verdict.UNDECIDED for a in judged),
         environment_failed=len(every) - len(judged),
-        mean_response_tokens=_share(sum(attempt.num_response_tokens for attempt in judged), len(judged)),
-        calls_per_attempt=_share(_calls(judged), len(judged)),
-        failed_call_share=_share(_failed_calls(judged), _calls(judged)),
-        tool_error_share_in_correct=_share(sum(attempt.num_failed_calls > 0 for attempt in right), len(right)),
-        failed_call_share_in_correct=_share(_failed_calls(right), _calls(right)),
-        no_tool_share=_share(sum(attempt.num_calls == 0 for attempt in judged), len(judged)),
-        truncation_share=_share(sum(attempt.stop is Stop.MAX_TOKENS for attempt in judged), len(judged)),
-        no_room_share=_share(sum(_had_no_room(attempt) for attempt in judged), len(judged)),
-        out_of_turns_share=_share(sum(attempt.stop is Stop.MAX_TURNS for attempt in judged), len(judged)),
-        accuracy_by_source=accuracy_by(results, _family),
+        mean_response_tokens=mean(lambda a: a.num_response_tokens),
+        calls_per_attempt=mean(lambda a: a.num_calls),
+        failed_call_share=_failed_share(judged),
+        tool_error_share_in_correct=mean(lambda a: a.num_failed_calls > 0, right),
+        failed_call_share_in_correct=_failed_share(right),
+        no_tool_share=mean(lambda a: a.num_calls == 0),
+        truncation_share=mean(lambda a: a.stop is Stop.MAX_TOKENS),
+        no_room_share=mean(lambda a: a.stop is Stop.MAX_TOKENS and a.num_sampled_tokens == 0),
+        out_of_turns_share=mean(lambda a: a.stop is Stop.MAX_TURNS),
+        accuracy_by_source=accuracy_by(groups, lambda one: str(one.metadata.get("family") or one.source or "all")),
     )
 
 
-def accuracy_by(results: Results, key: Callable[[Problem], str]) -> dict[str, Estimate]:
+def accuracy_by(groups: Sequence[Group], key: Callable[[Problem], str]) -> dict[str, Estimate]:
     """avg@k apart for each value of `key`, in order of the key."""
-    parts: dict[str, list[tuple[Problem, Sequence[Trajectory]]]] = defaultdict(list)
-    for problem, attempts in results:
-        parts[key(problem)].append((problem, attempts))
+    parts: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        parts[key(group.problem)].append(group)
     return {name: avg_at_k(_right_PR(part)) for name, part in sorted(parts.items())}
 
 
-def _right_PR(results: Results) -> list[list[bool]]:
-    return [[is_right(attempt) for attempt in attempts if is_judged(attempt)] for _, attempts in results]
+def _right_PR(groups: Sequence[Group]) -> list[list[bool]]:
+    return [[is_right(attempt) for attempt in group.trajectories if is_judged(attempt)] for group in groups]
+
+
+def _failed_share(attempts: Sequence[Trajectory]) -> float | None:
+    """Failed calls / calls."""
+    calls = sum(attempt.num_calls for attempt in attempts)
+    return sum(attempt.num_failed_calls for attempt in attempts) / calls if calls else None
 
 
 def _pass_of_one(attempts: int, right: int, k: int) -> float:
@@ -198,23 +206,3 @@ def _is_same(a: str, b: str) -> bool:
     one, other = clean(a), clean(b)
     asked = (grader(*pair) for pair in ((one, other), (other, one)) for grader in AT_ONCE.values())
     return any(found is not None and found[0] is Verdict.RIGHT for found in asked)
-
-
-def _calls(attempts: Sequence[Trajectory]) -> int:
-    return sum(attempt.num_calls for attempt in attempts)
-
-
-def _failed_calls(attempts: Sequence[Trajectory]) -> int:
-    return sum(attempt.num_failed_calls for attempt in attempts)
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
-def _had_no_room(attempt: Trajectory) -> bool:
-    return attempt.stop is Stop.MAX_TOKENS and attempt.num_sampled_tokens == 0
-
-
-def _family(problem: Problem) -> str:
-    return str(problem.metadata.get("family") or problem.source or "all")

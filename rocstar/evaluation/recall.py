@@ -60,6 +60,12 @@ class Recall:
         answer = await self.answer(asked, packed)
         return made[0] if made else unpack(answer)
 
+    def __enter__(self) -> Recall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def forget(self) -> None:
         """Delete the file: the evaluation is finished and kept elsewhere."""
         if self._journal:

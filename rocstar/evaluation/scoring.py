@@ -11,18 +11,11 @@ from typing import Any, Protocol
 from rocstar.answers.form import format_facts
 from rocstar.answers.verifier import settled, written
 from rocstar.dialogue.calls import CallSyntax
+from rocstar.errors import VerifierUnavailable
 from rocstar.evaluation.intervals import Estimate, Z, wilson
 from rocstar.evaluation.recall import Recall
-from rocstar.protocols import TextCodec, Verifier
-from rocstar.types import Group, Outcome, Trajectory, Verdict
-
-
-class Scorer(Verifier, Protocol):
-    """Judges attempts; total and bounded in time like any Verifier."""
-
-    def figures(self, groups: Sequence[Group]) -> Mapping[str, Any]:
-        """Further keys of the result, from judged attempts; pure."""
-        ...
+from rocstar.protocols import TextCodec
+from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
 
 
 class Judge(Protocol):
@@ -44,6 +37,25 @@ class Parts:
     recall: Recall
     """Keeps what a judge said."""
     judge: Judge | None = None
+
+
+class Scorer:
+    """Judges attempts of one kind of benchmark: a Verifier, total and bounded in time, that may add figures."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
+        """Raises ContractBroken for an ENVIRONMENT_FAILED attempt, and what `outcome` raises."""
+        return [self.outcome(problem, attempt) for problem, attempt in attempts]
+
+    def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
+        """The verdict on one attempt."""
+        raise NotImplementedError
+
+    def figures(self, groups: Sequence[Group]) -> Mapping[str, Any]:
+        """Further keys of the result, from judged attempts; pure."""
+        return {}
 
 
 def final_text(parts: Parts, attempt: Trajectory) -> str:

@@ -1,38 +1,48 @@
-"""A model to look at, from what a person typed: a Hugging Face folder, a run's name, `last`, or RUN@STEP."""
+"""What is evaluated or talked to, and how it is made ready: weights that rocstar runs itself, of a run or a model
+folder (LocalModel), or a model behind somebody else's endpoint (EndpointModel)."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rocstar.answers.grade import Grader
 from rocstar.config.places import VllmEngines
 from rocstar.config.recipe import changed, resolved_from_json
 from rocstar.config.sections import Recipe
 from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.markup import PREAMBLE, SYSTEM
+from rocstar.dialogue.template import PAPER, ChatMl
 from rocstar.engines.process import EngineSettings
+from rocstar.engines.scripted import ScriptedEngine
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.engines.vllm_server import StartServer, VllmServer
 from rocstar.errors import ConfigError
-from rocstar.evaluation.setup import as_evaluated
+from rocstar.evaluation.chat_client import ChatClient, check_address
+from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
+from rocstar.evaluation.kinds import MATH, BenchmarkKind
+from rocstar.evaluation.one_turn import specs_of
 from rocstar.learning.models import compute_dtype, device_of, load_model, name_of_dtype
+from rocstar.learning.threads import use_threads
 from rocstar.parts.build import (
     OwnedEngine,
+    as_evaluated,
     make_conversation,
     make_roller,
     named_engines,
     opened_fleet,
     template_of,
 )
+from rocstar.parts.build import specs_of as tool_specs
 from rocstar.parts.lengths import positions_needed, prompt_tokens
-from rocstar.parts.modelfolder import model_facts, model_named
+from rocstar.parts.modelfolder import model_facts, model_name, model_named
+from rocstar.protocols import ToolSpec
 from rocstar.record.folder import RunFolder
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation, EnvironmentFactory
+from rocstar.rollout.environment import Conversation
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem
 
@@ -52,22 +62,231 @@ INSTEAD = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class LocalModel:
+    """Weights that are here, of a run's checkpoint or a plain model folder."""
+
     model: Path
     """Hugging Face folder."""
     recipe: Recipe
-    """Settings in force: the run's, or defaults with the paper's template."""
-    run: RunFolder | None
-    """None for a plain model folder."""
-    step: int
-    """Step of the checkpoint, 0 for a plain model folder."""
+    """Settings in force."""
+    run: RunFolder | None = None
+    step: int = 0
+    """Step of the run's checkpoint; 0 without a run."""
+    capped: bool = True
+    """A person, a benchmark or the run asked for the cap on tokens."""
+
+    @property
+    def name(self) -> str:
+        """`setup.model` of the result."""
+        return str(self.model.resolve())
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its evaluations, where it has no run."""
+        return model_name(self.model)
+
+    @property
+    def said(self) -> tuple[str, str]:
+        """What stands around questions, and who runs which tools, in words for a person."""
+        return f"template {self.recipe.rollout.template}", tools_in_words(self.recipe)
+
+    @property
+    def holds(self) -> int:
+        """Tokens of the longest conversation that the model holds."""
+        return model_facts(self.model, torch_engine=self.recipe.runs_torch_engines).positions
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tools, as the model is told of them; none where there is a single turn."""
+        return tool_specs(self.recipe) if self.recipe.rollout.max_turns > 1 else ()
+
+    def conversation(self, kind: BenchmarkKind = MATH) -> Conversation:
+        """How attempts talk; its tools run nothing. Raises ConfigError for a model folder, a template or a tool that
+        will not do."""
+        codec, template = Codec.load(self.model), template_of(self.recipe, self.model)
+        with_tools = self.recipe.rollout.max_turns > 1
+        nothing_runs = SandboxClient(daemons=0)
+        return kind.conversation(make_conversation(self.recipe, codec, template, nothing_runs, with_tools=with_tools))
+
+    def engine(self) -> Mapping[str, str]:
+        """`setup.engine` of the result: what computes."""
+        device = device_of(self.recipe.model)
+        return {"device": device.type, "dtype": name_of_dtype(compute_dtype(self.recipe.model, device))}
+
+    def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind = MATH) -> tuple[LocalModel, int]:
+        """Itself, its cap on tokens lowered where nobody asked for one and the model holds less, and the tokens of the
+        longest attempt; found without the weights. Raises ConfigError where the model holds less than is asked for, or
+        a prompt fills it."""
+        conversation, environment = self.conversation(kind), kind.environment(self.recipe)
+        holds, rollout = self.holds, self.recipe.rollout
+        if not self.capped:
+            longest = max(prompt_tokens(problem, conversation, environment) for problem in problems)
+            if (room := min(rollout.max_response_tokens, holds - longest)) > 0:
+                rollout = rollout.model_copy(update={"max_response_tokens": room})
+                recipe = self.recipe.model_copy(update={"rollout": rollout})
+                return replace(self, recipe=recipe), longest + room
+        return self, positions_needed(
+            problems,
+            conversation,
+            response_tokens=rollout.max_response_tokens,
+            model_positions=holds,
+            environment=environment,
+        )
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        positions: int,
+        sandbox: SandboxClient,
+        *,
+        rows: int | None = None,
+        start_server: StartServer = VllmServer.start,
+    ) -> AsyncIterator[Roller]:
+        """Load the weights, and make attempts of at most `positions` tokens, until the context ends.
+
+        rows: so many at once on one engine in this process. None: on the engines of `[[engine]]`, which load the
+        weights themselves, or on one in this process, with the rows and the cache of `[rollout]`. Raises ConfigError
+        where there is no memory for so many, EngineUnavailable."""
+        use_threads(self.recipe.run.threads)
+        rollout = self.recipe.rollout
+        codec, template = Codec.load(self.model), template_of(self.recipe, self.model)
+        vocabulary = codec.vocab_size
+        if rows is None:
+            engines = self._engines(positions, rollout.engine_rows, rollout.kv_tokens, vocabulary, start_server)
+        else:
+            engines = self._embedded(positions, rows, None, vocabulary)
+        grader = Grader()
+        try:
+            async with opened_fleet(self.recipe, engines, vocab_size=vocabulary) as fleet:
+                yield make_roller(
+                    self.recipe, rollout, codec=codec, template=template, engine=fleet, sandbox=sandbox, grader=grader
+                )
+        finally:
+            await grader.close()
+
+    def _embedded(self, positions: int, rows: int, kv_tokens: int | None, vocabulary: int) -> Mapping[str, OwnedEngine]:
+        device = device_of(self.recipe.model)
+        model = load_model(self.model, device=device, dtype=compute_dtype(self.recipe.model, device))
+        engine = TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)
+        return {"embedded": engine}
+
+    def _engines(
+        self, positions: int, rows: int, kv_tokens: int | None, vocabulary: int, start_server: StartServer
+    ) -> Mapping[str, OwnedEngine]:
+        if not self.recipe.engine:
+            return self._embedded(positions, rows, kv_tokens, vocabulary)
+        _refuse_strangers(self.recipe)
+        settings = EngineSettings(
+            folder=self.name,
+            device=self.engine()["device"],
+            dtype=self.engine()["dtype"],
+            rows=rows,
+            positions=positions,
+            kv_tokens=kv_tokens,
+            vocab_size=vocabulary,
+        )
+        logs = self.run.path / "logs" if self.run else Path(tempfile.gettempdir())
+        return named_engines(self.recipe, settings, logs.resolve(), start_server)
 
 
-def find_subject(name: str, runs: Path) -> Subject:
-    """Raises ConfigError when nothing of that name is there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointModel:
+    """A model behind an OpenAI-compatible endpoint."""
+
+    url: str
+    name: str
+    """As the endpoint calls it."""
+    key: str | None
+    """Sent as a bearer token; in no result."""
+    parallel: int
+    """Requests at once."""
+    tools: ToolStyle
+    recipe: Recipe
+    capped: bool
+    """As of LocalModel."""
+    system: str | None = SYSTEM
+    """System message; None for none."""
+    run: None = None
+    step: int = 0
+
+    @property
+    def folder(self) -> str:
+        return self.name
+
+    @property
+    def said(self) -> tuple[str, str]:
+        usual = {None: "no system message", SYSTEM: "the paper's system message"}
+        preamble = self._template().preamble
+        before = f"before the question {preamble[:40]!r}" if preamble else "the question alone"
+        tools = "tools of the endpoint" if self.tools == "none" else tools_in_words(self.recipe)
+        return f"{usual.get(self.system, 'its own system message')}, {before}", tools
+
+    def conversation(self, kind: BenchmarkKind) -> Conversation:
+        with_tools = self.recipe.rollout.max_turns > 1
+        nowhere = SandboxClient(daemons=0)
+        made = make_conversation(self.recipe, CodePoints(), self._template(), nowhere, with_tools=with_tools)
+        return kind.conversation(made)
+
+    def engine(self) -> Mapping[str, str]:
+        return {"endpoint": self.url, "tools": self.tools}
+
+    def fitted(self, problems: Sequence[Problem], kind: BenchmarkKind) -> tuple[EndpointModel, int]:
+        """Itself and 0: how many tokens the endpoint takes is known when it is asked. Raises ConfigError for whatever
+        can be known to fail before."""
+        check_address(self.url)
+        self.conversation(kind)
+        if self.tools == "none" and any(map(specs_of, problems)):
+            raise ConfigError("these problems bring functions that a model may call, which --tools none does not send")
+        return self, 0
+
+    @asynccontextmanager
+    async def opened(
+        self, positions: int, sandbox: SandboxClient, *, start_server: StartServer = VllmServer.start
+    ) -> AsyncIterator[EndpointSolver]:
+        """Make attempts until the context ends. `positions` and `start_server` are the endpoint's own business."""
+        client = ChatClient(self.url, self.name, key=self.key, parallel=self.parallel)
+        codec, grader, template = CodePoints(), Grader(), self._template()
+        try:
+            parts = make_roller(
+                self.recipe,
+                self.recipe.rollout,
+                codec=codec,
+                template=template,
+                engine=ScriptedEngine(codec, ()),  # it is the endpoint that writes
+                sandbox=sandbox,
+                grader=grader,
+            )
+            yield EndpointSolver(
+                client=client,
+                conversation=parts.conversation,
+                verifier=parts.verifier,
+                limits=parts.limits,
+                tools=self.tools,
+                system=template.system,
+                preamble=template.preamble,
+                environment=parts.environment,
+                capped=self.capped,
+            )
+        finally:
+            await grader.close()
+            await client.close()
+
+    def _template(self) -> ChatMl:
+        """The words that are sent around a question."""
+        preamble = self.recipe.rollout.preamble
+        return replace(PAPER, system=self.system, preamble=PREAMBLE if preamble is None else preamble)
+
+
+Subject = LocalModel | EndpointModel
+"""What an evaluation asks."""
+
+
+def find_subject(name: str, runs: Path) -> LocalModel:
+    """A Hugging Face folder, a run's name, `last` or RUN@STEP, with the run's settings or the defaults. Raises
+    ConfigError when nothing of that name is there."""
     model, run, step = model_named(name, runs)
     recipe = as_evaluated(resolved_from_json(run.resolved)) if run else Recipe()
-    return Subject(model=model, recipe=recipe, run=run, step=step)
+    return LocalModel(model=model, recipe=recipe, run=run, step=step)
 
 
 def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[str, str]) -> Recipe:
@@ -80,90 +299,8 @@ def settings_in_force(recipe: Recipe, settings: Sequence[str], options: Mapping[
     return changed(recipe, settings, options)
 
 
-def loaded(subject: Subject, recipe: Recipe) -> Any:
-    """The subject's weights where, and in the numbers that, `[model]` says. Raises ConfigError."""
-    device = device_of(recipe.model)
-    return load_model(subject.model, device=device, dtype=compute_dtype(recipe.model, device))
-
-
-def conversation_of(subject: Subject, recipe: Recipe) -> Conversation:
-    """How attempts talk, found without the model's weights; its tools run nothing. Raises ConfigError for a model
-    folder, a template or a tool that will not do."""
-    codec, template = Codec.load(subject.model), template_of(recipe, subject.model)
-    with_tools = recipe.rollout.max_turns > 1
-    return make_conversation(recipe, codec, template, SandboxClient(daemons=0), with_tools=with_tools)
-
-
-def fitted(
-    subject: Subject,
-    recipe: Recipe,
-    problems: Sequence[Problem],
-    conversation: Conversation,
-    environment: EnvironmentFactory,
-    *,
-    capped: bool,
-) -> tuple[Recipe, int]:
-    """The recipe and the tokens of its longest attempt, found without the model's weights.
-
-    capped: somebody asked for the cap on tokens; one that nobody asked for is lowered to what the model leaves beside
-    the longest prompt. Raises ConfigError where the model holds less than is asked for, or a prompt fills it."""
-    holds = model_facts(subject.model, torch_engine=recipe.runs_torch_engines).positions
-    cap = recipe.rollout.max_response_tokens
-    if not capped:
-        longest = max(prompt_tokens(problem, conversation, environment) for problem in problems)
-        if (room := min(cap, holds - longest)) > 0:
-            rollout = recipe.rollout.model_copy(update={"max_response_tokens": room})
-            return recipe.model_copy(update={"rollout": rollout}), longest + room
-    return recipe, positions_needed(
-        problems, conversation, response_tokens=cap, model_positions=holds, environment=environment
-    )
-
-
-@asynccontextmanager
-async def opened(
-    model: Any | None,
-    subject: Subject,
-    recipe: Recipe,
-    sandbox: SandboxClient,
-    *,
-    positions: int,
-    rows: int,
-    kv_tokens: int | None = None,
-    start_server: StartServer = VllmServer.start,
-) -> AsyncIterator[Roller]:
-    """An engine over `model`, the subject's weights, or where that is None the engines that `[[engine]]` names, which
-    load them themselves; ready for attempts of `positions` tokens (`fitted`) under `recipe`, `rows` at once
-    over `kv_tokens` tokens of cache (None: what `rows` of them take). Closed with the context. Raises ConfigError where
-    there is no memory for so many, EngineUnavailable."""
-    codec, template = Codec.load(subject.model), template_of(recipe, subject.model)
-    vocabulary = codec.vocab_size
-    engines: Mapping[str, OwnedEngine]
-    if model is None:
-        device = device_of(recipe.model)
-        settings = EngineSettings(
-            folder=str(subject.model.resolve()),
-            device=device.type,
-            dtype=name_of_dtype(compute_dtype(recipe.model, device)),
-            rows=rows,
-            positions=positions,
-            kv_tokens=kv_tokens,
-            vocab_size=vocabulary,
-        )
-        logs = subject.run.path / "logs" if subject.run else Path(tempfile.gettempdir())
-        _refuse_strangers(recipe)
-        engines = named_engines(recipe, settings, logs.resolve(), start_server)
-    else:
-        engines = {
-            "embedded": TorchEngine(model, rows=rows, positions=positions, kv_tokens=kv_tokens, vocab_size=vocabulary)
-        }
-    grader = Grader()
-    try:
-        async with opened_fleet(recipe, engines, vocab_size=vocabulary) as fleet:
-            yield make_roller(
-                recipe, recipe.rollout, codec=codec, template=template, engine=fleet, sandbox=sandbox, grader=grader
-            )
-    finally:
-        await grader.close()
+def tools_in_words(recipe: Recipe) -> str:
+    return f"tools {', '.join(recipe.sandbox.tools)}" if recipe.rollout.max_turns > 1 else "no tools"
 
 
 def _refuse_strangers(recipe: Recipe) -> None:

@@ -250,7 +250,8 @@ class _Trials:
     async def step(self, stage: RlStage, rows: Sequence[SftRow]) -> Cost:
         """Steps of the stage at growing sizes: their attempts for the fit, and what follows them as a cost."""
         rollout, problems = stage.rollout, self.run.material.problems[stage.name]
-        self.learner = GrpoLearner(self.run.policy, stage.learning, temperature=rollout.temperature)
+        folders = self.run.recipe.run.modules
+        self.learner = GrpoLearner(self.run.policy, stage.learning, temperature=rollout.temperature, folders=folders)
         points: list[tuple[float, float]] = []
         count, most = 1, min(len(problems), rollout.problems_per_step)
         while True:

@@ -1,12 +1,26 @@
-"""Advantages: reward relative to the siblings that train together. Not here: which siblings those are
-(`resample.py`) and how tokens share an advantage (`BatchRow.advantage`, the same for every token)."""
+"""From resampled groups to the batches of a step: advantages over the kept siblings, rows, mini-batches.
+
+Loads no torch. Not here: which siblings are kept (`resample.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
+from rocstar.config.sections import LearningSection
+from rocstar.errors import ConfigError
+from rocstar.protocols import Advantage
+from rocstar.support.plugins import named
+from rocstar.types import Batch, BatchRow, Resampled
+
 STD_FLOOR = 1e-6  # added to the deviation, as in the release; nothing beside the 0.24 of one success in sixteen
+GroupAdvantages = Callable[[Sequence[float]], Sequence[float]]
+"""Rewards of a group's kept attempts -> their advantages."""
 
 
 def advantages(rewards_G: Sequence[float], normalize_by_std: bool = True) -> tuple[float, ...]:
@@ -21,10 +35,105 @@ def advantages(rewards_G: Sequence[float], normalize_by_std: bool = True) -> tup
         return (0.0,) * len(rewards_G)
     mean = fmean(rewards_G)
     differences_G = [reward - mean for reward in rewards_G]
-    scale = _unbiased_deviation(differences_G) + STD_FLOOR if normalize_by_std else 1.0
+    squares = sum(difference * difference for difference in differences_G)
+    deviation = float((squares / (len(differences_G) - 1)) ** 0.5)
+    scale = deviation + STD_FLOOR if normalize_by_std else 1.0
     return tuple(difference / scale for difference in differences_G)
 
 
-def _unbiased_deviation(differences_G: Sequence[float]) -> float:
-    squares = sum(difference * difference for difference in differences_G)
-    return float((squares / (len(differences_G) - 1)) ** 0.5)
+def grpo(rewards_G: Sequence[float], settings: LearningSection) -> tuple[float, ...]:
+    return advantages(rewards_G, settings.normalize_by_std)
+
+
+ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo}
+"""By their names in a recipe; tests/contracts/test_advantage.py runs over them."""
+
+
+def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> GroupAdvantages:
+    """The function that `learning.advantage` names, under these settings. folders: where the user's modules are.
+
+    Raises ConfigError where there is none, and where it does not give one finite number for each reward: now for two
+    rewards, later for those of a step."""
+    takes = ("rewards", "settings")
+    found = named(settings.advantage, ADVANTAGES, setting="learning.advantage", takes=takes, folders=folders)
+
+    def checked(rewards_G: Sequence[float]) -> tuple[float, ...]:
+        values = tuple(map(float, found(rewards_G, settings)))
+        if len(values) != len(rewards_G) or not all(map(math.isfinite, values)):
+            raise ConfigError(
+                f"learning.advantage = {settings.advantage!r} made {values} of the rewards {tuple(rewards_G)}; give "
+                "one finite number for each"
+            )
+        return values
+
+    try:
+        checked((1.0, 0.0))
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        said = f"learning.advantage = {settings.advantage!r} failed on the rewards 1 and 0"
+        raise ConfigError(f"{said}: {type(error).__name__}: {error}") from error
+    return checked
+
+
+def kept_advantages(resampled: Resampled, advantage: GroupAdvantages) -> dict[int, float]:
+    """Advantage of each kept trajectory by its position in the group; empty when nothing was kept."""
+    places = [choice.index for choice in resampled.choices if choice.kept]
+    if len(places) < 2:
+        return {}
+    rewards = resampled.group.rewards_G
+    return dict(zip(places, advantage([rewards[i] for i in places]), strict=True))
+
+
+def rows_of(groups: Sequence[Resampled], advantage: GroupAdvantages) -> tuple[BatchRow, ...]:
+    """One row per kept trajectory, groups in order. Tool tokens stay in the row and carry no loss."""
+    rows = []
+    for number, resampled in enumerate(groups):
+        for place, value in kept_advantages(resampled, advantage).items():
+            trajectory = resampled.group.trajectories[place]
+            row = BatchRow(
+                token_ids=trajectory.token_ids,
+                loss_mask=trajectory.loss_mask,
+                sampled_logprobs=trajectory.sampled_logprobs,
+                advantage=value,
+                identity=identity(number, place),
+            )
+            rows.append(row)
+    return tuple(rows)
+
+
+def identity(group: int, place: int) -> str:
+    """Which attempt of a step a row is; a problem may stand in it twice, so its id does not tell."""
+    return f"{group}/{place}"
+
+
+def question_weights(rows: Sequence[BatchRow]) -> list[float]:
+    """[N] weight of each token of a row by which every question of an update counts alike however long its attempts
+    are; 1 in the mean over tokens. Source: paper, eq. 6, which divides by the tokens of each question's kept attempts
+    and then takes the mean over questions."""
+    questions = [row.identity.rpartition("/")[0] for row in rows]
+    tokens: Counter[str] = Counter()
+    for question, row in zip(questions, rows, strict=True):
+        tokens[question] += sum(row.loss_mask)
+    share = tokens.total() / sum(count > 0 for count in tokens.values())
+    return [share / max(1, tokens[question]) for question in questions]
+
+
+def split(rows: Sequence[BatchRow], parts: int, seed: int) -> list[Batch]:
+    """Shuffle and cut into at most `parts` batches of nearly equal size, none of them empty."""
+    order = list(rows)
+    random.Random(seed).shuffle(order)
+    parts = min(parts, len(order))
+    return [Batch(rows=tuple(order[part::parts])) for part in range(parts)]
+
+
+def top_entropy(batch: Batch, share: float) -> Batch:
+    """Loss on this share of each row's policy tokens alone, those of the highest entropy; at least one of each row.
+    Rows must be scored. Source: arXiv 2506.01939; the release has it as a switch that is off."""
+    return replace(batch, rows=tuple(_of_top_entropy(row, share) for row in batch.rows))
+
+
+def _of_top_entropy(row: BatchRow, share: float) -> BatchRow:
+    places = [place for place, mine in enumerate(row.loss_mask) if mine]
+    kept = set(sorted(places, key=lambda place: -row.entropies[place])[: max(1, round(share * len(places)))])
+    return replace(row, loss_mask=tuple(place in kept for place in range(len(row.loss_mask))))

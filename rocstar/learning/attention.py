@@ -45,7 +45,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class DocumentLayout:
     """How a sequence of T tokens is laid out as documents: S places, padding behind the shorter ones of a call."""
 
     calls: tuple[tuple[int, int], ...]
@@ -62,12 +62,12 @@ class Layout:
         return max(length for _, length in self.calls)
 
 
-def layout_of(documents: Sequence[Document], device: torch.device) -> Layout:
-    """Of documents in the order of the sequence, shortest first."""
+def layout_of(documents: Sequence[Document], device: torch.device) -> DocumentLayout:
+    """Lays out documents, which come in the order of the sequence, shortest first."""
     calls = _calls([document.length for document in documents])
     alone = all(document.new == len(document.parts) for document in documents)
     if alone and sum(d.length for d in documents) == sum(n * longest for n, longest in calls):
-        return Layout(calls=calls, tokens_S=None, places_T=None, repeats=None)
+        return DocumentLayout(calls=calls, tokens_S=None, places_T=None, repeats=None)
     widths = [longest for count, longest in calls for _ in range(count)]
     tokens: list[int] = []
     places: list[int] = []
@@ -79,7 +79,7 @@ def layout_of(documents: Sequence[Document], device: torch.device) -> Layout:
             tokens.extend(range(first, first + count))
         tokens.extend([document.parts[-1][0]] * (width - (len(tokens) - begin)))
     tensors = [torch.tensor(each).to(device) for each in (tokens, places, repeats)]
-    return Layout(calls=calls, tokens_S=tensors[0], places_T=tensors[1], repeats=tensors[2].long())
+    return DocumentLayout(calls=calls, tokens_S=tensors[0], places_T=tensors[1], repeats=tensors[2].long())
 
 
 def _calls(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -100,14 +100,14 @@ class _Spread(torch.autograd.Function):
     is 0, and that of a token is read at its own place and added from its repeats."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def forward(ctx: Any, tokens: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
         ctx.layout = layout
         assert layout.tokens_S is not None
         return tokens.index_select(0, layout.tokens_S)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        layout: Layout = ctx.layout
+        layout: DocumentLayout = ctx.layout
         assert layout.tokens_S is not None and layout.places_T is not None and layout.repeats is not None
         found = gradient.index_select(0, layout.places_T)
         found.index_add_(0, layout.tokens_S[layout.repeats], gradient.index_select(0, layout.repeats))
@@ -118,7 +118,7 @@ class _Gather(torch.autograd.Function):
     """[S, ...] -> [T, ...]; its gradient is a copy, where that of index_select would be a slow sum."""
 
     @staticmethod
-    def forward(ctx: Any, places: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def forward(ctx: Any, places: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:
         ctx.layout, ctx.size = layout, places.shape[0]
         assert layout.places_T is not None
         return places.index_select(0, layout.places_T)
@@ -136,7 +136,7 @@ def packed_sdpa(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    layout: Layout,
+    layout: DocumentLayout,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -169,7 +169,7 @@ def packed_sdpa(
     return output.unsqueeze(0).to(query.dtype), None
 
 
-def _documents(tokens_THD: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+def _documents(tokens_THD: torch.Tensor, layout: DocumentLayout) -> list[torch.Tensor]:
     """[documents, heads, tokens, D] of each call."""
     if layout.tokens_S is not None:
         tokens_THD = _Spread.apply(tokens_THD, layout)  # type: ignore[no-untyped-call]

@@ -1,15 +1,19 @@
-"""One packed forward pass of a transformers decoder up to the LM head."""
+"""One packed forward pass of a transformers decoder up to the LM head, and a pass for entropies alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from rocstar.config.sections import ModelSection
 from rocstar.errors import ConfigError
 from rocstar.learning.attention import PACKED_SDPA, packed_sdpa
 from rocstar.learning.head import Head, score_tokens
-from rocstar.learning.memory import PassShape
+from rocstar.learning.memory import CPU_TOKENS, PassShape
+from rocstar.learning.models import compute_dtype, device_of, load_model
 from rocstar.learning.pack import MicroBatch, pack
 
 CHECK_ROWS = ((5, 4, 3), (1, 2, 3, 4, 5), (1, 2, 5, 3, 4))  # token ids of three documents, the last two siblings
@@ -107,3 +111,31 @@ def _packed(model: Any) -> torch.Tensor:
     embeddings = model.get_output_embeddings()
     head = Head(weight=embeddings.weight, bias=embeddings.bias)
     return score_tokens(head, hidden_states(model.eval(), micro)[micro.places_K], micro.targets_K)[0].cpu()
+
+
+class EntropyPass:
+    """The entropy of each token of attempts that others wrote, by a model folder that is loaded once."""
+
+    def __init__(self, folder: Path, vocab_size: int, temperature: float, section: ModelSection | None = None) -> None:
+        """vocab_size: ids below it have a token. temperature: of the distribution whose entropy is meant, above 0.
+        Raises ConfigError for a folder that is no model."""
+        section = section or ModelSection()
+        self._device = device_of(section)
+        dtype = compute_dtype(section, self._device)
+        self._model = load_model(folder, device=self._device, dtype=dtype)
+        prepare(self._model, self._device, dtype)
+        embeddings = self._model.get_output_embeddings()
+        self._head = Head(weight=embeddings.weight, bias=embeddings.bias, temperature=temperature, known=vocab_size)
+
+    @torch.no_grad()
+    def entropies(self, ids: Sequence[Sequence[int]], counted: Sequence[Sequence[bool]]) -> list[list[float]]:
+        """[T] nats for each row of token ids, 0 where it is not counted."""
+        self._model.eval()
+        found = [[0.0] * len(row) for row in ids]
+        for micro in pack(ids, counted, CPU_TOKENS, self._device, share=shares_tokens(self._model)):
+            hidden = hidden_states(self._model, micro)
+            _, entropies = score_tokens(self._head, hidden[micro.places_K], micro.targets_K)
+            places = ((row, t) for row in micro.indices for t, yes in enumerate(counted[row]) if yes and t)
+            for (row, t), entropy in zip(places, entropies.tolist(), strict=True):
+                found[row][t] = entropy
+        return found

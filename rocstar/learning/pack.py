@@ -29,7 +29,7 @@ from itertools import pairwise
 
 import torch
 
-from rocstar.learning.attention import Document, Layout, layout_of
+from rocstar.learning.attention import Document, DocumentLayout, layout_of
 from rocstar.learning.memory import PassShape
 
 
@@ -43,8 +43,8 @@ class MicroBatch:
     """Tokens of each that are computed, shared ones included."""
     ids_T: torch.Tensor
     positions_T: torch.Tensor
-    """Those of each token in its row."""
-    layout: Layout
+    """The position of each token in its row."""
+    layout: DocumentLayout
     """The rows as attention sees them."""
     places_K: torch.Tensor
     """Position in the sequence of the token before each loss token, rows in order."""

@@ -1,32 +1,46 @@
-"""The trained model: where its weights live, how they leave. Optimizers live with the learners."""
+"""The trained model: where its weights live, how they leave, and training state on disk, which any number of ranks
+writes and any other number reads (torch.distributed.checkpoint):
+
+    learner/          .metadata and one .distcp file a rank
+        weights.NAME            fp32
+        moments.NAME.KEY        what the optimizer keeps for a parameter
+        counters                int64: optimizer updates, policy version
+
+Optimizers live with the learners."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save  # type: ignore[attr-defined]
+from torch.distributed.checkpoint.api import CheckpointException
 
 from rocstar.config.sections import ModelSection
 from rocstar.dialogue.codec import Codec
 from rocstar.dialogue.template import Template
 from rocstar.errors import RunHalted
-from rocstar.learning.canary import canary_rows
-from rocstar.learning.forward import prepare
-from rocstar.learning.head import Head
+from rocstar.learning.forward import hidden_states, prepare
+from rocstar.learning.head import Head, score_tokens
 from rocstar.learning.memory import give_back
 from rocstar.learning.models import compute_dtype, device_of
-from rocstar.learning.ranks import ALONE, Ranks, together
-from rocstar.learning.sharding import full, reduced, reshard, shard
-from rocstar.learning.state import load_state
+from rocstar.learning.pack import pack
+from rocstar.learning.ranks import ALONE, Ranks, full, reduced, reshard, shard, together
 from rocstar.types import Canary, Weights
+
+STATE_FOLDER = "learner"
+CANARY_ROWS, CANARY_TOKENS = 3, 32
 
 
 class Policy:
@@ -135,11 +149,25 @@ class Policy:
     @together
     @torch.no_grad()
     def canary(self) -> tuple[Canary, ...]:
-        """What engines in other processes must give with the current weights."""
+        """Rows of fixed tokens, the same in every run, with the log-probability of each under the current weights, for
+        engines that could hold other weights unnoticed.
+
+        Source: ours. What they find: weights that did not arrive, arrived in part, or are computed from an older copy
+        (vLLM's tied LM head on CPUs). Not found: a difference smaller than the engine's tolerance, as one step's at a
+        low rate."""
+        chance = random.Random(0)
+        rows = [[chance.randrange(self._known) for _ in range(CANARY_TOKENS)] for _ in range(CANARY_ROWS)]
+        counted = [[place > 0 for place in range(CANARY_TOKENS)]] * CANARY_ROWS
         with self.head(1.0) as head, self.autocast():
-            rows = canary_rows(self.model, head, self._known, self.device)
+            (micro,) = pack(rows, counted, CANARY_ROWS * CANARY_TOKENS, self.device, share=False)
+            hidden = hidden_states(self.model.eval(), micro)
+            logprobs, _ = score_tokens(head, hidden[micro.places_K], micro.targets_K)
         reshard(self.model)
-        return rows
+        given = logprobs.reshape(CANARY_ROWS, CANARY_TOKENS - 1).tolist()
+        return tuple(
+            Canary(token_ids=tuple(rows[index]), logprobs=tuple(numbers))
+            for index, numbers in zip(micro.indices, given, strict=True)
+        )
 
     @together
     def restore(self, folder: Path) -> None:
@@ -182,3 +210,70 @@ def _as_os_error(error: SafetensorError, path: Path) -> Exception:
     """`I/O error: ... (os error 28)` as the OSError it was; any other error as it is."""
     number = re.search(r"os error (\d+)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
+
+
+def save_state(folder: Path, tensors: dict[str, Any]) -> None:
+    """Collective. Raises OSError."""
+    target = folder / STATE_FOLDER
+    with _torch_words(target):
+        save(tensors, storage_writer=FileSystemWriter(target), no_dist=not dist.is_initialized())
+
+
+def load_state(folder: Path, tensors: dict[str, Any]) -> None:
+    """Collective; fills `tensors` in place. Raises OSError."""
+    target = folder / STATE_FOLDER
+    with _torch_words(target):
+        load(tensors, storage_reader=FileSystemReader(target), no_dist=not dist.is_initialized())
+
+
+def names_in(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every saved tensor. Raises OSError."""
+    found = FileSystemReader(folder / STATE_FOLDER).read_metadata().state_dict_metadata
+    return {name: tuple(entry.size) for name, entry in found.items() if hasattr(entry, "size")}
+
+
+def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
+    """What the optimizers keep, by parameter name."""
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"moments.{names[parameter]}.{key}": value
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def restore_moments(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Give the optimizers back what `moments` saved. Collective. Raises OSError."""
+    owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    saved: dict[str, torch.Tensor] = {}
+    shapes = names_in(folder)
+    for name, parameter in model.named_parameters():
+        for entry, shape in shapes.items():
+            head, _, key = entry.rpartition(".")
+            if head == f"moments.{name}":
+                like = torch.zeros_like(parameter) if shape == tuple(parameter.shape) else torch.zeros(shape)
+                saved[entry] = owners[id(parameter)].state[parameter][key] = like
+    load_state(folder, saved)
+
+
+@contextmanager
+def _torch_words(path: Path) -> Iterator[None]:
+    """Errors as OSError, and no warning that one process is one process."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            yield
+    except CheckpointException as error:
+        raise _cause_of(error, path) from error
+
+
+def _cause_of(error: CheckpointException, path: Path) -> OSError:
+    """The OSError that the system gave, where one is the cause or stands behind it."""
+    first = next(iter(error.failures.values()))[0]
+    cause: BaseException | None = first
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return OSError(f"{path}: {first}")

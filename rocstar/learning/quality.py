@@ -22,9 +22,9 @@ class Quality:
     gain (§4.3.1, §5.3)."""
 
     repetition_weight: float = 0.0
-    """Of the share of an attempt's 5-grams that stand in it more than 5 times, in its penalty."""
+    """Weight in the penalty of the share of an attempt's 5-grams that stand in it more than 5 times."""
     format_weight: float = 1.0
-    """Of p_format in the penalty; p_err has 1."""
+    """Weight of p_format in the penalty; that of p_err is 1."""
     always_asked: bool = False
     """Whether an attempt has a p_format also where its prompt speaks of no answer block."""
     drop_truncated: bool = False

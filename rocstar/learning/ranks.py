@@ -6,12 +6,15 @@
 A method that is carried out by all is marked `@together`. Ranks are started in three ways: by rank 0 as child
 processes (`start`), by torchrun, or by rank 0 as something else that calls `serve_rank` (`lead`; Ray actors).
 
+Weights are sharded over them layer by layer (FSDP2: `shard`).
+
 When a rank dies, its connections close; every other rank then fails in its next exchange and ends, rank 0 with
 RunHalted. Not protected: ranks trust one another and the network between them (objects travel pickled)."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import os
@@ -26,11 +29,16 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial
 
 from rocstar.config.places import ClusterSection
 from rocstar.config.sections import ModelSection
 from rocstar.errors import RocstarError, RunHalted
+from rocstar.learning.forward import prepare
+from rocstar.learning.models import device_of
 
 IDLE = timedelta(
     days=30
@@ -40,14 +48,14 @@ START = timedelta(minutes=5)
 PR_SET_PDEATHSIG = 1
 
 
-class Member(Protocol):
+class RankMember(Protocol):
     """Something that every rank has one of; `role` is its name."""
 
     role: str
     ranks: Ranks
 
 
-class Child(Protocol):
+class StartedRank(Protocol):
     """A rank above 0, as rank 0 sees it, which started it."""
 
     def ended(self, seconds: float) -> str | None:
@@ -57,7 +65,7 @@ class Child(Protocol):
         """Kill it and wait. Harmless when it is gone."""
 
 
-S = TypeVar("S", bound=Member)
+S = TypeVar("S", bound=RankMember)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -68,7 +76,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, mesh: DeviceMesh | None = None, *, offload: bool = False) -> None:
         self.rank, self.size, self.mesh, self.offload = rank, size, mesh, offload
         self.local_rank = rank
-        self.children: Sequence[Child] = ()
+        self.children: Sequence[StartedRank] = ()
         self._control = dist.new_group(backend="gloo", timeout=IDLE) if mesh is not None else None
         self._depth = 0
 
@@ -98,7 +106,7 @@ class Ranks:
 
     # -- rank 0 tells, the others do ----------------------------------------------------------------------------------
 
-    def make(self, member: Member, *arguments: Any) -> None:
+    def make(self, member: RankMember, *arguments: Any) -> None:
         """First line of a member's constructor: the others make theirs, with the same `arguments`."""
         if self._tells:
             with self.guarded(f"making the {member.role}"):
@@ -222,7 +230,7 @@ def serve_rank(environment: Mapping[str, str]) -> None:
 def lead(
     cluster: ClusterSection,
     model: ModelSection,
-    begin: Callable[[Mapping[str, str]], Child],
+    begin: Callable[[Mapping[str, str]], StartedRank],
     *,
     host: str = "127.0.0.1",
     local_rank: int = 0,
@@ -238,7 +246,7 @@ def lead(
         "MASTER_PORT": str(store.port),
         "ROCSTAR_THREADS": str(torch.get_num_threads()),
     }
-    children: list[Child] = []
+    children: list[StartedRank] = []
     try:
         for rank in range(1, size):
             children.append(begin({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
@@ -288,8 +296,6 @@ def _join(environment: Mapping[str, str], model: ModelSection | None, offload: b
 
 def _joined(rank: int, local_rank: int, size: int, store: Store, model: ModelSection | None, offload: bool) -> Ranks:
     """`model` and `offload` are rank 0's to say; the others read them from the store."""
-    from rocstar.learning.models import device_of
-
     shared = PrefixStore("rocstar", store)
     if model is not None:
         shared.set("device", f"{device_of(model).type} {int(offload)}")
@@ -327,6 +333,79 @@ def _broken_exchange(error: RuntimeError) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# -- weights over all ranks (FSDP2): each holds a share of every weight; gradients are summed, not averaged ------------
+
+
+def shard(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model over all ranks with the weights of rank 0's `model`; other ranks pass None and never hold it whole.
+
+    Layers are gathered one by one. Embeddings and last norm stay gathered between forward and backward. The LM head is
+    not part of it: `Policy.head` gathers it once for all chunks of an update."""
+    from transformers import AutoModelForCausalLM
+
+    config, generation = ranks.share(None if ranks.rank else (model.config, model.generation_config))
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa", dtype=torch.float32)
+    prepare(empty, device, dtype)
+    empty.config.dtype, empty.generation_config = config.dtype, generation
+    settings: dict[str, Any] = {
+        "mesh": ranks.mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy() if ranks.offload and device.type == "cuda" else OffloadPolicy(),
+    }
+    layers = set(empty._no_split_modules or ())
+    for module in empty.modules():
+        if type(module).__name__ in layers:
+            fully_shard(module, **settings)
+    fully_shard(empty.base_model, **settings)
+    head = empty.get_output_embeddings()
+    if config.tie_word_embeddings:
+        head.weight = empty.get_input_embeddings().weight
+    else:
+        fully_shard(head, **settings)
+    for module in empty.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no PREMUL_SUM
+            module.set_gradient_divide_factor(1.0)
+    empty.to_empty(device="cpu" if ranks.offload else device)
+    if config.tie_word_embeddings:
+        head.weight = empty.get_input_embeddings().weight
+    weights = {} if ranks.rank else model.state_dict()
+    _fill_buffers(empty, model, ranks)
+    set_model_state_dict(
+        empty, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    )
+    return empty
+
+
+def _fill_buffers(empty: Any, model: Any, ranks: Ranks) -> None:
+    """Buffers that no state dict holds (rotary frequencies) are small and sent whole."""
+    values = ranks.share(None if ranks.rank else {name: value.cpu() for name, value in model.named_buffers()})
+    for name, buffer in empty.named_buffers():
+        buffer.copy_(values[name])
+
+
+def reshard(model: Any) -> None:
+    """Give up gathered weights: after a pass without a backward one, FSDP2 keeps those of its root."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def full(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """The whole of a sharded tensor, detached; collective. Others as they are."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    whole: torch.Tensor = tensor.full_tensor().detach()
+    return whole if device is None else whole.to(device)
+
+
+def reduced(whole: torch.Tensor, like: Any) -> Any:
+    """This rank's shard of the sum over ranks of `whole`; collective."""
+    summed = DTensor.from_local(whole, like.device_mesh, [Partial()], run_check=False)
+    return summed.redistribute(placements=like.placements)
 
 
 def main(arguments: Sequence[str] = ()) -> int:

@@ -1,6 +1,6 @@
 """RoC (Resample on Correct) and its rivals: which siblings of a group are trained on, and why.
 
-Four Resamplers behind one seam, each a frozen value that is called with (group, rng):
+Four Resamplers behind one seam, each a frozen value that is called with (group, rng); METHODS makes them by name:
 
     RocPaper     failures thinned uniformly, successes drawn inversely to their penalty (paper §2.2.3)
     RocRelease   failures first in order, successes with the lowest penalty (microsoft/rStar, `down_sample/roc.py`)
@@ -22,12 +22,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rocstar.config.sections import ResampleSection
+from rocstar.errors import ConfigError
 from rocstar.learning.quality import PAPER, Quality
 from rocstar.protocols import Resampler
+from rocstar.support.plugins import check_call, named
 from rocstar.types import RIGHT_ABOVE, Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for
 
 PENALTY_FLOOR = 0.01
@@ -54,7 +57,7 @@ Choose = Callable[[Sequence[bool], Sequence[float], random.Random], list[Fate]]
 
 
 def seed_of_choice(run_seed: int, step: int, problem_id: str) -> int:
-    """Of the rng that a step's choice among a problem's siblings takes; whoever shows the run repeats it."""
+    """The seed of the rng by which a step chooses among a problem's siblings; the page of a run repeats the choice."""
     return seed_for(seed_for(run_seed, "step", step), "resample", problem_id)
 
 
@@ -124,7 +127,7 @@ class RocPaper:
             )
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, self._choose, self.quality)
+        return resampled(group, rng, self._choose, self.quality)
 
     def negatives_kept(self, negatives: int, siblings: int) -> int:
         """How many failures stay, of `negatives` among `siblings` > G."""
@@ -172,7 +175,7 @@ class RocRelease:
             )
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, self._choose, self.quality)
+        return resampled(group, rng, self._choose, self.quality)
 
     def quotas(self, positives: int, negatives: int) -> tuple[int, int]:
         """(successes, failures) kept of a group larger than G; they add up to G."""
@@ -215,7 +218,7 @@ class Uniform:
         _check_keep(self.keep)
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, self._choose, self.quality)
+        return resampled(group, rng, self._choose, self.quality)
 
     def _choose(self, right: Sequence[bool], penalties: Sequence[float], rng: random.Random) -> list[Fate]:
         if len(right) <= self.keep:
@@ -231,21 +234,7 @@ class KeepAll:
     quality: Quality = PAPER
 
     def __call__(self, group: Group, rng: random.Random) -> Resampled:
-        return _resampled(group, rng, lambda right, penalties, rng: _all_kept(right), self.quality)
-
-
-def resampler_of(settings: ResampleSection) -> Resampler:
-    """The resampler a recipe asks for. Raises ValueError for sizes that cannot be met."""
-    quality = quality_of(settings)
-    match settings.method:
-        case "roc":
-            return RocPaper(settings.keep, quality, settings.failure_floor)
-        case "roc_release":
-            return RocRelease(settings.keep, settings.min_positive, settings.min_negative, quality)
-        case "uniform":
-            return Uniform(settings.keep, quality)
-        case "all":
-            return KeepAll(quality)
+        return resampled(group, rng, lambda right, penalties, rng: _all_kept(right), self.quality)
 
 
 def quality_of(settings: ResampleSection) -> Quality:
@@ -258,8 +247,44 @@ def quality_of(settings: ResampleSection) -> Quality:
     )
 
 
-def _resampled(group: Group, rng: random.Random, choose: Choose, quality: Quality) -> Resampled:
-    """Run `choose` on the comparable siblings and put its fates back among the others, in the group's order."""
+METHODS: Mapping[str, Callable[[ResampleSection], Resampler]] = {
+    "roc": lambda it: RocPaper(it.keep, quality_of(it), it.failure_floor),
+    "roc_release": lambda it: RocRelease(it.keep, it.min_positive, it.min_negative, quality_of(it)),
+    "uniform": lambda it: Uniform(it.keep, quality_of(it)),
+    "all": lambda it: KeepAll(quality_of(it)),
+}
+"""By their names in a recipe, made from `[resample]`; tests/contracts/test_resampler.py runs over them."""
+
+
+def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) -> Resampler:
+    """The resampler that `resample.method` names. folders: where the user's modules are. Raises ConfigError where there
+    is none, also later for what one of the user's own makes of a group; ValueError for sizes that cannot be met."""
+    made = named(settings.method, METHODS, setting="resample.method", takes=("settings",), folders=folders)(settings)
+    return made if settings.method in METHODS else _checked(made, settings)
+
+
+def _checked(own: Resampler, settings: ResampleSection) -> Resampler:
+    said = f"resample.method = {settings.method!r}"
+    if not callable(own):
+        raise ConfigError(f"{said} made {own!r} of the settings; let it make something to call with (group, rng)")
+    check_call(own, ("group", "rng"), said=f"what {said} makes")
+
+    def resample(group: Group, rng: random.Random) -> Resampled:
+        result = own(group, rng)
+        places, attempts = [choice.index for choice in result.choices], len(group.trajectories)
+        if places != list(range(attempts)) or len(result.kept) > settings.keep:
+            raise ConfigError(
+                f"{said} made choices for {places} of {attempts} attempts and kept {len(result.kept)}; make one for "
+                f"each, in order, and keep at most resample.keep {settings.keep}"
+            )
+        return result
+
+    return resample
+
+
+def resampled(group: Group, rng: random.Random, choose: Choose, quality: Quality) -> Resampled:
+    """Run `choose` on the comparable siblings and put its fates back among the others, in the group's order. A group of
+    which no two comparable or chosen siblings have unequal rewards is dropped."""
     penalties = [quality.penalty(trajectory) for trajectory in group.trajectories]
     fates = [_unusable(trajectory, quality) for trajectory in group.trajectories]
     usable = [index for index, fate in enumerate(fates) if fate is None]
@@ -283,7 +308,7 @@ def _choice(index: int, fate: Fate, penalty: Penalty) -> Choice:
 def _fates(
     rewards: Sequence[float], right: Sequence[bool], penalties: Sequence[float], rng: random.Random, choose: Choose
 ) -> list[Fate]:
-    """What every method does alike: no comparison, no choice; and what was chosen must be unequal too."""
+    """Chooses only where rewards are unequal, and drops the group where those of the chosen ones are equal."""
     if len(rewards) < 2:
         return [(Reason.DROPPED_TOO_FEW, 0.0)] * len(rewards)
     fates = choose(right, penalties, rng) if len(set(rewards)) > 1 else []

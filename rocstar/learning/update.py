@@ -18,9 +18,8 @@ from rocstar.learning.forward import hidden_states, pass_shape, shares_tokens
 from rocstar.learning.head import ChunkLoss, Head, backward_tokens, score_tokens
 from rocstar.learning.optimizers import Schedule, set_rates
 from rocstar.learning.pack import MicroBatch, pack
-from rocstar.learning.policy import Policy
-from rocstar.learning.sharding import reshard
-from rocstar.learning.state import load_state, moments, restore_moments, save_state
+from rocstar.learning.policy import Policy, load_state, moments, restore_moments, save_state
+from rocstar.learning.ranks import reshard
 
 Found = list[tuple[MicroBatch, torch.Tensor, torch.Tensor]]
 """Micro-batches of this rank with logprobs_K and entropies_K."""

@@ -83,6 +83,12 @@ def rollouts_of(recipe: Recipe) -> list[StageRolloutSection]:
     return [stage.rollout for stage in recipe.stage if isinstance(stage, RlStage)] or [recipe.rollout]
 
 
+def as_evaluated(recipe: Recipe) -> Recipe:
+    """With the limits of the last RL stage as the base, under which training evaluates at its end."""
+    limits = rollouts_of(recipe)[-1].model_dump()
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=limits)})
+
+
 def make_conversation(
     recipe: Recipe, codec: Codec, template: Template, sandbox: SandboxClient, *, with_tools: bool = True
 ) -> Conversation:

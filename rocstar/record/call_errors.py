@@ -7,7 +7,7 @@ elsewhere), a failure is known by the form of a traceback, never by the word "er
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 LIMITS = {"timeout": "timeout", "memory_limit": "memory limit", "output_limit": "output limit"}
@@ -22,6 +22,22 @@ _LAST_LINE = re.compile(r"\s*(?:\w+\.)*([A-Za-z_]\w*)(?::|$)")
 _NAMED_ERROR = re.compile(r"\s*(?:\w+\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)(?::|$)")
 _NAME = re.compile(r"(?:\w+\.)*([A-Za-z_]\w*)")
 _TIMED_OUT = re.compile(r"\W*(?:execution )?time(?:d)?[ -]?out(?: ?error)?(?: waiting for reply)?\W*", re.IGNORECASE)
+
+
+def calls_of(
+    turns: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any] | None, str | None]]:
+    """Each call of an attempt's recorded turns, in order: (number of its turn, the call, its result, why it failed).
+    The last two are None for a call that was not answered, the last one for a call that worked."""
+    for number, turn in enumerate(turns):
+        results = [*turn["results"], *[None] * len(turn["calls"])]
+        for call, result in zip(turn["calls"], results, strict=False):
+            yield number, call, result, error_of_result(result, call.get("parse_error")) if result else None
+
+
+def failures(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The class of each failed call of an attempt's recorded turns, in order."""
+    return [error for *_, error in calls_of(turns) if error is not None]
 
 
 def error_of_result(result: Mapping[str, Any], parse_error: str | None) -> str | None:

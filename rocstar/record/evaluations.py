@@ -25,7 +25,7 @@ class EvaluationFolder:
     """Name of its run, or of its model."""
     name: str
     step: int | None
-    """Of the run's checkpoint; None for an evaluation of a plain model or an endpoint."""
+    """The step of the run's checkpoint; None for an evaluation of a plain model or an endpoint."""
 
     @property
     def label(self) -> str:
@@ -38,7 +38,7 @@ def model_folder(base: Path | str, model: str) -> Path:
 
 
 def evaluations_of(run: RunFolder) -> list[EvaluationFolder]:
-    """By step and then name."""
+    """A run's finished evaluations, by step and then name."""
     folders = [file.parent for file in run.evals.glob(f"*/step=*/{RESULT}")]
     found = (EvaluationFolder(folder=one, owner=run.name, name=one.parent.name, step=step_of(one)) for one in folders)
     return sorted(found, key=lambda one: (one.step or 0, one.name))
@@ -109,8 +109,8 @@ def row_of(one: EvaluationFolder) -> dict[str, Any]:
 
 
 def _owned(owner: str, base: Path | str) -> list[EvaluationFolder]:
-    """Of the run or the model of that name, or of those whose names begin so. Raises ConfigError where there is none
-    of them."""
+    """The evaluations of the run or the model of that name, or of those whose names begin so. Raises ConfigError where
+    there is none of them."""
     if owner == "last" or (Path(owner) / "run.json").is_file():
         return evaluations_of(RunFolder.find(owner, base))
     there, model = list_evaluations(base), model_folder(base, owner).name

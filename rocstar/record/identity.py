@@ -32,7 +32,8 @@ def versions() -> dict[str, str | None]:
 
 
 def version_of(package: str) -> str | None:
-    """As it was installed; None where it was not. That of rocstar comes from the tags of its repository."""
+    """The installed version of a package; None where it is not installed. That of rocstar comes from the tags of its
+    repository."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,11 +1,16 @@
-"""One parquet file a step with every attempt of it, kept or not. pyarrow is imported when a file is written or read.
+"""The record of an attempt: one row of a parquet file, which holds every attempt of a step or an evaluation.
 
-`COLUMNS` is the schema; docs/run-folder.md says what each column means.
+`COLUMNS` is the schema of version 2; docs/run-folder.md says what each column means. Whoever reads an attempt reads it
+here, or with DuckDB in table.py, and gets a row of version 2: `decoded` brings rows of older files to it. pyarrow is
+imported when a file is written or read.
+
+Not here: which attempts fit a filter (table.py), why a call failed (call_errors.py), other tools' forms (formats.py).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocstar.errors import DataError
 from rocstar.record.atomic import plain, write_atomic
-from rocstar.record.folder import SCHEMA_VERSION, RunFolder
+from rocstar.record.folder import RunFolder
 from rocstar.types import (
     Choice,
     Completion,
@@ -41,7 +46,11 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens kept."""
 
+VERSION = 2
+"""The version of the file format. Turns have no `segments` in files of version 1."""
 ROW_GROUP_TOKENS = 1 << 20  # some 5 MB of a file: one attempt is read in 20 ms, and the footer stays small
+BATCH_ROWS = 256  # that are read at once: 256 attempts of 30,000 tokens are some 100 MB
+READ_BYTES = 1 << 20  # of a column at once; without it, a step's whole column is read, compressed, however long
 
 COLUMNS = {
     "step": "int64",
@@ -79,6 +88,18 @@ COLUMNS = {
     "tool_seconds": "float",
     "policy_version": "int64",
 }
+TOKEN_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind.startswith("list<") and name != "text")
+"""One value for each token."""
+SHORT_COLUMNS = tuple(name for name in COLUMNS if name not in (*TOKEN_COLUMNS, "text"))
+"""All but what grows with what was written, `turns` included: enough for whatever needs neither tokens nor text."""
+LATER_COLUMNS = ("old_logprobs", "format_facts")
+"""Older files of version 1 lack them."""
+Row = dict[str, Any]
+"""One attempt, as `decoded` leaves it."""
+
+_TURN_END = re.compile(r"(?:<\|[^|<>]*\|>\s*)+$")
+_CALL_OPENS = re.compile(r"<[^<>]{1,40}>\Z")
+_CALL_CLOSES = re.compile(r"\s*</[^<>]{1,40}>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +113,7 @@ class AttemptRecord:
     advantage: float | None = None
     """What the step learnt with; None for an attempt that it did not learn from."""
     policy_version: int
-    """Of the weights that learnt from the step; they wrote it too unless attempts are made ahead of updates."""
+    """The version of the weights that learnt from the step; they wrote it too unless attempts are made ahead."""
     entropies: Sequence[float] | None = None
     """[T] nats of the next-token distribution, 0.0 where the policy wrote nothing; None when not kept."""
     old_logprobs: Sequence[float] | None = None
@@ -145,7 +166,7 @@ def attempts_schema() -> Any:
     import pyarrow
 
     kinds = [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()]
-    return pyarrow.schema(kinds, {"schema_version": str(SCHEMA_VERSION)})
+    return pyarrow.schema(kinds, {"schema_version": str(VERSION)})
 
 
 def write_table(path: Path, table: Any) -> None:
@@ -170,25 +191,88 @@ def read_table(file: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
         return opened.read(columns=columns)
 
 
-def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[dict[str, Any]]:
-    """The attempts of a step as rows of `COLUMNS`, `turns` decoded. Raises DataError when the step has no file."""
+def read_rollouts(folder: RunFolder | Path | str, step: int) -> list[Row]:
+    """The attempts of a step as rows of `COLUMNS`, decoded. Raises DataError when the step has no file."""
     run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     file = run.rollout_file(step)
     if not file.is_file():
         raise DataError(f"{file} does not exist: step {step} has no rollouts, or run.save_rollouts was off")
+    return list(attempt_rows(file))
+
+
+def attempt_rows(file: Path, columns: Sequence[str] = tuple(COLUMNS)) -> Iterator[Row]:
+    """The rows of one file with some of its columns, in order and decoded, a batch at a time. Raises DataError for a
+    file that holds no attempts."""
+    from pyarrow import ArrowException, parquet
+
     try:
-        rows: list[dict[str, Any]] = read_table(file).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's own are kinds of these
-        raise DataError(f"{file} is no whole file of attempts ({str(error).splitlines()[0]}); delete it") from None
-    return [{**row, "turns": json.loads(row["turns"])} for row in rows]
+        with parquet.ParquetFile(file, buffer_size=READ_BYTES) as opened:
+            absent = {*columns} - {*opened.schema_arrow.names, *LATER_COLUMNS}
+            if absent:
+                raise ValueError(f"it has no column {', '.join(sorted(absent))}")
+            for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
+                yield from map(decoded, batch.to_pylist())
+    except (ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{file} is not a file of attempts: {str(error).splitlines()[0]}") from None
+
+
+def decoded(stored: Mapping[str, Any]) -> Row:
+    """A row as a file of any version holds it, with some of its columns, as one of version 2: `turns` with segments and
+    `format_facts` as objects. Raises ValueError, KeyError for JSON that says something else."""
+    row = dict(stored)
+    if "turns" in row:
+        row["turns"] = json.loads(row["turns"])
+    if "turns" in row and "text" in row:
+        texts = [*(row["text"] or []), *[""] * len(row["turns"])]
+        for turn, text in zip(row["turns"], texts, strict=False):
+            turn.setdefault("segments", segments_of(text, turn["calls"]))
+    if told := row.get("format_facts"):
+        row["format_facts"] = json.loads(told)
+    elif {"turns", "verdict", "penalty_format", "extracted"} <= row.keys():
+        row["format_facts"] = None if row["verdict"] is None else _facts_behind_penalty(row)
+    return row
+
+
+def _facts_behind_penalty(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Files that were written before there was a column of facts hold only the penalty that followed from them:
+    `answer_tags` is a number that gives the same penalty."""
+    penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
+    tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
+    return {"answer_tags": tags, "reason_after_answer": False, "boxed": row["extracted"] is not None}
+
+
+def segments_of(text: str, calls: Sequence[Mapping[str, Any]]) -> list[list[int | None]]:
+    """What a turn's text is made of, in order: `[start, end, call]`, in characters; `call` is the number of the call
+    that stands there with its tags, None for other words. A call that stands nowhere in the text is empty. The
+    template's mark that ends the turn belongs to no segment.
+
+        "So:\\n<tool_call>{...}</tool_call><|im_end|>"   ->   [[0, 3, None], [3, 32, 0]]
+    """
+    found: list[list[int | None]] = []
+    at, last = 0, len(without_end(text))
+    for number, call in enumerate(calls):
+        start = text.find(call["raw"], at) if call["raw"] else -1
+        if start < 0:
+            found.append([at, at, number])
+            continue
+        before = text[at:start].rstrip()
+        opening = _CALL_OPENS.search(before)
+        begin = at + len(before[: opening.start()].rstrip()) if opening else start
+        end = start + len(call["raw"])
+        closing = _CALL_CLOSES.match(text, end)
+        found += [[at, begin, None], [begin, closing.end() if closing else end, number]]
+        at = found[-1][1] or 0
+    return [one for one in (*found, [at, max(at, last), None]) if one[2] is not None or one[0] != one[1]]
+
+
+def without_end(text: str) -> str:
+    """A turn's text without the marks with which its template ends it."""
+    return _TURN_END.sub("", text)
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
-    """The trajectory of a row of `COLUMNS`, `turns` decoded; what `_row` made of it, turned back.
-
-    Token columns may be missing: completions and replies are then empty. A row of an older file does not hold the
-    format facts, only the penalty that followed from them: `answer_tags` is then a number that gives the same
-    penalty."""
+    """The trajectory of a decoded row: what `_row` made of it, turned back. Token columns may be missing: completions
+    and replies are then empty."""
     places = iter(row.get("token_ids", ())[len(row.get("prompt_ids", ())) :])
     logprobs = iter(row.get("sampled_logprobs", ())[len(row.get("prompt_ids", ())) :])
     return Trajectory(
@@ -216,11 +300,16 @@ def _turn_of(turn: Mapping[str, Any], tokens: Iterator[int], logprobs: Iterator[
     return Turn(
         completion=completion,
         calls=tuple(ToolCall(**call) for call in turn["calls"]),
-        results=tuple(ToolResult(**{**result, "status": Status(result["status"])}) for result in turn["results"]),
+        results=tuple(map(result_of, turn["results"])),
         reply_ids=tuple(islice(tokens, replied)),
         engine_seconds=turn.get("engine_seconds"),
         tool_seconds=turn.get("tool_seconds"),
     )
+
+
+def result_of(result: Mapping[str, Any]) -> ToolResult:
+    """The tool result that a row of attempts keeps."""
+    return ToolResult(**{**result, "status": Status(result["status"])})
 
 
 def _outcome_of(row: Mapping[str, Any]) -> Outcome | None:
@@ -231,16 +320,8 @@ def _outcome_of(row: Mapping[str, Any]) -> Outcome | None:
         reward=row["reward"],
         extracted=row["extracted"],
         method=row["method"],
-        format_facts=_facts_of(row),
+        format_facts=FormatFacts(**row["format_facts"]),
     )
-
-
-def _facts_of(row: Mapping[str, Any]) -> FormatFacts:
-    if told := row.get("format_facts"):
-        return FormatFacts(**json.loads(told))
-    penalty = 1.0 if row["penalty_format"] is None else row["penalty_format"]
-    tags = 0 if penalty == 1.0 else 1 + round(penalty * len(row["turns"]))
-    return FormatFacts(answer_tags=tags, reason_after_answer=False, boxed=row["extracted"] is not None)
 
 
 class Tally(NamedTuple):
@@ -251,7 +332,7 @@ class Tally(NamedTuple):
 
 
 def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
-    """By problem id: the recorded attempts that weights of version `oldest` or newer wrote."""
+    """Count the recorded attempts that weights of version `oldest` or newer wrote, by problem id."""
     found: dict[str, Tally] = {}
     for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
         columns = ["problem_id", "verdict", "policy_version"]
@@ -275,7 +356,7 @@ def _arrow_type(kind: str) -> Any:
 
 def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, Any]:
     problem, trajectory = attempt.problem, attempt.trajectory
-    texts = [decode(turn.completion.token_ids) if decode else "" for turn in trajectory.turns]
+    texts = [_utf8(decode(turn.completion.token_ids)) if decode else "" for turn in trajectory.turns]
     return {
         "step": step,
         "problem_id": problem.id,
@@ -289,8 +370,8 @@ def _row(step: int, attempt: AttemptRecord, decode: Decode | None) -> dict[str, 
         "sampled_logprobs": trajectory.sampled_logprobs,
         "entropies": attempt.entropies,
         "old_logprobs": attempt.old_logprobs,
-        "turns": json.dumps([_turn(turn) for turn in trajectory.turns]),
-        "text": [_utf8(text) for text in texts],
+        "turns": json.dumps([_turn(turn, text) for turn, text in zip(trajectory.turns, texts, strict=True)]),
+        "text": texts,
         "stop": str(trajectory.stop),
         "fault": trajectory.fault and _utf8(trajectory.fault),
         "response_tokens": trajectory.num_response_tokens,
@@ -322,7 +403,8 @@ def _judgement(attempt: AttemptRecord) -> dict[str, Any]:
     }
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn(turn: Turn, text: str) -> dict[str, Any]:
+    calls = [_fields(call) for call in turn.calls]
     return {
         "finish": str(turn.completion.finish),
         "sampled_tokens": len(turn.completion.token_ids),
@@ -330,8 +412,9 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "version_spans": [list(span) for span in turn.completion.version_spans],
         "engine_seconds": turn.engine_seconds,
         "tool_seconds": turn.tool_seconds,
-        "calls": [_fields(call) for call in turn.calls],
+        "calls": calls,
         "results": [_fields(result) for result in turn.results],
+        "segments": segments_of(text, calls),
     }
 
 

@@ -1,5 +1,5 @@
-"""A run as one JSON object: what it is, how far it came, and before against after. Reads files only, so it works on a
-run that is going on, finished or killed.
+"""How a run stands (`running`, `finished`, `stopped` or `failed`, and why), and a run as one JSON object: what it is,
+how far it came, and before against after. Reads files only, so it works on a run that is going on, finished or killed.
 
 The trainer writes `evals/before` and `evals/after`; `result.json` holds `accuracy` and `greedy` (each a figure
 `{value, interval: [low, high], n}`; `greedy` may be null), `tool_error_share_in_correct`, `no_tool_share`,
@@ -8,15 +8,19 @@ The trainer writes `evals/before` and `evals/after`; `result.json` holds `accura
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rocstar.errors import DataError
 from rocstar.record.folder import SCHEMA_VERSION, RunFolder, read_json
-from rocstar.record.journal import read_journal
-from rocstar.record.state import failure_of, state_of
+from rocstar.record.journal import Journal, read_journal
+from rocstar.record.lock import is_written
 
+ENDED = "ended"
+"""The event of a run that an error ended; a resumed run writes others after it."""
+QUIET_SECONDS = 900.0  # a run elsewhere that wrote nothing for so long is called stopped
 CPU = "cpu/"
 # Key of the summary, before `_before` and `_after` -> key of an evaluation's result.json.
 COMPARED = {
@@ -34,8 +38,36 @@ Evaluated = tuple[str, int, Mapping[str, Any]]
 """(name, step, result)."""
 
 
+def note_failure(run: RunFolder, reason: str) -> None:
+    """Keep the sentence that a run ends with. Only for the holder of its lock. Raises OSError."""
+    with Journal(run.events) as events:
+        events.append({"time": round(time.time(), 3), "event": ENDED, "reason": reason})
+
+
+def state_of(run: RunFolder) -> str:
+    """How a run stands. One on another machine is running while it writes. Raises DataError."""
+    if run.summary.exists():
+        return "finished"
+    writing = is_written(run.path)
+    if writing is None:
+        writing = time.time() - run.last_active / 1e9 < QUIET_SECONDS and not failure_of(run)
+    if writing:
+        return "running"
+    return "failed" if failure_of(run) else "stopped"
+
+
+def failure_of(run: RunFolder) -> str | None:
+    """The sentence that a run ended with; None unless an error ended it. Raises DataError."""
+    return failure_in(read_journal(run.events))
+
+
+def failure_in(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """The sentence with which the events of a run end; None unless an error ended it."""
+    return str(events[-1].get("reason")) if events and events[-1].get("event") == ENDED else None
+
+
 def show_or_broken(folder: RunFolder) -> Row:
-    """The same as `show_run`; of a run whose files are not what they should be, its name, its path and the reason."""
+    """Show a run as `show_run` does; where its files are not what they should be, only its name, its path and why."""
     try:
         return show_run(folder)
     except (DataError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:

@@ -16,10 +16,8 @@ from rocstar.dialogue.template import Template
 from rocstar.errors import ConfigError
 from rocstar.evaluation.benchmark import find_benchmarks
 from rocstar.evaluation.evaluate import Protocol
-from rocstar.evaluation.kinds import environment_for, plain_chat
-from rocstar.evaluation.setup import as_evaluated
-from rocstar.evaluation.source import BenchmarkRows
-from rocstar.parts.build import make_conversation
+from rocstar.evaluation.kinds import ProblemSet, read_benchmark
+from rocstar.parts.build import as_evaluated, make_conversation
 from rocstar.parts.lengths import positions_needed
 from rocstar.record.show import OF_HELD_OUT
 from rocstar.sandbox.client import SandboxClient
@@ -31,7 +29,7 @@ READ = ("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBenchmark:
-    source: BenchmarkRows
+    source: ProblemSet
     recipe: Recipe
     """Settings in force while it is asked."""
     protocol: Protocol
@@ -48,11 +46,11 @@ class NamedBenchmark:
         )
         try:
             return positions_needed(
-                self.source.problems(),
-                plain_chat(talk, self.source.kind),
+                self.source.problems,
+                self.source.kind.conversation(talk),
                 response_tokens=rollout.max_response_tokens,
                 model_positions=model_positions,
-                environment=environment_for(self.recipe, self.source.kind),
+                environment=self.source.kind.environment(self.recipe),
             )
         except ConfigError as error:
             raise ConfigError(f"benchmark {self.name}: {error}") from None
@@ -76,7 +74,7 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
         )
     (benchmark,) = find_benchmarks(section.name)
     folder = Path(section.folder) if section.folder is not None else None
-    source = BenchmarkRows(benchmark, folder, limit=section.limit, accept=section.accept_rows)
+    source = read_benchmark(benchmark, folder, limit=section.limit, accept=section.accept_rows)
     if source.kind.needs_judge:
         raise ConfigError(
             f"benchmark {source.title} is scored by a judge, and training has none; leave it out and evaluate "
@@ -87,7 +85,7 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
     return NamedBenchmark(source=source, recipe=in_force, protocol=_protocol(in_force, source, section))
 
 
-def _protocol(recipe: Recipe, source: BenchmarkRows, section: BenchmarkSection) -> Protocol:
+def _protocol(recipe: Recipe, source: ProblemSet, section: BenchmarkSection) -> Protocol:
     """What the section says, else the benchmark's file."""
     own = source.protocol
     return Protocol(
@@ -99,7 +97,7 @@ def _protocol(recipe: Recipe, source: BenchmarkRows, section: BenchmarkSection) 
     )
 
 
-def _refuse_unread(source: BenchmarkRows, own: Sequence[str]) -> None:
+def _refuse_unread(source: ProblemSet, own: Sequence[str]) -> None:
     for setting in (*source.protocol.settings, *own):
         key = setting.partition("=")[0].strip()
         if not key.startswith(READ):

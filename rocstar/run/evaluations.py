@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.config.sections import Recipe, RlStage, StageRolloutSection
-from rocstar.evaluation.asked import Judging
-from rocstar.evaluation.attempts import Solver
-from rocstar.evaluation.evaluate import Protocol, evaluate_policy
+from rocstar.evaluation.evaluate import Protocol, Solver, evaluate_policy, setup_of
 from rocstar.evaluation.recall import Recall
-from rocstar.evaluation.setup import setup_of
 from rocstar.learning.models import name_of_dtype
 from rocstar.parts.build import rollouts_of
 from rocstar.record.journal import read_journal
@@ -87,15 +84,15 @@ async def _on_benchmarks(run: Run) -> None:
 
 
 async def _on_benchmark(run: Run, benchmark: NamedBenchmark, folder: Path) -> None:
-    recipe, problems, kind = benchmark.recipe, benchmark.source.problems(), benchmark.source.kind
+    recipe, problems, kind = benchmark.recipe, benchmark.source.problems, benchmark.source.kind
     run.screen.stage(benchmark.name, f"{len(problems)} problems x {benchmark.protocol.attempts} attempts")
     plain = run.roller(recipe, recipe.rollout)
 
     def solver(recall: Recall) -> Roller:
-        return Judging(kind=kind, recall=recall).roller(plain, recipe)
+        return kind.solver(plain, recall)
 
     setup = _setup(
-        run, recipe, recipe.rollout, solver(Recall()), problems, benchmark.protocol, benchmark.source.described()
+        run, recipe, recipe.rollout, solver(Recall()), problems, benchmark.protocol, benchmark.source.described
     )
     await _evaluate(run, folder, solver, problems, benchmark.protocol, setup)
 
@@ -131,26 +128,21 @@ async def _evaluate(
     setup: Mapping[str, Any],
 ) -> None:
     """Raises RunHalted past the fault budget; what was asked is kept, and a resumed run asks for the rest."""
-    recall = Recall(folder)
-    try:
+    with Recall(folder) as recall:
         with run.meter.phase("evaluation"):
             await run.publish()
             if recall.found:
                 run.screen.note(
                     f"{recall.found} answers are there from an earlier start; only what is missing is asked"
                 )
-            asked = solver(recall)
             made = await evaluate_policy(
-                asked,
+                solver(recall),
                 problems,
                 protocol,
                 fault_budget=run.recipe.run.fault_budget,
                 setup=setup,
                 said=run.screen.attempted,
                 recall=recall,
-                figures=getattr(asked.verifier, "figures", lambda groups: {}),
             )
             made.write(folder, run.progress.step)
         recall.forget()
-    finally:
-        recall.close()

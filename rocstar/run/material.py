@@ -23,6 +23,8 @@ from rocstar.dialogue.templates import template_named
 from rocstar.engines.memory import CacheShape, cache_bytes, host_bytes, kv_pages, refuse_too_many_tokens
 from rocstar.engines.pages import PAGE
 from rocstar.errors import ConfigError
+from rocstar.learning.advantages import advantage_of
+from rocstar.learning.resample import resampler_of
 from rocstar.parts.build import environment_of, make_conversation, rollouts_of, specs_of, template_of, vllm_python
 from rocstar.parts.fits import idle_learners, refuse_here, refuse_on_gpu
 from rocstar.parts.lengths import UNLIMITED, positions_needed, within
@@ -37,6 +39,7 @@ from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
 from rocstar.run.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.exits import need
+from rocstar.support.plugins import is_reference
 from rocstar.types import Problem
 
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -94,6 +97,8 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     specs_of(recipe)  # what is named must be there and fit
     environment_of(recipe)
     check_verifier(recipe.evaluate.verifier, recipe.run.modules)
+    for stage in (stage for stage in recipe.stage if isinstance(stage, RlStage)):
+        _check_learning(stage, recipe.run.modules)
     if not recipe.sandbox.urls:
         _refuse_absent_modules(recipe.sandbox.preload)
     if idle := idle_learners(recipe, recipe.cluster.learners):
@@ -182,7 +187,7 @@ def few_problems(stage: RlStage, there: int) -> str | None:
 
 def fingerprint(material: Material) -> dict[str, str]:
     """A hash of the problems of each stage, of those held out and of benchmarks: ids and answers, in order."""
-    asked = {f"benchmark {benchmark.name}": benchmark.source.problems() for benchmark in material.benchmarks}
+    asked = {f"benchmark {benchmark.name}": benchmark.source.problems for benchmark in material.benchmarks}
     parts = {**material.problems, HELD_OUT: material.heldout, **asked}
     return {name: _sha256([[p.id, p.answer] for p in problems]) for name, problems in parts.items()}
 
@@ -273,7 +278,7 @@ def _positions_at_first(material: Material) -> int:
     of its prompt would be too many, the tokenizer is made and tells. Raises ConfigError where the model holds less."""
     recipe, longest = material.recipe, _longest_response(material.recipe, material.benchmarks)
     model, kv_tokens = recipe.model.max_positions, recipe.rollout.kv_tokens
-    benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems())
+    benchmarks = (problem for benchmark in material.benchmarks for problem in benchmark.source.problems)
     problems = [*material.heldout, *(problem for some in material.problems.values() for problem in some), *benchmarks]
     if not problems:
         return 1
@@ -369,7 +374,7 @@ def _memory(
     if recipe.model.device == "cuda" or (recipe.model.device == "auto" and has_accelerator()):
         if shape and not elsewhere:
             need("train")
-            from rocstar.learning.devices import gpu_bytes  # torch, as above
+            from rocstar.learning.models import gpu_bytes  # torch, as above
 
             if (memory := gpu_bytes()) is not None:
                 refuse_on_gpu(recipe, shape, memory)
@@ -421,6 +426,16 @@ def _refuse_absent_modules(names: Sequence[str]) -> None:
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")) or find_spec(name.partition(".")[0]) is None:
             raise ConfigError(f"sandbox.preload names {name!r}, which is no module here; install it or take it out")
+
+
+def _check_learning(stage: RlStage, modules: Sequence[str]) -> None:
+    """Loads the user's own resampler, advantage and loss. Raises ConfigError where one does not fit."""
+    resampler_of(stage.resample, modules)
+    advantage_of(stage.learning, modules)
+    if is_reference(stage.learning.loss):
+        from rocstar.learning.loss import loss_of  # torch, as above
+
+        loss_of(stage.learning, modules)
 
 
 def _refuse_lone_ray(recipe: Recipe) -> None:

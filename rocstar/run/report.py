@@ -9,7 +9,7 @@ from statistics import fmean
 from rocstar.config.sections import RlStage
 from rocstar.errors import ContractBroken
 from rocstar.evaluation.metrics import summarise
-from rocstar.learning.batches import identity, kept_advantages
+from rocstar.learning.advantages import identity
 from rocstar.learning.learner import engine_gap, mean_entropy
 from rocstar.record.rollouts import AttemptRecord
 from rocstar.run.pools import is_solved
@@ -43,7 +43,7 @@ def step_metrics(groups: Sequence[Resampled], rows: Sequence[BatchRow], version:
     that learnt from them, which alone say how far engine and learner differ; None where they wrote all of it."""
     attempts = max(len(r.group.trajectories) for r in groups)
     decided_PR = [[o for t in r.group.trajectories if (o := t.outcome) and o.verdict in DECIDED] for r in groups]
-    summary = summarise([(r.group.problem, r.group.trajectories) for r in groups], attempts)
+    summary = summarise([r.group for r in groups], attempts)
     fresh = rows if version is None else _written_by(version, groups, rows)
     gap_mean, gap_max = engine_gap(fresh)
     reasons = Counter(choice.reason for r in groups for choice in r.choices)
@@ -134,13 +134,12 @@ def _written_by(version: int, groups: Sequence[Resampled], rows: Sequence[BatchR
 
 
 def attempt_records(
-    groups: Sequence[Resampled], rows: Sequence[BatchRow], *, normalize_by_std: bool, policy_version: int
+    groups: Sequence[Resampled], rows: Sequence[BatchRow], *, policy_version: int
 ) -> list[AttemptRecord]:
-    """One record per attempt, kept or not."""
+    """One record per attempt, kept or not; rows: of those that were learnt from."""
     scored: Mapping[str, BatchRow] = {row.identity: row for row in rows}
     records = []
     for number, resampled in enumerate(groups):
-        advantages = kept_advantages(resampled, normalize_by_std)
         for choice in resampled.choices:
             trajectory = resampled.group.trajectories[choice.index]
             row = scored.get(identity(number, choice.index))
@@ -149,7 +148,7 @@ def attempt_records(
                     problem=resampled.group.problem,
                     trajectory=trajectory,
                     choice=choice,
-                    advantage=advantages.get(choice.index),
+                    advantage=row.advantage if row else None,
                     policy_version=policy_version,
                     entropies=row.entropies if row else None,
                     old_logprobs=row.old_logprobs if row else None,

@@ -286,12 +286,7 @@ class Run:
         step = self.progress.step + 1
         if self.recipe.run.save_rollouts:
             with self.meter.phase("record"):
-                records = attempt_records(
-                    chosen,
-                    rows,
-                    normalize_by_std=stage.learning.normalize_by_std,
-                    policy_version=written_by,
-                )
+                records = attempt_records(chosen, rows, policy_version=written_by)
                 self.tracker.record_attempts(step, records)
         share, first = faults_of(chosen)
         if first:

@@ -1,21 +1,47 @@
-"""One answer of an agent, told piece by piece: the same turn loop, tools and limits as a rollout's."""
+"""A model that will be talked to, and one answer of it, told piece by piece: the same turn loop, tools and limits as a
+rollout's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from rocstar.cluster.here import started_sandbox
 from rocstar.data.sft.format import Chat
 from rocstar.data.sft.render import encoded, pieces
+from rocstar.dialogue.codec import Codec
+from rocstar.dialogue.template import Template
+from rocstar.errors import ConfigError
+from rocstar.evaluation.subject import LocalModel, find_subject, settings_in_force
 from rocstar.protocols import Environment, Reply, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.episode import run_episode
 from rocstar.rollout.streamed import StreamedEngine, WatchedEnvironment
-from rocstar.serving.visible import VisibleText
 from rocstar.types import Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
 
 PIECE_TOKENS = 8  # written between two words to whoever watches
+
+
+def checked(model: str, settings: Sequence[str], runs: Path, context: int | None) -> LocalModel:
+    """A model under these settings, before anything is loaded. context: tokens that a person wants of a conversation,
+    None for no wish. Raises ConfigError for a model, a setting or a wish that will not do."""
+    subject = find_subject(model, runs)
+    subject = replace(subject, recipe=settings_in_force(subject.recipe, settings, {}))
+    if context is not None and context > subject.holds:
+        raise ConfigError(f"--context {context} is more than the {subject.holds} tokens that the model holds; lower it")
+    subject.conversation()
+    return subject
+
+
+@asynccontextmanager
+async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
+    """Engine and sandbox for conversations of so many tokens, so many at once. Raises what opening them raises."""
+    with started_sandbox(subject.recipe.sandbox) as sandbox:
+        async with subject.opened(positions, sandbox, rows=rows) as roller:
+            yield roller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +61,13 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class AnswerEnded:
     """The answer is whole."""
 
     trajectory: Trajectory
 
 
-Event = Words | Ran | Ended
+Event = Words | Ran | AnswerEnded
 
 
 def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tuple[int, ...]:
@@ -63,7 +89,7 @@ def environment_for(roller: Roller, question: str, seed: int) -> Environment:
 async def answered(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling
 ) -> AsyncIterator[Event]:
-    """The events of one answer, Ended last. A fault of ours is in its trajectory.
+    """The events of one answer, AnswerEnded last. A fault of ours is in its trajectory.
 
     opened: the conversation so far with this question at its end; None where it begins with it. Leaving the iteration
     early cancels what goes on."""
@@ -73,7 +99,7 @@ async def answered(
     try:
         while (event := await events.get()) is not None:
             yield event
-        yield Ended(trajectory=await task)
+        yield AnswerEnded(trajectory=await task)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -124,3 +150,40 @@ class _Words:
     def _say(self, text: str) -> None:
         if text:
             self._tell(Words(text=text))
+
+
+class VisibleText:
+    """What a person reads of a completion while it is written: the text outside tool calls, without the markers that
+    end a turn. Text that may become such a marker is held back."""
+
+    def __init__(self, codec: Codec, template: Template) -> None:
+        self._codec = codec
+        self._calls = template.calls
+        self._markers = (template.stop, template.calls.reserved[0])
+        self._stop = template.stop
+        self._shown = 0
+
+    def fresh(self, token_ids: Sequence[int]) -> str:
+        """What can be shown more, given all tokens so far."""
+        text = self._codec.decode(token_ids)
+        ends = [found for marker in self._markers if (found := text.find(marker)) >= 0]
+        end = min(ends, default=len(text) - _held(text, self._markers))
+        return self._up_to(text, end)
+
+    def rest(self, token_ids: Sequence[int]) -> str:
+        """What was held back, once the completion is whole."""
+        text = self._codec.decode(token_ids).removesuffix(self._stop)
+        shown = self._calls.strip(text)
+        return self._up_to(shown, len(shown))
+
+    def _up_to(self, text: str, end: int) -> str:
+        fresh = text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return fresh
+
+
+def _held(text: str, markers: Sequence[str]) -> int:
+    """How many last characters may be the beginning of a marker, or of a character that is not whole yet."""
+    broken = len(text) - len(text.rstrip("\ufffd"))
+    begun = (size for marker in markers for size in range(1, len(marker)) if text.endswith(marker[:size]))
+    return max(broken, max(begun, default=0))

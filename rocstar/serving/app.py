@@ -4,6 +4,8 @@
     GET  /v1/models
     POST /v1/chat/completions    `stream` true or false
     GET  /health
+
+`rocstar serve` is `serve`: the application at an address until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,29 +13,36 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rocstar.errors import DataError
+from rocstar.errors import ConfigError, DataError
+from rocstar.parts.modelfolder import model_name
 from rocstar.protocols import ToolSpec
 from rocstar.record.atomic import plain
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Event, Ran, Words, answered, environment_for, history_ids
+from rocstar.serving.agent import Event, Ran, Words, answered, checked, environment_for, history_ids, opened_agent
 from rocstar.serving.requests import ChatRequest, read_request
+from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
 from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
 GONE_SECONDS = 0.5  # between two looks whether the client is still there
+END_SECONDS = 1  # for answers under way, once the server is asked to end
+TOKEN = "ROCSTAR_SERVE_TOKEN"
 FINISH = {Stop.ANSWERED: "stop"}  # every other end is OpenAI's `length`
 
 
@@ -50,6 +59,50 @@ class Agent:
     """Tokens of the longest conversation, its answer included."""
     token: str | None
     """What clients must send; None: nothing."""
+
+
+def serve(
+    *,
+    model: str,
+    settings: Sequence[str],
+    host: str,
+    port: int,
+    rows: int,
+    context: int | None,
+    runs: Path,
+    say: Callable[[str], None],
+) -> None:
+    """Serve a model folder or a run until SIGINT or SIGTERM.
+
+    rows: answers written at once; more wait. context: tokens of the longest conversation, None for what the model
+    holds. Raises ConfigError, among others for an address that others reach while no token is set."""
+    token = os.environ.get(TOKEN) or None
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"{host} may be reached by others; set {TOKEN} to a secret that clients send as their API key"
+        )
+    subject = checked(model, settings, runs, context)
+    name = subject.run.name if subject.run else model_name(subject.model)
+    positions = context or subject.holds
+    place = listener(host, port)
+
+    async def run() -> None:
+        async with opened_agent(subject, positions=positions, rows=rows) as roller:
+            agent = Agent(name=name, roller=roller, specs=subject.specs, positions=positions, token=token)
+            config = uvicorn.Config(
+                app_of(agent),
+                log_level="error",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=END_SECONDS,
+            )
+            server = uvicorn.Server(config)
+            with ended_by_signals(server):
+                say(f"{name} at {url_of(host, place.getsockname()[1])}/v1 (Ctrl-C ends)")
+                await server.serve(sockets=[place])
+
+    with place:
+        asyncio.run(run())
 
 
 def app_of(agent: Agent) -> Starlette:

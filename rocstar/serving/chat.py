@@ -7,22 +7,20 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rocstar.errors import ConfigError
 from rocstar.protocols import ToolSpec
-from rocstar.record.attempts.page import visible
+from rocstar.record.page import visible
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import ToolEnvironment
-from rocstar.serving.agent import Ended, Event, Ran, Words, answered, environment_for
+from rocstar.serving.agent import AnswerEnded, Event, Ran, Words, answered, checked, environment_for, opened_agent
 from rocstar.serving.app import as_data, shown
-from rocstar.serving.ready import ready
 from rocstar.serving.requests import refuse_temperature
-from rocstar.serving.typed import Typed
 from rocstar.types import Sampling, Stop, Trajectory
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
@@ -34,61 +32,81 @@ ENDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What a person asks for on the command line; None leaves it to the recipe or the model."""
-
-    system: str | None
-    max_tokens: int | None
-    """Of one answer, tool output included."""
-    context: int | None
-    """Tokens of the longest conversation."""
-    temperature: float
-    fresh: bool
-    """Each question begins a conversation, as it does in training."""
-
-
 def chat(
-    *, model: str, prompt: str | None, settings: Sequence[str], wishes: Wishes, as_json: bool, runs: Path, typed: Typed
+    *,
+    model: str,
+    prompt: str | None,
+    settings: Sequence[str],
+    system: str | None,
+    max_tokens: int | None,
+    context: int | None,
+    temperature: float,
+    fresh: bool,
+    as_json: bool,
+    runs: Path,
+    question: Callable[[], Awaitable[str]],
 ) -> None:
-    """Ask `prompt` once, or what is typed until it ends. Raises ConfigError."""
-    agent = ready(model, settings, runs, wishes.context)
-    answer = wishes.max_tokens or agent.recipe.rollout.max_response_tokens
-    positions = wishes.context or min(agent.holds, ANSWERS * answer + PROMPT_TOKENS)
-    if wishes.system is not None and agent.recipe.rollout.environment is not None:
+    """Ask `prompt` once, or each `question` until one is empty.
+
+    max_tokens: of one answer, tool output included; None leaves it to the recipe. context: tokens of the longest
+    conversation; None leaves it to the model. fresh: each question begins a conversation, as it does in training.
+    Raises ConfigError."""
+    subject = checked(model, settings, runs, context)
+    rollout = subject.recipe.rollout
+    answer = max_tokens or rollout.max_response_tokens
+    positions = context or min(subject.holds, ANSWERS * answer + PROMPT_TOKENS)
+    if system is not None and rollout.environment is not None:
         raise ConfigError("--system has no place in rollout.environment, which lays out its questions itself")
-    refuse_temperature("--temperature", wishes.temperature)
+    refuse_temperature("--temperature", temperature)
 
     async def talk() -> None:
-        async with agent.opened(positions=positions, rows=1) as roller:
+        async with opened_agent(subject, positions=positions, rows=1) as roller:
             limits = replace(roller.limits, max_response_tokens=answer)
-            talking = _Conversation(replace(roller, limits=limits), agent.specs, wishes, positions, as_json)
-            await questions(talking, prompt, typed)
+            talking = _Conversation(
+                replace(roller, limits=limits),
+                subject.specs,
+                system,
+                positions,
+                temperature,
+                fresh=fresh,
+                as_json=as_json,
+            )
+            await questions(talking, prompt, question)
 
     asyncio.run(talk())
 
 
-async def questions(talking: _Conversation, prompt: str | None, typed: Typed) -> None:
+async def questions(talking: _Conversation, prompt: str | None, question: Callable[[], Awaitable[str]]) -> None:
     if prompt is not None:
         await talking.ask(prompt)
         return
-    while question := await typed.question():
-        if COMMAND.fullmatch(question):
-            print(f"{question} is no question, and there are no commands; an empty line ends", file=sys.stderr)
+    while asked := await question():
+        if COMMAND.fullmatch(asked):
+            print(f"{asked} is no question, and there are no commands; an empty line ends", file=sys.stderr)
         else:
-            await talking.ask(question)
+            await talking.ask(asked)
 
 
 class _Conversation:
     """What was said so far, as tokens."""
 
     def __init__(
-        self, roller: Roller, specs: Sequence[ToolSpec], wishes: Wishes, positions: int, as_json: bool
+        self,
+        roller: Roller,
+        specs: Sequence[ToolSpec],
+        system: str | None,
+        positions: int,
+        temperature: float,
+        *,
+        fresh: bool,
+        as_json: bool,
     ) -> None:
         self._roller = roller
         self._specs = specs
-        self._wishes = wishes
+        self._system = system
         self._positions = positions
+        self._sampling = Sampling(max_new_tokens=1, temperature=temperature)
+        self._fresh = fresh
         self._as_json = as_json
         self._last: Trajectory | None = None
 
@@ -108,12 +126,11 @@ class _Conversation:
                 f"which is more than {self._positions} in all; lower --max-tokens, or raise --context as far as the "
                 "model allows"
             )
-        sampling = Sampling(max_new_tokens=1, temperature=self._wishes.temperature)
         told = _Told(question, self._as_json)
-        async with aclosing(answered(self._roller, question, ids, sampling)) as events:  # type: ignore[type-var]
+        async with aclosing(answered(self._roller, question, ids, self._sampling)) as events:  # type: ignore[type-var]
             async for event in events:
                 told.take(event)
-                if isinstance(event, Ended) and not self._wishes.fresh and event.trajectory.fault is None:
+                if isinstance(event, AnswerEnded) and not self._fresh and event.trajectory.fault is None:
                     self._last = event.trajectory
 
     def _asked(self, question: str) -> tuple[int, ...]:
@@ -123,7 +140,7 @@ class _Conversation:
             follows = conversation.template.next_question(question)
             return (*self._last.token_ids, *conversation.after(self._last.turns[-1].completion, follows))
         if self._roller.environment is ToolEnvironment:
-            return conversation.ids(conversation.template.opening(question, self._specs, self._wishes.system))
+            return conversation.ids(conversation.template.opening(question, self._specs, self._system))
         return environment_for(self._roller, question, 0).opening()
 
 

@@ -13,16 +13,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from rocstar.errors import ConfigError
 
 PathLike = str | Path
+T = TypeVar("T")
 
 
 def is_reference(text: str) -> bool:
@@ -42,6 +43,24 @@ def load(reference: str, *, folders: Sequence[PathLike] = (), setting: str = "pl
         raise ConfigError(f"{said} should be package.module:name or file.py:name")
     module, searched = _module_named(place, [*(Path(folder).resolve() for folder in folders), Path.cwd()], said)
     return _callable_in(_imported(module, searched, said), name, said)
+
+
+def named(
+    name: str, built_in: Mapping[str, T], *, setting: str, takes: Sequence[str], folders: Sequence[PathLike] = ()
+) -> T:
+    """What a setting names: an entry of `built_in`, or code of the user's own that can be called with the arguments
+    `takes`. Raises ConfigError."""
+    said = f"{setting} = {name!r}"
+    if name in built_in:
+        return built_in[name]
+    if not is_reference(name):
+        close = get_close_matches(name, built_in, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"{said} is none of {', '.join(built_in)}; did you mean {close!r}? Your own is written package.module:name"
+        )
+    found: T = load(name, folders=folders, setting=setting)
+    check_call(found, takes, said=said)
+    return found
 
 
 def check_call(found: Any, positional: Sequence[str], keywords: Sequence[str] = (), *, said: str) -> None:

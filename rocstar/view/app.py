@@ -1,5 +1,5 @@
 """The ASGI application: who may ask, the JSON behind each view, and the files of the page. It answers GET and changes
-nothing but its own cache.
+nothing but its own cache, until Ctrl-C or SIGTERM.
 
 `/api/...` is for the page alone and may change with it."""
 
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hmac
 import json
+import secrets
+import socket
 import threading
+import webbrowser
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -17,6 +20,7 @@ from urllib.parse import urlsplit
 
 import duckdb
 import msgspec
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -32,20 +36,21 @@ from rocstar.config.origins import ABSENT, of_run
 from rocstar.config.recipe import resolved_from_json
 from rocstar.errors import ConfigError, DataError, RocstarError
 from rocstar.record.atomic import plain
-from rocstar.record.attempts.messages import Feedback, feedback_of
 from rocstar.record.differences import settings_that_differ, varying
 from rocstar.record.folder import read_json
+from rocstar.record.formats import Feedback, feedback_of
 from rocstar.record.journal import Tail, read_journal
+from rocstar.record.rollouts import SHORT_COLUMNS
+from rocstar.record.table import BadFilter, Where
+from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_of
 from rocstar.types import Problem
 from rocstar.view import query
-from rocstar.view.attempt import attempt_of, decoder_of, rows_of
+from rocstar.view.attempt import attempt_of, decoder_of
 from rocstar.view.curves import Curves
-from rocstar.view.evaluations import evaluation_of, paired
-from rocstar.view.index import Index, cache_folder, sweep_cache
-from rocstar.view.query import BadFilter, Where
-from rocstar.view.search import SHORTEST, Searches
-from rocstar.view.sources import Library, Remembered, RunSource, overview, settings_of
-from rocstar.view.whatif import TRIED, Recorded, recorded_group
+from rocstar.view.index import SHORTEST, Index, Searches, cache_folder, sweep_cache
+from rocstar.view.query import evaluation_of, paired
+from rocstar.view.sources import FileCache, Library, RunSource, overview, settings_of
+from rocstar.view.whatif import TRIED, RecordedGroup, recorded_group
 
 STATIC = Path(__file__).parent / "static"
 COOKIE = "rocstar_view"
@@ -65,16 +70,9 @@ HEADERS = {
 }
 EVENTS_SHOWN, BROKEN_SHOWN = 500, 5
 COLUMNS_SHOWN = 6  # of settings in the list of runs, unless others are asked for
+GRACE_SECONDS = 1  # for answers under way when serving ends
 MOST_INDEXES = 4  # open at once; the one that was asked for least recently is closed
-FACTS = (
-    *("problem_id", "index", "turns", "stop", "fault", "seconds", "tool_seconds", "verdict", "reward", "extracted"),
-    *("method", "penalty_format", "format_facts"),
-)
-"""Columns that a choice among siblings follows from, in older files without the last; with repetition also what was
-written."""
-TOKEN_COLUMNS = ("prompt_ids", "token_ids")
-
-Answer = Callable[["Desk", Request], Any]
+Answer = Callable[["AppState", Request], Any]
 
 
 class Gate:
@@ -135,7 +133,7 @@ def _is_foreign(headers: Headers) -> bool:
     return site not in ("none", "same-origin") and headers.get("sec-fetch-mode") != "navigate"
 
 
-class Desk:
+class AppState:
     """What is open: tables of attempts, curves, searches. Any thread may ask."""
 
     def __init__(self, library: Library, cache: Path) -> None:
@@ -143,7 +141,7 @@ class Desk:
         self._indexes: dict[str, tuple[Index, Searches]] = {}
         self._curves: dict[Path, Curves] = {}
         self._opening = threading.Lock()
-        self.remembered = Remembered()
+        self.remembered = FileCache()
 
     def source(self, request: Request) -> RunSource:
         return self.library.source(request.path_params["name"])
@@ -179,19 +177,19 @@ class Desk:
 # -- answers: one function a path; each takes what is open and the request, and returns what JSON can say -------------
 
 
-def sources(desk: Desk, request: Request) -> Any:
+def sources(state: AppState, request: Request) -> Any:
     shown, settings = [], dict[str, Mapping[str, Any]]()
-    for source in desk.library.sources():
-        curves = desk.curves(source)
-        row = overview(source, desk.remembered, curves.spans())
+    for source in state.library.sources():
+        curves = state.curves(source)
+        row = overview(source, state.remembered, curves.spans())
         if source.run and "broken" not in row:
-            settings[source.name] = settings_of(source.run, desk.remembered)["flat"]
+            settings[source.name] = settings_of(source.run, state.remembered)["flat"]
         shown.append({**row, "spark": curves.spark(), "last": curves.last()})
     columns = request.query_params.get("columns")
     chosen = _swept(settings) if not columns else [] if columns == "none" else columns.split(",")
     for row in shown:
         row["settings"] = {key: settings.get(row["name"], {}).get(key) for key in chosen}
-    about = {"base": str(desk.library.base), "first": desk.library.first}
+    about = {"base": str(state.library.base), "first": state.library.first}
     return {**about, "sources": shown, "columns": chosen, "varying": _varying(list(settings.values()))}
 
 
@@ -208,28 +206,28 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in varying(settings) if key not in ITS_OWN]
 
 
-def sweep(desk: Desk, request: Request) -> Any:
+def sweep(state: AppState, request: Request) -> Any:
     name = request.path_params["name"]
-    return came_to(name, swept_runs(name, desk.library.base))
+    return came_to(name, swept_runs(name, state.library.base))
 
 
-def differs(desk: Desk, request: Request) -> Any:
+def differs(state: AppState, request: Request) -> Any:
     """Settings that are not the defaults, or not those of the run that `from` names: `setting`, `a`, `b`."""
-    run, other = desk.source(request).run, request.query_params.get("from", "")
+    run, other = state.source(request).run, request.query_params.get("from", "")
     if run is None:
         return []
     if other:
-        against = desk.library.source(other).run
+        against = state.library.source(other).run
         return settings_that_differ(against, run) if against else []
     given = of_run(resolved_from_json(run.resolved), run.name, (), {})
     return [{"setting": one.key, "a": None if one.default == ABSENT else one.default, "b": one.value} for one in given]
 
 
-def run(desk: Desk, request: Request) -> Any:
-    source = desk.source(request)
-    curves = desk.curves(source)
+def run(state: AppState, request: Request) -> Any:
+    source = state.source(request)
+    curves = state.curves(source)
     shown = {
-        **overview(source, desk.remembered, curves.spans()),
+        **overview(source, state.remembered, curves.spans()),
         "last": curves.last(),
         "metrics": sorted(curves.names),
         "spans": curves.spans(),
@@ -246,35 +244,35 @@ def run(desk: Desk, request: Request) -> Any:
     }
 
 
-def curves(desk: Desk, request: Request) -> Any:
-    found = desk.curves(desk.source(request))
+def curves(state: AppState, request: Request) -> Any:
+    found = state.curves(state.source(request))
     wanted = [name for name in request.query_params.get("metrics", "").split(",") if name][:64]
     return {"axes": found.axes(), "columns": {name: found.column(name) for name in wanted}, "spans": found.spans()}
 
 
-def attempts(desk: Desk, request: Request) -> Any:
-    index, where, about = _filtered(desk, request)
+def attempts(state: AppState, request: Request) -> Any:
+    index, where, about = _filtered(state, request)
     asked = request.query_params
     page = {"offset": _number(asked, "offset", 0), "limit": _number(asked, "limit", 100)}
     rows = query.attempts(index, where, sort=asked.get("sort") or "-step", **page)
     return {**about, "total": query.count(index, where), "rows": rows}
 
 
-def facets(desk: Desk, request: Request) -> Any:
-    index, where, about = _filtered(desk, request)
-    spans = desk.curves(index.source).spans()
+def facets(state: AppState, request: Request) -> Any:
+    index, where, about = _filtered(state, request)
+    spans = state.curves(index.source).spans()
     return {**about, "facets": query.facets(index, where), "stages": [span["name"] for span in spans]}
 
 
-def groups(desk: Desk, request: Request) -> Any:
-    index, where, about = _filtered(desk, request)
+def groups(state: AppState, request: Request) -> Any:
+    index, where, about = _filtered(state, request)
     asked = request.query_params
     page = {"offset": _number(asked, "offset", 0), "limit": _number(asked, "limit", 100)}
     return {**about, **query.groups(index, where, sort=asked.get("sort") or "-step", **page)}
 
 
-def group(desk: Desk, request: Request) -> Any:
-    index = desk.index(request)
+def group(state: AppState, request: Request) -> Any:
+    index = state.index(request)
     file, grp = _file(index, request), _number(request.query_params, "grp")
     rows = query.group_of(index, file, grp)
     if not rows:
@@ -283,9 +281,9 @@ def group(desk: Desk, request: Request) -> Any:
     return {"problem": problem, "siblings": rows, "history": query.history_of(index, problem["problem_id"])}
 
 
-def what_if(desk: Desk, request: Request) -> Any:
-    index = desk.index(request)
-    recorded = _recorded(desk, index, request)
+def what_if(state: AppState, request: Request) -> Any:
+    index = state.index(request)
+    recorded = _recorded(state, index, request)
     made = [{"kept": c.kept, "reason": str(c.reason)} for c in recorded.choice().choices]
     used = recorded.another({})
     tried = {name: text for name, text in request.query_params.items() if name in TRIED and text}
@@ -294,10 +292,10 @@ def what_if(desk: Desk, request: Request) -> Any:
     return {**found, "recomputed": made, "used": used["settings"], "chances": chances}
 
 
-def attempt(desk: Desk, request: Request) -> Any:
-    index = desk.index(request)
+def attempt(state: AppState, request: Request) -> Any:
+    index = state.index(request)
     file, row = _file(index, request), _number(request.query_params, "row")
-    found = rows_of(index, file, row, row)
+    found = index.bodies(file, row, row)
     at = index.ask("SELECT grp FROM attempts WHERE file = ? AND row = ?", [file, row])
     if not found or not at:
         raise KeyError("attempt")
@@ -318,8 +316,8 @@ def _feedback(index: Index, part: str, step: int) -> Feedback | None:
         return None
 
 
-def evaluation(desk: Desk, request: Request) -> Any:
-    asked, index = request.query_params, desk.index(request)
+def evaluation(state: AppState, request: Request) -> Any:
+    asked, index = request.query_params, state.index(request)
     name, step = asked.get("eval", ""), _number(asked, "step")
     shown = {"result": evaluation_of(index, name, step), "indexing": index.waiting}
     if not asked.get("against"):
@@ -327,7 +325,7 @@ def evaluation(desk: Desk, request: Request) -> Any:
     other, _, rest = asked["against"].partition("/")
     its_name, _, its_step = rest.rpartition("/")
     at = _number({"against": its_step}, "against")
-    against = desk.opened(desk.library.source(other))[0]
+    against = state.opened(state.library.source(other))[0]
     for one in (index, against):
         one.settle()
     return {**shown, "paired": paired((against, its_name, at), (index, name, step))}
@@ -353,29 +351,29 @@ def application(library: Library, *, token: str = "", cache: Path | None = None)
     """The page over what a library has. token: what a browser must bring; "" for none, on loopback only. cache: folder
     of the tables."""
     folder = cache or cache_folder()
-    desk = Desk(library, folder)
+    state = AppState(library, folder)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         sweep_cache(folder)
         yield
-        desk.close()
+        state.close()
 
-    routes = [Route(path, _endpoint(desk, answer)) for path, answer in ANSWERS.items()]
+    routes = [Route(path, _endpoint(state, answer)) for path, answer in ANSWERS.items()]
     page = Mount("/", StaticFiles(directory=STATIC, html=True))
     return Starlette(routes=[*routes, page], middleware=[Middleware(Gate, token=token)], lifespan=lifespan)
 
 
-def _endpoint(desk: Desk, answer: Answer) -> Callable[[Request], Any]:
+def _endpoint(state: AppState, answer: Answer) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(_answered, desk, answer, request)
+        return await run_in_threadpool(_answered, state, answer, request)
 
     return endpoint
 
 
-def _answered(desk: Desk, answer: Answer, request: Request) -> Response:
+def _answered(state: AppState, answer: Answer, request: Request) -> Response:
     try:
-        return _json(answer(desk, request))
+        return _json(answer(state, request))
     except (BadFilter, ConfigError, ValueError) as error:
         return _json({"error": str(error)}, 400)
     except KeyError as error:
@@ -392,34 +390,33 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(content, status, {"Cache-Control": "no-store"}, "application/json")
 
 
-def _filtered(desk: Desk, request: Request) -> tuple[Index, Where, dict[str, Any]]:
+def _filtered(state: AppState, request: Request) -> tuple[Index, Where, dict[str, Any]]:
     """The condition of the URL, and how far table and text search have come."""
-    index, searches = desk.opened(desk.source(request))
+    index, searches = state.opened(state.source(request))
     asked, about = request.query_params, {"indexing": index.waiting, "broken": index.broken()[:BROKEN_SHOWN]}
-    stages = desk.curves(index.source).spans() if asked.get("stage") else []
+    stages = state.curves(index.source).spans() if asked.get("stage") else []
     text = asked.get("q", "")
     if not text:
-        return index, query.where_of(asked, stages), about
+        return index, query.filtered(asked, stages), about
     if len(text) < SHORTEST:
         raise BadFilter(f"q={text}: look for at least {SHORTEST} characters")
     search = searches.find(text)
     about |= {"searched": search.done, "of": len(search.files)}
-    return index, query.where_of(asked, stages, search.number), about
+    return index, query.filtered(asked, stages, search.number), about
 
 
-def _recorded(desk: Desk, index: Index, request: Request) -> Recorded:
+def _recorded(state: AppState, index: Index, request: Request) -> RecordedGroup:
     file, step = _file(index, request), _number(request.query_params, "step")
     siblings = query.group_of(index, file, _number(request.query_params, "grp"))
-    stage = next((s["name"] for s in desk.curves(index.source).spans() if s["first"] <= step <= s["last"]), None)
+    stage = next((s["name"] for s in state.curves(index.source).spans() if s["first"] <= step <= s["last"]), None)
     if not siblings or index.source.run is None or request.query_params.get("part") != "rollouts":
         raise BadFilter("only siblings of a training step were chosen among")
     if stage is None:
         raise BadFilter(f"metrics.jsonl does not say yet which stage step {step} belongs to")
 
     def read(with_tokens: bool) -> list[dict[str, Any]]:
-        columns = [*FACTS, *(TOKEN_COLUMNS if with_tokens else ())]
-        there = f"COLUMNS('^({'|'.join(columns)})$')"
-        return rows_of(index, file, siblings[0]["row"], siblings[-1]["row"], there)
+        columns = [*SHORT_COLUMNS, *(("prompt_ids", "token_ids") if with_tokens else ())]
+        return index.bodies(file, siblings[0]["row"], siblings[-1]["row"], columns)
 
     found = query.problem_of(index, siblings[0]["problem_id"])
     problem = Problem(id=found["problem_id"], question=found["question"], answer=found["gold"], source=found["source"])
@@ -446,3 +443,31 @@ def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> 
     if not text.isdecimal() or len(text) > 9:
         raise BadFilter(f"{name}={text} is no whole number")
     return int(text)
+
+
+def serve(library: Library, *, host: str, port: int, browser: bool, tell: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C or SIGTERM. Raises ConfigError where the address is taken or is none of this
+    machine's."""
+    place = listener(host, port)
+    token = "" if is_loopback(host) else secrets.token_urlsafe(24)
+    address = url_of(_reachable(host), place.getsockname()[1])
+    opened = f"{address}/?token={token}" if token else f"{address}/#{library.first}"
+    config = uvicorn.Config(
+        application(library, token=token),
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    with ended_by_signals(server):
+        tell(f"{library.base} is shown at {opened} (Ctrl-C ends)")
+        if browser:
+            threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
+        server.run([place])
+
+
+def _reachable(host: str) -> str:
+    """A name under which a browser elsewhere may find this machine."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host

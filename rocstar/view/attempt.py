@@ -4,16 +4,15 @@ Not here: colours, which are the page's, and the choice among siblings (whatif.p
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rocstar.record.attempts.messages import Feedback, result_of
-from rocstar.record.call_errors import error_of_result
-from rocstar.view.index import READ, Index
+from rocstar.record.call_errors import calls_of
+from rocstar.record.formats import Feedback
+from rocstar.record.rollouts import TOKEN_COLUMNS, result_of
 
 DIGITS = 4  # of logprobs and entropies on the page
 LONGEST_MERGE = 8  # tokens that one character can be spelled in; more is no text at all
@@ -22,41 +21,16 @@ NUMBERS = ("sampled_logprobs", "old_logprobs", "entropies")
 Decode = Callable[[Sequence[int]], str]
 
 
-def rows_of(index: Index, file: int, first: int, last: int, columns: str = "*") -> list[dict[str, Any]]:
-    """Rows of a parquet file in order, `turns` decoded; none where they are not there. Raises duckdb.Error for a broken
-    file."""
-    path = index.ask("SELECT path FROM files WHERE id = ?", [file])
-    if not path:
-        return []
-    sql = f"SELECT {columns} FROM {READ} WHERE file_row_number BETWEEN ? AND ? ORDER BY file_row_number"
-    found = index.rows(sql, [str(index.source.root / path[0][0]), first, last])
-    return [{**row, "turns": json.loads(row["turns"])} for row in found]
-
-
 def attempt_of(row: Mapping[str, Any], decode: Decode | None, feedback: Feedback | None) -> dict[str, Any]:
-    """A row of `record.rollouts.COLUMNS` for the page; each result has as `read` what the model read of it, null
-    where that is not known."""
-    plain = {
-        name: value
-        for name, value in row.items()
-        if name not in ("turns", "text", "prompt_ids", "token_ids", "loss_mask", *NUMBERS)
-    }
-    texts = row["text"] or []
-    turns = [_turn(turn, texts[n] if n < len(texts) else "", feedback) for n, turn in enumerate(row["turns"])]
+    """A row of attempts for the page, each turn with its text; each result has as `read` what the model read of it,
+    null where that is not known."""
+    plain = {name: value for name, value in row.items() if name not in ("turns", "text", *TOKEN_COLUMNS)}
+    texts = [*(row["text"] or []), *[""] * len(row["turns"])]
+    turns = [{**turn, "text": text, "calls": []} for turn, text in zip(row["turns"], texts, strict=False)]
+    for number, call, result, error in calls_of(row["turns"]):
+        told = result and {**result, "read": _read(result, feedback)}
+        turns[number]["calls"].append({**call, "result": told, "error": error})
     return {**plain, "turns": turns, "tokens": tokens_of(row, decode) if decode else None}
-
-
-def _turn(turn: Mapping[str, Any], text: str, feedback: Feedback | None) -> dict[str, Any]:
-    results = [*turn["results"], *[None] * len(turn["calls"])]
-    calls = [_call(call, result, feedback) for call, result in zip(turn["calls"], results, strict=False)]
-    return {**turn, "calls": calls, "text": text}
-
-
-def _call(call: Mapping[str, Any], result: Mapping[str, Any] | None, feedback: Feedback | None) -> dict[str, Any]:
-    if result is None:
-        return {**call, "result": None, "error": None}
-    error = error_of_result(result, call.get("parse_error"))
-    return {**call, "result": {**result, "read": _read(result, feedback)}, "error": error}
 
 
 def _read(result: Mapping[str, Any], feedback: Feedback | None) -> str | None:

@@ -1,7 +1,9 @@
 """A small table of all attempts of a run, so that lists and filters need no bodies: one DuckDB file in the user's cache
-folder, made from the parquet files and made again where it is missing. It is never the truth.
+folder, made from the parquet files and made again where it is missing. It is never the truth. Beside it searches in
+what was written: file after file, the newest first, in a thread of its own, so that the list shows what was found so
+far.
 
-Not here: questions to the table (query.py) and bodies of attempts (attempt.py)."""
+Not here: questions to the table (query.py) and what the page shows of an attempt (attempt.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import os
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,23 +22,14 @@ from typing import Any
 
 import duckdb
 
-from rocstar.record.call_errors import error_of_result
+from rocstar.record.rollouts import COLUMNS, Row
+from rocstar.record.table import READ, ROWS, SAID, SETTINGS, failures_in, rows_in
 from rocstar.view.sources import AttemptFile, RunSource
 
 VERSION = 1  # of the tables; an older file is left alone and in time deleted
-MEMORY = "160MB"  # of all tables and queries of one run; more goes to the disk
-FETCHED_ROWS = 256
 LOOK_SECONDS = 1.0  # between two looks at the folder
 TOGETHER_BYTES = 16 * 2**20  # of files that are taken up in one go: each commit waits for the disk
 KEPT_DAYS = 30.0  # of an index that nobody opened
-SETTINGS: dict[str, Any] = {
-    "memory_limit": MEMORY,
-    "threads": 2,
-    "checkpoint_threshold": "2MB",  # rows in the log alone cannot leave the memory
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "preserve_insertion_order": True,
-}
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
     id INTEGER, path VARCHAR, part VARCHAR, step INTEGER, modified BIGINT, bytes BIGINT, broken VARCHAR);
@@ -49,33 +42,11 @@ CREATE TABLE IF NOT EXISTS attempts (
     seconds FLOAT, tool_seconds FLOAT, policy_version BIGINT, entropy FLOAT, tools VARCHAR[], errors VARCHAR[],
     preview VARCHAR);
 """
-READ = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
-# A model can write half a surrogate pair, which Python's JSON holds and DuckDB's refuses.
-SURROGATE = r"'\\u[dD][89a-fA-F][0-9a-fA-F]{2}'"
-# Siblings stand together; a problem that stands in a step twice begins again with a lower number.
-ROWS = f"""
-INSERT INTO attempts
-SELECT ?, file_row_number,
-    sum((problem_id IS DISTINCT FROM before OR index <= number)::INTEGER) OVER (ORDER BY file_row_number),
-    ?, ?, problem_id, index, verdict, reward, extracted, method, penalty_errors, penalty_format, penalty_total, kept,
-    reason, weight, advantage, stop, fault, response_tokens, n_turns, calls, failed_calls, seconds, tool_seconds,
-    policy_version, entropy, tools, coalesce(failures.errors, []), preview
-FROM (SELECT file_row_number, problem_id, index, verdict, reward, left(extracted, 200) AS extracted, method,
-    penalty_errors, penalty_format, penalty_total, kept, reason, weight, advantage, stop, left(fault, 300) AS fault,
-    response_tokens, json_array_length(turns) AS n_turns, calls, failed_calls, seconds, tool_seconds, policy_version,
-    list_sum(entropies) / greatest(1, list_sum(json_extract(turns, '$[*].sampled_tokens')::BIGINT[])) AS entropy,
-    list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview,
-    lag(problem_id) OVER (ORDER BY file_row_number) AS before, lag(index) OVER (ORDER BY file_row_number) AS number
-    FROM (SELECT * EXCLUDE turns, regexp_replace(turns, {SURROGATE}, '\\\\ufffd', 'g') AS turns FROM {READ}))
-LEFT JOIN (SELECT unnest(?::INTEGER[]) AS failed, unnest(?::VARCHAR[][]) AS errors) AS failures
-ON failures.failed = file_row_number
-"""
+ROWS_OF_FILE = f"INSERT INTO attempts BY NAME SELECT ? AS file, ? AS part, * REPLACE (? AS step) FROM ({ROWS})"
 PROBLEMS = f"""
 INSERT OR IGNORE INTO problems
 SELECT problem_id, any_value(question), any_value(gold), any_value(source) FROM {READ} GROUP BY problem_id
 """
-FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
-
 Found = tuple[AttemptFile, os.stat_result]
 """A file as it lies there."""
 
@@ -99,7 +70,7 @@ class Index:
     waiting: int = 0
     """Files that are not in the table yet."""
     _last_number: int = 0
-    """Of a file; a number is never given again while this index is open, because searches remember them."""
+    """The last file's number; none is given again while this index is open, because searches remember them."""
 
     @classmethod
     def open(cls, source: RunSource, cache: Path | None = None) -> Index:
@@ -152,6 +123,15 @@ class Index:
             found = cursor.execute(sql, list(values))
             names = [column[0] for column in found.description or ()]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def bodies(self, file: int, first: int, last: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[Row]:
+        """Rows of a parquet file from one number to another, decoded; none where the file is not there. Raises
+        duckdb.Error for a broken file."""
+        path = self.ask("SELECT path FROM files WHERE id = ?", [file])
+        if not path:
+            return []
+        with self.cursor() as cursor:
+            return rows_in(cursor, str(self.source.root / path[0][0]), range(first, last + 1), columns)
 
     def follow(self) -> None:
         """Take up what is new in a thread of its own, unless one is at it or has just looked."""
@@ -251,12 +231,9 @@ class Index:
     def _insert(self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result) -> None:
         path = str(file.path)
         number = self._remember(cursor, file, state, None)
-        rows, errors = [], []
-        for row, turns in self._failed(path):
-            rows.append(row)
-            errors.append(_errors_of(turns))
+        failed = failures_in(cursor, path)
         cursor.execute(PROBLEMS, [path])
-        cursor.execute(ROWS, [number, file.part, file.step, path, rows, errors])
+        cursor.execute(ROWS_OF_FILE, [number, file.part, file.step, path, *failed])
 
     def _remember(
         self, cursor: duckdb.DuckDBPyConnection, file: AttemptFile, state: os.stat_result, broken: str | None
@@ -268,12 +245,6 @@ class Index:
         row = [number, path, file.part, step, state.st_mtime_ns, state.st_size, broken]
         cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return number
-
-    def _failed(self, path: str) -> Iterator[tuple[int, str]]:
-        with self.cursor() as cursor:
-            found = cursor.execute(FAILED, [path])
-            while some := found.fetchmany(FETCHED_ROWS):
-                yield from some
 
 
 def cache_folder() -> Path:
@@ -304,11 +275,79 @@ def _opened(file: Path) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(file, config=SETTINGS)
 
 
-def _errors_of(turns: str) -> list[str]:
-    """Names of the failures in a row's turns, each once, in order."""
-    found = [
-        error_of_result(result, call.get("parse_error"))
-        for turn in json.loads(turns)
-        for call, result in zip(turn["calls"], turn["results"], strict=False)
-    ]
-    return list(dict.fromkeys(name for name in found if name))
+KEPT_SEARCHES = 8
+SHORTEST = 2  # characters of a text that is looked for
+WAIT_SECONDS = 0.15  # of the first answer for what can be found at once
+# Replies of tools stand in `turns`, as JSON.
+FOUND = f"""
+INSERT INTO found.hits SELECT ?, ?, file_row_number FROM {READ} WHERE {SAID} OR contains(lower(turns), ?)
+"""
+
+
+@dataclass(slots=True)
+class Search:
+    """One text in the files of an index."""
+
+    number: int
+    text: str
+    done: int = 0
+    files: set[int] = field(default_factory=set)
+    """Numbers of the files that were, or are being, looked into."""
+    idle: threading.Event = field(default_factory=threading.Event)
+    dropped: bool = False
+
+
+class Searches:
+    """The last few texts that were looked for; the same text is looked for once, however often its page is asked
+    for."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._kept: OrderedDict[str, Search] = OrderedDict()
+        self._next, self._choosing = 0, threading.Lock()
+        index.ask("ATTACH IF NOT EXISTS ':memory:' AS found")
+        index.ask("CREATE TABLE IF NOT EXISTS found.hits (search INTEGER, file INTEGER, row INTEGER)")
+
+    def find(self, text: str) -> Search:
+        """Looks into the files that were not looked into yet, then waits a moment."""
+        with self._choosing:
+            search = self._kept.get(text) or self._new(text)
+            self._kept.move_to_end(text)
+            while len(self._kept) > KEPT_SEARCHES:
+                self._drop(self._kept.popitem(last=False)[1])
+            if search.idle.is_set():
+                self._begin(search)
+        search.idle.wait(WAIT_SECONDS)
+        return search
+
+    def _new(self, text: str) -> Search:
+        self._next += 1
+        search = self._kept[text] = Search(self._next, text)
+        search.idle.set()
+        return search
+
+    def _begin(self, search: Search) -> None:
+        files = self._index.ask("SELECT id, path FROM files WHERE broken IS NULL ORDER BY step DESC, part")
+        new = [(number, path) for number, path in files if number not in search.files]
+        if new:
+            search.files |= {number for number, _ in new}
+            search.idle.clear()
+            threading.Thread(target=self._look, args=(search, new), name="view-search", daemon=True).start()
+
+    def _look(self, search: Search, files: list[tuple[int, str]]) -> None:
+        wanted = search.text.lower()
+        escaped = json.dumps(wanted)[1:-1]
+        try:
+            for number, path in files:
+                if search.dropped:
+                    return
+                file = str(self._index.source.root / path)
+                with suppress(duckdb.Error):  # closed, or gone meanwhile: then its attempts leave the table as well
+                    self._index.ask(FOUND, [search.number, number, file, wanted, wanted, escaped])
+                search.done += 1
+        finally:
+            search.idle.set()
+
+    def _drop(self, search: Search) -> None:
+        search.dropped = True
+        self._index.ask("DELETE FROM found.hits WHERE search = ?", [search.number])

@@ -1,129 +1,56 @@
-"""Questions to the table of attempts: filters as they stand in a URL, pages of a sorted list, groups, counts.
-
-Every value of a URL is bound, never written into SQL; names of columns come from the lists here."""
+"""Questions to the table of attempts: pages of a sorted list, groups, counts; and evaluations: the figures of one, and
+two of them paired by the functions of `rocstar compare`. The table of one evaluation is the list of its groups, wrong
+answers first. What filters mean is said in record/table.py; every value of a URL is bound, never written into SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rocstar.errors import ConfigError
+from rocstar.evaluation.compare import Kept, compared, read_kept, refuse_different
+from rocstar.record.evaluations import RESULT
+from rocstar.record.folder import read_json
+from rocstar.record.table import BadFilter, Condition, Where, where_of
 from rocstar.view.index import Index
 
 MOST_ROWS = 500  # of one answer
-EQUAL = {"part": "part", "problem": "problem_id", "reason": "reason", "stop": "stop", "method": "method"}
-RANGES = {
-    "step": "step",
-    "tokens": "tokens",
-    "turns": "turns",
-    "calls": "calls",
-    "failed": "failed_calls",
-    "reward": "reward",
-    "penalty": "penalty_total",
-    "entropy": "entropy",
-    "seconds": "seconds",
-    "version": "policy_version",
-}
-LISTS = {"error": "errors", "tool": "tools"}
-BESIDE = ("stage", "q", "sort", "offset", "limit")  # of a URL, and no conditions on a column
 SORTS = (
     *("step", "reward", "penalty_total", "advantage", "tokens", "turns", "calls", "failed_calls", "entropy"),
     *("seconds", "tool_seconds", "problem_id", "verdict", "reason", "stop"),
 )
-COLUMNS = (
-    *("file", "row", "grp", "part", "step", "problem_id", "sibling", "verdict", "reward", "extracted", "kept"),
-    *("reason", "weight", "advantage", "penalty_errors", "penalty_format", "penalty_total", "stop", "fault", "tokens"),
-    *("turns", "calls", "failed_calls", "seconds", "tool_seconds", "policy_version", "entropy", "tools", "errors"),
-    *("method", "preview"),
-)
 FACETS = ("verdict", "reason", "stop", "part", "method")
+FACETS_OF_LISTS = {"error": "errors", "tool": "tools"}
 GROUP_SORTS = ("step", "share", "attempts", "kept", "tokens", "failed_calls", "entropy")
 
 Span = Mapping[str, Any]
 """A stage: `name`, `first` and `last` step."""
 
 
-class BadFilter(ValueError):
-    """A filter of the URL that says nothing; the message is for a person."""
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """A condition with its values."""
-
-    sql: str
-    values: tuple[Any, ...]
-
-
-def where_of(asked: Mapping[str, str], stages: Sequence[Span] = (), hits: int | None = None) -> Where:
+def filtered(asked: Mapping[str, str], stages: Sequence[Span] = (), hits: int | None = None) -> Where:
     """The condition that a URL asks for. hits: number of a text search. Raises BadFilter."""
-    parts = [*_plain_conditions(asked), *_stage_condition(asked.get("stage"), stages)]
+    others = [_within_stage(asked["stage"], stages)] if asked.get("stage") else []
     if hits is not None:
-        parts.append(("(file, row) IN (SELECT file, row FROM found.hits WHERE search = ?)", [hits]))
-    return Where(" AND ".join(sql for sql, _ in parts) or "true", tuple(v for _, some in parts for v in some))
+        others.append(("(file, row) IN (SELECT file, row FROM found.hits WHERE search = ?)", [hits]))
+    return where_of(asked, *others)
 
 
-def _plain_conditions(asked: Mapping[str, str]) -> Iterable[tuple[str, list[Any]]]:
-    for name, text in asked.items():
-        if not text:
-            continue
-        if name in EQUAL:
-            yield f"{EQUAL[name]} = ?", [text]
-        elif name in LISTS:
-            yield f"list_contains({LISTS[name]}, ?)", [text]
-        elif name in RANGES:
-            yield _range(RANGES[name], name, text)
-        elif name == "verdict":
-            yield ("verdict IS NULL", []) if text == "none" else ("verdict = ?", [text])
-        elif name == "kept":
-            yield ("kept" if _yes(name, text) else "NOT kept"), []
-        elif name == "fault":
-            yield ("fault IS NOT NULL" if _yes(name, text) else "fault IS NULL"), []
-        elif name not in BESIDE:
-            raise BadFilter(f"{name} is no filter")
-
-
-def _stage_condition(name: str | None, stages: Sequence[Span]) -> list[tuple[str, list[Any]]]:
-    if not name:
-        return []
+def _within_stage(name: str, stages: Sequence[Span]) -> Condition:
     spans = [stage for stage in stages if stage["name"] == name]
     if not spans:
         raise BadFilter(f"there is no stage {name}")
     each = " OR ".join("step BETWEEN ? AND ?" for _ in spans)
-    return [(f"({each})", [step for span in spans for step in (span["first"], span["last"])])]
-
-
-def _range(column: str, name: str, text: str) -> tuple[str, list[Any]]:
-    """`5`, `5..9`, `5..` and `..9`."""
-    low, dots, high = text.partition("..")
-    try:
-        bounds = [float(part) if part else None for part in (low, high)]
-    except ValueError:
-        bounds = [None, None]
-    if bounds == [None, None]:
-        raise BadFilter(f"{name}={text} is no number and no range; write 5, 5..9, 5.. or ..9")
-    if not dots:
-        return f"{column} = ?", [bounds[0]]
-    tests = [
-        (f"{column} {sign} ?", bound) for sign, bound in zip((">=", "<="), bounds, strict=True) if bound is not None
-    ]
-    return " AND ".join(test for test, _ in tests), [bound for _, bound in tests]
-
-
-def _yes(name: str, text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise BadFilter(f"{name}={text}: write yes or no")
-    return text == "yes"
+    return each, [step for span in spans for step in (span["first"], span["last"])]
 
 
 def attempts(index: Index, where: Where, *, sort: str, offset: int, limit: int) -> list[dict[str, Any]]:
     """A page of attempts. sort: a column, with `-` before it for the largest first. Raises BadFilter."""
-    columns = ", ".join(f"a.{name}" for name in COLUMNS)
     page = f"SELECT rowid AS place FROM attempts WHERE {where.sql} ORDER BY {_order(sort, SORTS)} LIMIT ? OFFSET ?"
     # The page first, then its columns: sorting whole rows would carry the wide ones along. By rowid the columns of 100
     # rows take 1/7 of the CPU time that a join by (file, row) over a million rows takes.
     sql = (
-        f"SELECT {columns}, left(p.question, 160) AS question FROM ({page}) JOIN attempts a ON a.rowid = place "
+        f"SELECT a.*, left(p.question, 160) AS question FROM ({page}) JOIN attempts a ON a.rowid = place "
         f"LEFT JOIN problems p ON p.problem_id = a.problem_id ORDER BY {_order(sort, SORTS, 'a.')}"
     )
     return index.rows(sql, [*where.values, min(limit, MOST_ROWS), offset])
@@ -136,7 +63,7 @@ def count(index: Index, where: Where) -> int:
 def facets(index: Index, where: Where) -> dict[str, list[tuple[str, int]]]:
     """How many attempts of the filter have which value, the most frequent first."""
     found = {name: _counted(index, name, where) for name in FACETS}
-    return found | {name: _counted(index, f"unnest({column})", where) for name, column in LISTS.items()}
+    return found | {name: _counted(index, f"unnest({column})", where) for name, column in FACETS_OF_LISTS.items()}
 
 
 def _counted(index: Index, value: str, where: Where) -> list[tuple[str, int]]:
@@ -169,8 +96,7 @@ def groups(index: Index, where: Where, *, sort: str, offset: int, limit: int) ->
 
 def group_of(index: Index, file: int, grp: int) -> list[dict[str, Any]]:
     """The siblings of a group, in order."""
-    columns = ", ".join(COLUMNS)
-    return index.rows(f"SELECT {columns} FROM attempts WHERE file = ? AND grp = ? ORDER BY row", [file, grp])
+    return index.rows("SELECT * FROM attempts WHERE file = ? AND grp = ? ORDER BY row", [file, grp])
 
 
 def problem_of(index: Index, problem: str) -> dict[str, Any]:
@@ -193,3 +119,49 @@ def _order(sort: str, known: Sequence[str], prefix: str = "", row: str = "row") 
         raise BadFilter(f"sort={sort}: sort by one of {', '.join(known)}")
     way = "DESC" if sort.startswith("-") else "ASC"
     return f"{prefix}{name} {way} NULLS LAST, {prefix}file, {prefix}{row}"
+
+
+def evaluation_folder(index: Index, name: str, step: int) -> Path:
+    """Raises KeyError."""
+    there = {(part, at): folder for part, at, folder in index.source.evaluation_folders()}
+    return there[name, step]
+
+
+def evaluation_of(index: Index, name: str, step: int) -> dict[str, Any]:
+    """Its result without transcripts, which lie among the attempts. Raises KeyError, DataError."""
+    result = read_json(evaluation_folder(index, name, step) / RESULT)
+    return {key: value for key, value in result.items() if key != "transcripts"}
+
+
+def paired(a: tuple[Index, str, int], b: tuple[Index, str, int]) -> dict[str, Any]:
+    """B against A, with the question and the group of each problem; `differs` says in a sentence what was not asked
+    alike. Raises KeyError, DataError."""
+    kept = [read_kept(evaluation_folder(*one)) for one in (a, b)]
+    found = compared(*kept)
+    places = [_places(*one) for one in (a, b)]
+    for row in found["table"]:
+        known = [place.get(row["problem_id"], {}) for place in places]
+        row |= {
+            "question": known[0].get("question"),
+            "gold": known[0].get("gold"),
+            "groups": [one.get("grp") for one in known],
+        }
+    return {**found, "differs": _difference(*kept)}
+
+
+def _places(index: Index, name: str, step: int) -> Mapping[str, Mapping[str, Any]]:
+    rows = index.rows(
+        "SELECT a.problem_id, min(a.grp) AS grp, left(any_value(p.question), 160) AS question, "
+        "any_value(p.gold) AS gold FROM attempts a LEFT JOIN problems p ON p.problem_id = a.problem_id "
+        "WHERE a.part = ? AND a.step = ? GROUP BY 1",
+        [name, step],
+    )
+    return {row["problem_id"]: row for row in rows}
+
+
+def _difference(a: Kept, b: Kept) -> str | None:
+    try:
+        refuse_different(a, b, ())
+    except ConfigError as error:
+        return str(error).partition("; evaluate both alike")[0]
+    return None

@@ -17,8 +17,7 @@ from rocstar.errors import ConfigError, DataError
 from rocstar.record.evaluations import RESULT, find_evaluation, is_evaluation, owner_of
 from rocstar.record.folder import RunFolder, list_runs, read_json, step_of
 from rocstar.record.journal import read_journal
-from rocstar.record.show import COMPARED
-from rocstar.record.state import failure_of, state_of
+from rocstar.record.show import COMPARED, failure_of, state_of
 
 PARTS = ("samples", "greedy")
 """Files of attempts in the folder of an evaluation."""
@@ -86,7 +85,7 @@ class Library:
 
     @classmethod
     def open(cls, name: str | None, runs: Path) -> Library:
-        """Of a folder of runs, a run, or an evaluation, as a person typed it. Raises ConfigError."""
+        """Open a folder of runs, a run, or an evaluation, as a person typed it. Raises ConfigError."""
         if name is None:
             return cls(base=_folder(runs))
         path = Path(name)
@@ -131,7 +130,7 @@ class Library:
         return {source.name: source for source in self.sources()}[name]
 
 
-class Remembered:
+class FileCache:
     """What was found in files, read again only where a file changed: the list is asked for every two seconds."""
 
     def __init__(self) -> None:
@@ -147,7 +146,7 @@ class Remembered:
         return known[1]
 
 
-def overview(source: RunSource, remembered: Remembered, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def overview(source: RunSource, remembered: FileCache, spans: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A source as the list shows it, without metrics; `spans` are its stages in metrics.jsonl. A broken file is told in
     `broken`."""
     row: dict[str, Any] = {"name": source.name, "kind": "run" if source.run else "evaluation", "path": str(source.root)}
@@ -161,7 +160,7 @@ def overview(source: RunSource, remembered: Remembered, spans: Sequence[Mapping[
         return {**row, "evals": [], "broken": str(error) or type(error).__name__}
 
 
-def _of_run(run: RunFolder, remembered: Remembered, spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _of_run(run: RunFolder, remembered: FileCache, spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     state = state_of(run)
     events = remembered.of(run.events, _events) if run.events.is_file() else _told_by([])
     settings = settings_of(run, remembered)
@@ -178,7 +177,7 @@ def _of_run(run: RunFolder, remembered: Remembered, spans: Sequence[Mapping[str,
     }
 
 
-def settings_of(run: RunFolder, remembered: Remembered) -> dict[str, Any]:
+def settings_of(run: RunFolder, remembered: FileCache) -> dict[str, Any]:
     """`stages`, and `flat`: every setting by its dotted name. Empty for a run that is just being made. Raises
     DataError, and what settings of another shape lead to."""
     return remembered.of(run.resolved, _settings) if run.resolved.is_file() else {"stages": [], "flat": {}}
@@ -207,7 +206,7 @@ def _told_by(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _stage(stage: Mapping[str, Any], spans: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]]) -> Any:
-    """With the steps `done`, and why it `ended`; a kill may have undone some steps of one that had."""
+    """A stage with the steps `done`, and why it `ended`; a kill may have undone some steps of one that had."""
     done = sum(int(span["last"] - span["first"]) + 1 for span in spans if span["name"] == stage["name"])
     reasons = [end.get("reason") for end in ends if (end.get("name"), end.get("steps", 0)) == (stage["name"], done)]
     return {**stage, "done": done, "ended": str(reasons[-1]) if reasons else None}

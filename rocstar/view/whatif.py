@@ -1,5 +1,6 @@
 """What another resampler or another penalty would have chosen of a recorded group, by training's own functions:
-`resampler_of` with the run's seed gives the choice that was made; other settings give the one that would have been.
+a method with the run's seed gives the choice that was made; other settings give the one that would have been. Methods
+and advantages of the user's own are refused: neither a run folder nor a URL may name code that this page loads.
 
 The chance of being kept is counted over DRAWS choices with other seeds, for every method alike."""
 
@@ -8,19 +9,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from rocstar.config.sections import ResampleSection
-from rocstar.learning.batches import kept_advantages
+from rocstar.learning.advantages import advantages, kept_advantages
 from rocstar.learning.quality import Quality
-from rocstar.learning.resample import quality_of, resampler_of, seed_of_choice
+from rocstar.learning.resample import METHODS, quality_of, seed_of_choice
 from rocstar.protocols import Resampler
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.rollouts import trajectory_of
+from rocstar.record.table import BadFilter
 from rocstar.types import Group, Penalty, Problem, Resampled, Trajectory, seed_for
-from rocstar.view.query import BadFilter
 
 DRAWS = 1000  # an error of at most 1.6 points
 TRIED = (*ResampleSection.model_fields, "weight_errors")
@@ -28,7 +30,7 @@ TRIED = (*ResampleSection.model_fields, "weight_errors")
 
 
 @dataclass(frozen=True, slots=True)
-class Known(Quality):
+class ComputedQuality(Quality):
     """Penalties that were computed already, by sibling."""
 
     penalties: Mapping[int, Penalty] | None = None
@@ -38,31 +40,31 @@ class Known(Quality):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedGroup:
     """A group as a run recorded it, with what its choice followed from."""
 
     group: Group
     settings: ResampleSection
     normalize_by_std: bool
     seed: int
-    """Of the choice."""
+    """The seed of the choice."""
 
     def choice(self) -> Resampled:
         """The choice that training made."""
-        return resampler_of(self.settings)(self.group, random.Random(self.seed))
+        return METHODS[self.settings.method](self.settings)(self.group, random.Random(self.seed))
 
     def another(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """The choice under other settings: fields of `[resample]`, and the weight of failed calls. Raises BadFilter."""
         settings, weight = _changed(self.settings, asked), _weight_of_errors(asked)
         quality = quality_of(settings)
         penalties = {t.index: _weighted(quality.penalty(t), weight) for t in self.group.trajectories}
-        known = Known(drop_truncated=quality.drop_truncated, penalties=penalties)
-        resample = replace(resampler_of(settings), quality=known)  # type: ignore[type-var]
+        known = ComputedQuality(drop_truncated=quality.drop_truncated, penalties=penalties)
+        resample = replace(METHODS[settings.method](settings), quality=known)  # type: ignore[type-var]
         return {"settings": settings.model_dump(), "weight_errors": weight, "siblings": self._siblings(resample)}
 
     def _siblings(self, resample: Resampler) -> list[dict[str, Any]]:
         made = resample(self.group, random.Random(self.seed))
-        learnt = kept_advantages(made, self.normalize_by_std)
+        learnt = kept_advantages(made, partial(advantages, normalize_by_std=self.normalize_by_std))
         drawn = random.Random(seed_for(self.seed, "chances"))
         kept = [[choice.kept for choice in resample(self.group, drawn).choices] for _ in range(DRAWS)]
         return _told(made, learnt, kept)
@@ -83,19 +85,23 @@ def _told(made: Resampled, learnt: Mapping[int, float], kept: Sequence[Sequence[
 
 
 Read = Callable[[bool], Sequence[Mapping[str, Any]]]
-"""(with token ids) -> rows of the siblings in their order, `turns` decoded."""
+"""(with token ids) -> rows of the siblings in their order, decoded."""
 
 
-def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool) -> Recorded:
+def recorded_group(
+    run: RunFolder, stage: str, step: int, problem: Problem, read: Read, *, repeats: bool
+) -> RecordedGroup:
     """repeats: repetition will be asked about, which follows from tokens. Raises BadFilter where the run lacks the
     stage."""
     settings = read_json(run.resolved)
     found = next((one for one in settings.get("stage", []) if one.get("name") == stage and "resample" in one), None)
     if found is None:
         raise BadFilter(f"the run has no stage {stage} that resamples")
-    used = ResampleSection.model_validate(found["resample"])
+    used = _built_in(ResampleSection.model_validate(found["resample"]))
+    if (advantage := found["learning"].get("advantage", "grpo")) != "grpo":
+        raise BadFilter(f"the run's advantages are {advantage}, code of its own, which this page does not load")
     rows = read(repeats or used.repetition_weight > 0)
-    return Recorded(
+    return RecordedGroup(
         group=Group(problem=problem, trajectories=tuple(trajectory_of(row) for row in rows)),
         settings=used,
         normalize_by_std=found["learning"]["normalize_by_std"],
@@ -106,11 +112,18 @@ def recorded_group(run: RunFolder, stage: str, step: int, problem: Problem, read
 def _changed(settings: ResampleSection, asked: Mapping[str, str]) -> ResampleSection:
     given = {name: asked[name] for name in ResampleSection.model_fields if asked.get(name)}
     try:
-        return ResampleSection.model_validate_strings({**_texts(settings), **given})
+        return _built_in(ResampleSection.model_validate_strings({**_texts(settings), **given}))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise BadFilter(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
+
+
+def _built_in(settings: ResampleSection) -> ResampleSection:
+    """Raises BadFilter for a method of the user's own."""
+    if settings.method not in METHODS:
+        raise BadFilter(f"resample.method is {settings.method}, code of its own, which this page does not load")
+    return settings
 
 
 def _texts(settings: ResampleSection) -> dict[str, str]:

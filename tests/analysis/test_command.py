@@ -66,7 +66,7 @@ def test_a_run_that_learned_is_analysed_with_its_tokens(
 
 def test_a_learner_pass_gives_the_entropies_that_training_recorded(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from rocstar.learning.entropy import EntropyPass
+    from rocstar.learning.forward import EntropyPass
     from tests.learning.examples import model as random_model
 
     folder = tmp_path / "model"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.analysis.attempts import Attempt
-from rocstar.analysis.messages import read_transcripts
+from rocstar.analysis.attempts import Attempt, read_transcripts
 from rocstar.errors import DataError
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rocstar.analysis.screen import swap_page
-from rocstar.analysis.swap import begun_attempts, swap_test, variants_of
-from rocstar.analysis.told import Told
+from rocstar.analysis.swap import ReplyText, begun_attempts, swap_test, variants_of
 from rocstar.answers.verifier import ScriptedVerifier
 from rocstar.cli.main import run
 from rocstar.engines.scripted import ScriptedEngine
@@ -79,14 +78,14 @@ def kept(file: Path, groups: Sequence[Group]) -> Path:
     return file
 
 
-async def swapped_in(folder: Path, *, reads: bool) -> dict[Told, dict[str, Any]]:
+async def swapped_in(folder: Path, *, reads: bool) -> dict[ReplyText, dict[str, Any]]:
     made = roller(reads=reads)
     file = kept(folder / "samples.parquet", await made.roll(PROBLEMS, attempts=2, seed=1))
     variants = variants_of(list(begun_attempts(file, {})), made.conversation, seed=1)
     assert len(variants) == len(PROBLEMS)
     rows = await swap_test(variants, made, Sampling(max_new_tokens=1, seed=1))
     assert {row["after"] for row in rows} == {"failed call"} and all(row["attempts"] == len(PROBLEMS) for row in rows)
-    return {Told(row["told"]): row for row in rows}
+    return {ReplyText(row["told"]): row for row in rows}
 
 
 def values(row: dict[str, Any]) -> dict[str, float]:
@@ -95,15 +94,15 @@ def values(row: dict[str, Any]) -> dict[str, float]:
 
 async def test_a_model_that_reads_takes_the_false_word_and_fails_by_it(tmp_path: Path) -> None:
     found = await swapped_in(tmp_path, reads=True)
-    assert values(found[Told.TRUE]) == {
+    assert values(found[ReplyText.TRUE]) == {
         "calls": 1, "call_works": 1, "same_next": 1, "right": 1, "true_word": 1, "false_word": 0,
     }  # fmt: skip
-    for told, false in ((Told.SWAPPED, None), (Told.BLANK, 0), (Told.FALSE, 1)):
+    for told, false in ((ReplyText.SWAPPED, None), (ReplyText.BLANK, 0), (ReplyText.FALSE, 1)):
         figures = values(found[told])
         assert (figures["call_works"], figures["same_next"], figures["true_word"]) == (0, 0, 0)
         assert false is None or figures["false_word"] == false
-    assert values(found[Told.FALSE])["right"] == 1  # the next failure tells the truth again
-    low, high = found[Told.FALSE]["false_word"]["interval"]
+    assert values(found[ReplyText.FALSE])["right"] == 1  # the next failure tells the truth again
+    low, high = found[ReplyText.FALSE]["false_word"]["interval"]
     assert 0.6 < low < 0.8 and high == 1
 
 
@@ -128,8 +127,8 @@ async def test_an_attempt_goes_on_from_the_very_tokens_that_were_recorded(tmp_pa
     for one, group in zip(variants_of(begun, made.conversation, seed=1), groups, strict=True):
         first = group.trajectories[0].turns[0]
         assert one.begun.attempt.turns[0].completion.token_ids == first.completion.token_ids
-        assert one.replies[Told.TRUE] == first.reply_ids
-        assert "use " not in CODEC.decode(one.replies[Told.BLANK])
+        assert one.replies[ReplyText.TRUE] == first.reply_ids
+        assert "use " not in CODEC.decode(one.replies[ReplyText.BLANK])
 
 
 def test_an_evaluation_in_which_no_tool_replied_is_told_as_such() -> None:

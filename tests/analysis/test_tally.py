@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocstar.analysis.attempts import Attempt, CallFacts, read_attempts
-from rocstar.analysis.recovery import After, after_errors
-from rocstar.analysis.tally import LEVELS, AttemptCounts, level_of, right_after
+from rocstar.analysis.tally import LEVELS, AfterFailure, AttemptCounts, after_errors, level_of, right_after
 from rocstar.errors import DataError
 from rocstar.types import Choice, Penalty, Reason, Stop, Verdict
 from tests.analysis.rows import attempt, turn, written
@@ -17,7 +16,7 @@ from tests.analysis.rows import attempt, turn, written
 FAILS = "NameError: name 'x' is not defined\n"
 
 
-def after(*calls: tuple[int, str, str | None], cut: bool = False) -> list[After]:
+def after(*calls: tuple[int, str, str | None], cut: bool = False) -> list[AfterFailure]:
     made = tuple(CallFacts(turn=place, text=text, error=error) for place, text, error in calls)
     return [
         what for _, what in after_errors(Attempt(step=0, problem="p", right=None, cut=cut, tokens=None, calls=made))
@@ -25,19 +24,25 @@ def after(*calls: tuple[int, str, str | None], cut: bool = False) -> list[After]
 
 
 def test_another_call_that_works_is_a_repair() -> None:
-    assert after((0, "x", "NameError"), (1, "x=1", None)) == [After.REPAIRED]
+    assert after((0, "x", "NameError"), (1, "x=1", None)) == [AfterFailure.REPAIRED]
 
 
 def test_the_same_call_again_is_a_repetition_whatever_its_spaces() -> None:
-    assert after((0, "print( x )", "NameError"), (1, "print(\n x )", "NameError")) == [After.REPEATED, After.GAVE_UP]
+    assert after((0, "print( x )", "NameError"), (1, "print(\n x )", "NameError")) == [
+        AfterFailure.REPEATED,
+        AfterFailure.GAVE_UP,
+    ]
 
 
 def test_another_call_that_fails_is_a_further_failure() -> None:
-    assert after((0, "x", "NameError"), (1, "y", "NameError"), cut=True) == [After.FAILED_AGAIN, After.CUT]
+    assert after((0, "x", "NameError"), (1, "y", "NameError"), cut=True) == [
+        AfterFailure.FAILED_AGAIN,
+        AfterFailure.CUT,
+    ]
 
 
 def test_a_call_of_the_same_turn_answers_nothing() -> None:
-    assert after((0, "x", "NameError"), (0, "1", None)) == [After.GAVE_UP]
+    assert after((0, "x", "NameError"), (0, "1", None)) == [AfterFailure.GAVE_UP]
 
 
 def test_reasons_and_penalties_are_counted_and_an_undecided_attempt_is_not_right(tmp_path: Path) -> None:

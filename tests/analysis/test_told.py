@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstar.analysis.told import Replies, holds
+from rocstar.analysis.swap import Replies, holds
 
 ERRORS = [
     "ValueError: use blem",

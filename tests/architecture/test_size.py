@@ -14,37 +14,37 @@ from tests.architecture.test_imports import PACKAGE, imported, modules, parsed, 
 
 LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
-    "adapters": (1258, 9),
-    "analysis": (2277, 16),
+    "adapters": (1248, 9),
+    "analysis": (2229, 12),
     "answers": (3326, 22),
-    "cli": (3323, 23),
+    "cli": (3293, 23),
     "cluster": (706, 8),
-    "config": (1682, 11),
+    "config": (1736, 11),
     "data": (4792, 24),
     "dialogue": (1515, 14),
     "engines": (3418, 24),
     "errors": (48, 1),
-    "evaluation": (4113, 29),
-    "forecast": (2586, 15),
-    "learning": (3124, 26),
-    "parts": (888, 7),
-    "protocols": (206, 1),
-    "record": (2710, 29),
+    "evaluation": (3784, 23),
+    "forecast": (2587, 15),
+    "learning": (3133, 19),
+    "parts": (894, 7),
+    "protocols": (247, 1),
+    "record": (2812, 17),
     "rollout": (1888, 13),
-    "run": (3045, 22),
+    "run": (3044, 22),
     "sandbox": (8203, 43),
-    "serving": (896, 9),
-    "support": (1236, 10),
+    "serving": (822, 5),
+    "support": (1255, 10),
     "tools": (658, 8),
     "train": (199, 1),
-    "types": (604, 8),
-    "view": (1758, 11),
+    "types": (518, 1),
+    "view": (1584, 8),
 }
-CLASSES, FUNCTIONS = 560, 3866
-LONGEST_CHAIN = 23
-DOUBLED_CLASS_NAMES = 31
+CLASSES, FUNCTIONS = 552, 3822
+LONGEST_CHAIN = 19
+DOUBLED_CLASS_NAMES = 19
 ENTRIES_AT_THE_TOP = 27
-SIGNATURES_WITH_RECIPE = 101
+SIGNATURES_WITH_RECIPE = 96
 SLACK = 0.02
 """A budget that is this far above what there is must be lowered, so that what was given back stays given back."""
 

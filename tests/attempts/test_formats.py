@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.errors import DataError
-from rocstar.record.attempts.formats import ENDINGS, FORMS, Origin, export
-from rocstar.record.attempts.messages import as_written, feedback_of, sent, structured
-from rocstar.record.attempts.page import text
+from rocstar.record.formats import ENDINGS, FORMS, Origin, as_written, export, feedback_of, sent, structured
+from rocstar.record.page import text
+from rocstar.record.rollouts import segments_of
 
 SETTINGS = {"rollout": {"feedback_max_chars": 100, "feedback_truncate": "left", "feedback_errors": "short"}}
 ORIGIN = Origin("small", "small@3", "2026-01-01T00:00:00+00:00", feedback_of(SETTINGS))
@@ -32,7 +32,7 @@ def row(question: str = "1+1?", told: str = "<answer>2</answer>", **more: Any) -
         {"calls": [call], "results": [result("code_error", stderr="Traceback\nNameError: name 'a'")]},
         {"calls": [], "results": []},
     ]
-    return {
+    made = {
         **dict.fromkeys(("extracted", "method", "reason", "weight", "penalty_errors", "penalty_format", "advantage")),
         **dict.fromkeys(("fault", "seconds", "tool_seconds")),
         **{"step": 3, "problem_id": "p", "index": 1, "source": "tests", "gold": "2", "verdict": "right", "reward": 1.0},
@@ -41,6 +41,9 @@ def row(question: str = "1+1?", told: str = "<answer>2</answer>", **more: Any) -
         "text": [f"I try.<tool_call>{CALL}</tool_call><|im_end|>", f"{told}<|im_end|>"],
         "turns": turns,
     } | more
+    for turn, written in zip(made["turns"], made["text"], strict=True):
+        turn["segments"] = segments_of(written, turn["calls"])
+    return made
 
 
 def test_calls_and_replies_become_messages_that_name_each_other() -> None:

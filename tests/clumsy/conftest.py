@@ -25,7 +25,7 @@ def started(*_: Any, **__: Any) -> Any:
 def place(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("rocstar.cli.launch.run", started)
     monkeypatch.setattr("rocstar.evaluation.command.opened_machines", started)
-    monkeypatch.setattr("rocstar.serving.ready.started_sandbox", started)
+    monkeypatch.setattr("rocstar.serving.agent.started_sandbox", started)
     made = make(tmp_path / "w", model_folder)
     monkeypatch.chdir(made)
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocstar.config.sections import ResampleSection
 from rocstar.learning.quality import Quality
-from rocstar.learning.resample import KeepAll, RocPaper, RocRelease, Uniform, resampler_of
+from rocstar.learning.resample import METHODS, KeepAll, RocPaper, RocRelease, Uniform, resampler_of
 from rocstar.protocols import Resampler
 from rocstar.types import (
     Completion,
@@ -29,11 +29,10 @@ from rocstar.types import (
     Turn,
     Verdict,
 )
+from tests.contracts.own import own
 
 KEEP = 4
 TRIED = Quality(repetition_weight=1.0, drop_truncated=True)
-METHODS = get_args(ResampleSection.model_fields["method"].annotation)
-"""All that a recipe can name."""
 
 
 def named(method: str, **more: Any) -> Resampler:
@@ -41,8 +40,10 @@ def named(method: str, **more: Any) -> Resampler:
     return resampler_of(ResampleSection.model_validate({"method": method, **keep, **more}))
 
 
-RESAMPLERS = [*map(named, METHODS), RocRelease(KEEP, 1, 1), RocPaper(KEEP, TRIED)]
-every_resampler = pytest.mark.parametrize("resampler", RESAMPLERS, ids=str)
+BUILT_IN = [*map(named, METHODS), RocRelease(KEEP, 1, 1), RocPaper(KEEP, TRIED)]
+OWN = [pytest.param(named(name), id=name) for name in own("resample.method", "Balanced")]
+every_resampler = pytest.mark.parametrize("resampler", [*BUILT_IN, *OWN], ids=str)
+built_in_resampler = pytest.mark.parametrize("resampler", BUILT_IN, ids=str)
 
 Kind = tuple[str, int, int]
 """(verdict or "fault", failed calls, calls)."""
@@ -98,7 +99,15 @@ def test_every_sibling_gets_one_choice_in_order_and_only_comparable_ones_are_kep
 
 @every_resampler
 @given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
-def test_what_is_kept_has_a_signal_and_the_right_size(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
+def test_what_is_kept_has_a_signal_and_is_not_too_much(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
+    kept = resampler(group(*kinds), random.Random(seed)).kept
+    assert isinstance(resampler, KeepAll) or len(kept) <= KEEP
+    assert not kept or {attempt.outcome.reward for attempt in kept if attempt.outcome} == {0.0, 1.0}
+
+
+@built_in_resampler
+@given(kinds=st.lists(KINDS, max_size=16), seed=st.integers())
+def test_what_is_kept_has_the_right_size(resampler: Resampler, kinds: list[Kind], seed: int) -> None:
     result = resampler(group(*kinds), random.Random(seed))
     usable = [name for name, _, _ in kinds if name in ("right", "wrong")]
     size = len(usable) if isinstance(resampler, KeepAll) else min(len(usable), KEEP)
@@ -129,7 +138,7 @@ def test_every_kind_of_loss_has_its_own_reason(resampler: Resampler) -> None:
     assert reasons == [Reason.DROPPED_TOO_FEW, Reason.DROPPED_UNDECIDED, Reason.DROPPED_ENVIRONMENT]
 
 
-@every_resampler
+@built_in_resampler
 def test_short_groups_are_kept_whole(resampler: Resampler) -> None:
     result = resampler(group(RIGHT, WRONG, FAULT, WRONG), random.Random(0))
     assert [choice.kept for choice in result.choices] == [True, True, False, True]

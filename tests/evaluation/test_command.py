@@ -15,7 +15,7 @@ from rocstar.support import exits
 from tests.record.examples import run
 
 pytest.importorskip("torch")
-from rocstar.evaluation import asked, subject
+from rocstar.evaluation import subject
 
 FEW = ["--max-response-tokens", "8", "--template", "compact", "sandbox.preload=[]"]
 
@@ -102,7 +102,7 @@ def test_a_refused_sandbox_is_found_before_weights_are_read(
     model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(asked, "loaded", lambda *_: read.append("weights"))
+    monkeypatch.setattr(subject, "load_model", lambda *_, **__: read.append("weights"))
 
     def refused(*_: Any, **__: Any) -> Any:
         raise ConfigError("this machine offers L1")
@@ -233,7 +233,7 @@ def test_padding_of_an_embedding_is_never_drawn(
 
 def test_a_run_is_evaluated_under_the_limits_of_its_last_rl_stage() -> None:
     from rocstar.config.recipe import recipe_of
-    from rocstar.evaluation.setup import as_evaluated
+    from rocstar.parts.build import as_evaluated
 
     stage = {"name": "a", "kind": "rl", "steps": 1, "rollout": {"max_response_tokens": 48, "max_turns": 3}}
     staged = as_evaluated(recipe_of({"rollout": {"max_response_tokens": 20}}, [stage]))

@@ -14,8 +14,7 @@ from rocstar.answers.verifier import ScriptedVerifier
 from rocstar.config.sections import Recipe, RolloutSection
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import RunHalted, SandboxUnavailable
-from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy
-from rocstar.evaluation.setup import name_of, setup_of
+from rocstar.evaluation.evaluate import Evaluation, Protocol, evaluate_policy, name_of, setup_of
 from rocstar.rollout.collect import Roller
 from rocstar.support.screen import Screen
 from rocstar.tools.scripted import ScriptedTool

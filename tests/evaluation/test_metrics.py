@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rocstar.evaluation.intervals import Estimate, mean_difference, wilson
 from rocstar.evaluation.metrics import (
-    Results,
     accuracy_by,
     avg_at_k,
     maj_at_k,
@@ -23,6 +22,7 @@ from rocstar.types import (
     Completion,
     Finish,
     FormatFacts,
+    Group,
     Outcome,
     Problem,
     Status,
@@ -187,10 +187,16 @@ def problem(name: str, family: str) -> Problem:
 
 
 OK, BAD = Status.OK, Status.CODE_ERROR
-RESULTS: Results = [
-    (problem("a", "gcd"), [attempt(Verdict.RIGHT, OK, BAD), attempt(Verdict.RIGHT, OK)]),
-    (problem("b", ""), [attempt(Verdict.WRONG, stop=Stop.MAX_TOKENS, tokens=8), attempt(Verdict.UNDECIDED, BAD)]),
-    (problem("c", "gcd"), [attempt(Verdict.WRONG, BAD), attempt(None, BAD, BAD, stop=Stop.ENVIRONMENT_FAILED)]),
+
+
+def group(asked: Problem, *attempts: Trajectory) -> Group:
+    return Group(problem=asked, trajectories=attempts)
+
+
+RESULTS = [
+    group(problem("a", "gcd"), attempt(Verdict.RIGHT, OK, BAD), attempt(Verdict.RIGHT, OK)),
+    group(problem("b", ""), attempt(Verdict.WRONG, stop=Stop.MAX_TOKENS, tokens=8), attempt(Verdict.UNDECIDED, BAD)),
+    group(problem("c", "gcd"), attempt(Verdict.WRONG, BAD), attempt(None, BAD, BAD, stop=Stop.ENVIRONMENT_FAILED)),
 ]
 
 
@@ -216,7 +222,7 @@ def test_an_undecided_attempt_is_worth_what_a_wrong_one_is(verdicts: list[list[V
     wrong = [[Verdict.WRONG if one is Verdict.UNDECIDED else one for one in some] for some in verdicts]
     k = min(map(len, verdicts))
     mine, theirs = (
-        [(problem(str(n), ""), [attempt(one) for one in some]) for n, some in enumerate(all_of)]
+        [group(problem(str(n), ""), *map(attempt, some)) for n, some in enumerate(all_of)]
         for all_of in (verdicts, wrong)
     )
     for figure in ("avg_at_k", "pass_at_k", "accuracy_by_source"):
@@ -230,7 +236,7 @@ def test_accuracy_is_split_by_family_or_source_or_any_key() -> None:
 
 
 def test_a_summary_of_nothing_claims_nothing() -> None:
-    for results in ([], [(problem("a", ""), [attempt(None, stop=Stop.ENVIRONMENT_FAILED)])]):
+    for results in ([], [group(problem("a", ""), attempt(None, stop=Stop.ENVIRONMENT_FAILED))]):
         summary = summarise(results, k=4)
         assert summary.avg_at_k == summary.pass_at_k == Estimate(0.0, 0.0, 1.0, 0)
         assert summary.tool_error_share_in_correct is None

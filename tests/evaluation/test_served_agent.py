@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rocstar.cli import main as cli
-from rocstar.evaluation.plan import Given, evaluations
+from rocstar.evaluation.command import evaluations
+from rocstar.evaluation.spec import EvalSpec
 from rocstar.record.rollouts import read_table
 from rocstar.support import exits
 from rocstar.support.screen import Screen
@@ -86,7 +87,7 @@ def test_a_served_agent_is_worth_what_it_is_here(model_folder: Path, capsys: pyt
 def measured(url: str, **given: Any) -> dict[str, Any]:
     settings = ["sandbox.preload=[]", *given.pop("settings", [])]
     (made,) = evaluations(
-        Given(model="m", data="t.jsonl", limit=1, endpoint=url, runs=Path("runs"), settings=settings, **given), Screen()
+        EvalSpec(model="m", data="t.jsonl", limit=1, endpoint=url, settings=settings, **given), Screen()
     )
     return made
 

@@ -10,28 +10,26 @@ import pytest
 pytest.importorskip("torch")
 
 from rocstar.config.sections import Recipe
-from rocstar.evaluation.subject import Subject, loaded, opened
+from rocstar.evaluation.subject import LocalModel
 from rocstar.sandbox.client import SandboxClient
 from rocstar.types import Problem, problem_id
 
 PROBLEMS = [Problem(id=problem_id(f"{n}+1?"), question=f"{n}+1?", answer=str(n + 1)) for n in range(3)]
-ROLLOUT = {"template": "compact", "max_turns": 1, "max_response_tokens": 12}
+ROLLOUT = {"template": "compact", "max_turns": 1, "max_response_tokens": 12, "engine_rows": 4}
 
 
 def recipe(**more: Any) -> Recipe:
     return Recipe.model_validate({"rollout": ROLLOUT, **more})
 
 
-async def rolled(model: Any, folder: Path, settings: Recipe) -> list[tuple[int, ...]]:
-    subject = Subject(model=folder, recipe=settings, run=None, step=0)
-    nothing_runs = SandboxClient(daemons=0)
-    async with opened(model, subject, settings, nothing_runs, positions=64, rows=4) as roller:
+async def rolled(folder: Path, settings: Recipe) -> list[tuple[int, ...]]:
+    subject = LocalModel(model=folder, recipe=settings)
+    async with subject.opened(64, SandboxClient(daemons=0)) as roller:
         groups = await roller.roll(PROBLEMS, attempts=2, seed=1)
     return [trajectory.token_ids for group in groups for trajectory in group.trajectories]
 
 
 async def test_engines_in_processes_write_what_the_embedded_one_does(model_folder: Path) -> None:
-    subject = Subject(model=model_folder, recipe=recipe(), run=None, step=0)
-    embedded = await rolled(loaded(subject, recipe()), model_folder, recipe())
+    embedded = await rolled(model_folder, recipe())
     apart = recipe(engine=[{"name": "e", "kind": "torch", "count": 2}])
-    assert await rolled(None, model_folder, apart) == embedded
+    assert await rolled(model_folder, apart) == embedded

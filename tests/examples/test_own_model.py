@@ -16,12 +16,17 @@ from tests.tiny_run import Command
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_model"
 SHORT = ("stage.show.steps=12", "stage.learn.steps=1", "rollout.problems_per_step=2", "evaluate.problems=2")
+OWN_LEARNING = (
+    "learning.loss=own_learning:cispo",
+    "learning.advantage=own_learning:leave_one_out",
+    "resample.method=own_learning:Balanced",
+)
 
 
 @pytest.mark.slow
 def test_a_shortened_run_trains_a_model_folder_with_both_tools(tmp_path: Path) -> None:
     run_path(str(EXAMPLE / "make_model.py"))["make_model"](tmp_path / "model")
-    settings = (f"model.path={tmp_path}/model", f"run.folder={tmp_path}", *SHORT)
+    settings = (f"model.path={tmp_path}/model", f"run.folder={tmp_path}", *SHORT, *OWN_LEARNING)
     ended = Command.start(EXAMPLE, "train", "recipe.toml", *settings).wait()
     assert ended.code == 0, ended.told
     run = tmp_path / "own_model"

@@ -14,7 +14,7 @@ import torch
 from rocstar.config.sections import LearningSection
 from rocstar.dialogue.templates import template_named
 from rocstar.errors import ConfigError
-from rocstar.learning.attention import Document, Layout, layout_of
+from rocstar.learning.attention import Document, DocumentLayout, layout_of
 from rocstar.learning.learner import GrpoLearner
 from rocstar.learning.policy import Policy
 from rocstar.types import Batch, BatchRow
@@ -43,25 +43,27 @@ def causal_lm(kind: str, **changes: Any) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
+def behind(ids: list[int], row: BatchRow) -> BatchRow:
+    """The row after more tokens, which the policy did not write."""
+    return replace(
+        row,
+        token_ids=[*ids, *row.token_ids],
+        loss_mask=[*[False] * len(ids), *row.loss_mask],
+        sampled_logprobs=[*[0.0] * len(ids), *row.sampled_logprobs],
+    )
+
+
 def with_siblings(batch: tuple[BatchRow, ...]) -> tuple[BatchRow, ...]:
     """Rows one and two, and four and five, begin with the same long prompt."""
-    prompt, counted = list(range(20)), [False] * 20
-    longer = [
-        replace(row, token_ids=[*prompt, *row.token_ids], loss_mask=[*counted, *row.loss_mask], sampled_logprobs=[])
-        for row in batch
-    ]
+    prompt = list(range(20))
+    longer = [behind(prompt, row) for row in batch]
     return (batch[0], longer[1], longer[2], batch[3], longer[4], longer[5])
 
 
 def with_a_system_message(batch: tuple[BatchRow, ...]) -> tuple[BatchRow, ...]:
     """All rows begin alike."""
     system = list(range(30, 60))
-    return tuple(
-        replace(
-            row, token_ids=[*system, *row.token_ids], loss_mask=[*[False] * 30, *row.loss_mask], sampled_logprobs=[]
-        )
-        for row in batch
-    )
+    return tuple(behind(system, row) for row in batch)
 
 
 @pytest.mark.parametrize("begun", [lambda batch: batch, with_a_system_message], ids=["apart", "system message"])
@@ -114,7 +116,7 @@ def test_siblings_take_less_work_than_rows_alone() -> None:
     assert tokens == [29 + 4 * 10]
 
 
-def laid_out(lengths: list[int]) -> Layout:
+def laid_out(lengths: list[int]) -> DocumentLayout:
     begins = [sum(lengths[:place]) for place in range(len(lengths))]
     documents = [Document(parts=((b, n),), new=1) for b, n in zip(begins, lengths, strict=True)]
     return layout_of(documents, torch.device("cpu"))

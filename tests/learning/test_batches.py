@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from rocstar.learning.batches import kept_advantages, rows_of, top_entropy
+from rocstar.learning.advantages import advantages, kept_advantages, rows_of, top_entropy
 from rocstar.types import Batch, BatchRow, Choice, Group, Penalty, Reason, Resampled, Verdict
 from tests.record.examples import PROBLEM, resampled, trajectory
+
+DIFFERENCES = partial(advantages, normalize_by_std=False)
 
 
 def chosen(kept: list[bool], rights: list[bool]) -> Resampled:
@@ -20,16 +24,16 @@ def chosen(kept: list[bool], rights: list[bool]) -> Resampled:
 
 def test_advantages_are_taken_over_the_kept_siblings_only() -> None:
     group = chosen([True, False, True, True, True], [True, True, False, False, False])
-    assert kept_advantages(group, False) == pytest.approx({0: 0.75, 2: -0.25, 3: -0.25, 4: -0.25})
+    assert kept_advantages(group, DIFFERENCES) == pytest.approx({0: 0.75, 2: -0.25, 3: -0.25, 4: -0.25})
 
 
 def test_fewer_than_two_kept_siblings_teach_nothing() -> None:
-    assert kept_advantages(chosen([True, False], [True, False]), True) == {}
-    assert rows_of([chosen([False, False], [True, False])], True) == ()
+    assert kept_advantages(chosen([True, False], [True, False]), advantages) == {}
+    assert rows_of([chosen([False, False], [True, False])], advantages) == ()
 
 
 def test_a_row_holds_the_whole_trajectory_and_learns_what_the_policy_wrote() -> None:
-    rows = rows_of([resampled()], False)
+    rows = rows_of([resampled()], DIFFERENCES)
     assert [row.identity for row in rows] == ["0/1", "0/2"]
     assert list(rows[0].token_ids) == [1, 2, 11, 12, 7, 8, 9, 13]
     assert list(rows[0].loss_mask) == [False, False, True, True, False, False, False, True]

@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rocstar.config.sections import LearningSection, SftSection
 from rocstar.errors import ContractBroken, RunHalted
-from rocstar.learning.batches import question_weights, split
+from rocstar.learning.advantages import question_weights, split
 from rocstar.learning.learner import GrpoLearner, engine_gap, mean_entropy
 from rocstar.learning.optimizers import rl_optimizers, sft_optimizers
 from rocstar.types import Batch, BatchRow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,10 +11,35 @@ pytest.importorskip("torch")
 
 import torch
 
-from rocstar.learning.loss import MAX_LOG_RATIO, PolicyLoss, importance_weights, kl_to_reference, policy_loss
+from rocstar.config.sections import LearningSection
+from rocstar.learning.loss import MAX_LOG_RATIO, grpo, importance_weights, kl_to_reference
+from rocstar.protocols import PolicyTokens
 
 
-def loss_of(ratios: list[float], advantage: float, dual_clip: float = 0.0) -> tuple[PolicyLoss, torch.Tensor]:
+@dataclass
+class Sums:
+    """Over some tokens."""
+
+    total: torch.Tensor
+    clipped: torch.Tensor
+
+
+def policy_loss(
+    *,
+    logprobs_T: torch.Tensor,
+    old_logprobs_T: torch.Tensor,
+    advantages_T: torch.Tensor,
+    weights_T: torch.Tensor | None = None,
+    **settings: float,
+) -> Sums:
+    tokens = PolicyTokens(
+        logprobs=logprobs_T, old_logprobs=old_logprobs_T, sampled_logprobs=old_logprobs_T, advantages=advantages_T
+    )
+    losses, clipped = grpo(tokens, LearningSection.model_validate({"dual_clip": 0.0, **settings}))
+    return Sums(total=(losses if weights_T is None else weights_T * losses).sum(), clipped=clipped.sum())
+
+
+def loss_of(ratios: list[float], advantage: float, dual_clip: float = 0.0) -> tuple[Sums, torch.Tensor]:
     """Loss of one row whose old logprobs are -1 each, and the gradient with respect to its logprobs."""
     old = torch.full((len(ratios),), -1.0)
     new = (old + torch.tensor(ratios).log()).requires_grad_()

@@ -73,7 +73,7 @@ def test_calls_of_published_transcripts_are_classed_as_a_reader_classed_them() -
     folder = Path(os.environ.get("ROCSTAR_DATA", root.parent / "shared" / "data")) / "traces"
     if not folder.is_dir():
         pytest.skip(f"no transcripts in {folder}")
-    from rocstar.analysis.messages import read_transcripts
+    from rocstar.analysis.attempts import read_transcripts
 
     rows = [json.loads(line) for line in (root / "benchmarks" / "trace_errors_judged.jsonl").read_text().splitlines()]
     judged = {row["id"]: row["judged"] for row in rows}

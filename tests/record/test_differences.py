@@ -10,10 +10,8 @@ from rocstar.cli import main as cli
 from rocstar.config.recipe import recipe_of
 from rocstar.config.sections import Recipe
 from rocstar.errors import ConfigError
-from rocstar.record.differences import metrics_side_by_side, settings_that_differ
-from rocstar.record.folder import RunFolder, list_runs
-from rocstar.record.plot import plot
-from rocstar.record.space import delete, leftovers, remove, sizes
+from rocstar.record.differences import metrics_side_by_side, plot, settings_that_differ
+from rocstar.record.folder import RunFolder, delete, leftovers, list_runs, remove, sizes
 from rocstar.record.tracker import RunTracker
 from rocstar.support import exits
 from tests.record.examples import SHORT

@@ -9,7 +9,20 @@ from types import MappingProxyType
 import pytest
 
 from rocstar.errors import DataError
-from rocstar.record.rollouts import COLUMNS, AttemptRecord, attempts_of, read_rollouts, trajectory_of, write_rollouts
+from rocstar.record.rollouts import (
+    COLUMNS,
+    AttemptRecord,
+    attempt_rows,
+    attempts_of,
+    read_rollouts,
+    read_table,
+    segments_of,
+    trajectory_of,
+    write_attempts,
+    write_rollouts,
+    write_table,
+)
+from rocstar.record.table import select
 from rocstar.types import ToolCall, Turn, Verdict
 from tests.record.examples import PROBLEM, decode, resampled, run, trajectory
 
@@ -135,3 +148,53 @@ def test_a_path_given_as_text_is_read_too(tmp_path: Path) -> None:
     assert read_rollouts(str(folder.path), 1) == read_rollouts(folder, 1)
     with pytest.raises(DataError, match="step 2 has no rollouts"):
         read_rollouts(str(folder.path), 2)
+
+
+VERSION_1 = Path(__file__).parent / "version_1.parquet"
+"""Written by rocstar before turns had segments (f500dab): `resampled()` and an attempt that a fault ended."""
+TEXTS = {
+    (11, 12): 'Let me see.\n<tool_call>\n{"name": "python"}\n</tool_call><|im_end|>',
+    (13,): "<answer>2</answer><|im_end|>",
+}
+
+
+def test_a_file_of_the_first_version_gives_the_rows_that_are_written_today(tmp_path: Path) -> None:
+    attempts = [*attempts_of([resampled()], policy_version=3), replace(record(3, None), policy_version=3)]
+    write_attempts(tmp_path / "today.parquet", 7, attempts, lambda ids: TEXTS[tuple(ids)])
+    stored = read_table(VERSION_1).to_pylist()[0]
+    assert "segments" not in stored["turns"]
+    rows = list(attempt_rows(VERSION_1))
+    assert rows == list(attempt_rows(tmp_path / "today.parquet"))
+    assert [trajectory_of(row).outcome for row in rows] == [one.trajectory.outcome for one in attempts]
+    assert list(select([VERSION_1], {})) == list(select([tmp_path / "today.parquet"], {}))
+    assert [row["index"] for row in select([VERSION_1], {"error": "Exit Status"})] == [0]
+
+
+def test_a_file_older_than_the_facts_gives_facts_of_the_same_penalty(tmp_path: Path) -> None:
+    write_table(tmp_path / "old.parquet", read_table(VERSION_1).drop_columns(["format_facts", "old_logprobs"]))
+    rows = list(attempt_rows(tmp_path / "old.parquet"))
+    assert rows[0]["format_facts"] == {"answer_tags": 2, "reason_after_answer": False, "boxed": True}
+    assert rows[3]["format_facts"] is None
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    import pyarrow
+
+    write_table(tmp_path / "other.parquet", pyarrow.table({"token_ids": [[1]]}))
+    with pytest.raises(DataError, match=r"other.parquet is not a file of attempts: it has no column advantage, "):
+        list(attempt_rows(tmp_path / "other.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("text", "raws", "parts"),
+    [
+        ("So:\n<tool_call>{}</tool_call><|im_end|>", ["{}"], ["So:", 0]),
+        ("a <call>x</call> b <call>y</call>\n c<|eot_id|>\n", ["x", "y"], ["a", 0, " b", 1, "\n c"]),
+        ("print(1)", ["print(1)"], [0]),
+        ("gone", ["elsewhere", ""], [0, 1, "gone"]),
+        ("", [], []),
+    ],
+)
+def test_a_turn_is_cut_into_its_words_and_its_calls(text: str, raws: list[str], parts: list[str | int]) -> None:
+    found = segments_of(text, [{"raw": raw} for raw in raws])
+    assert [text[start:end] if call is None else call for start, end, call in found] == parts

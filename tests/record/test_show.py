@@ -8,8 +8,7 @@ from typing import Any
 
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
-from rocstar.record.show import cpu_seconds, paired_transcripts, show_run, summary_of
-from rocstar.record.state import note_failure, state_of
+from rocstar.record.show import cpu_seconds, note_failure, paired_transcripts, show_run, state_of, summary_of
 from rocstar.record.tracker import RunTracker
 from tests.record.examples import run
 

@@ -33,7 +33,7 @@ def test_its_file_says_how_it_is_asked_and_the_recipe_may_differ(folder: Path) -
     assert (own.name, own.protocol.attempts, own.recipe.rollout.max_response_tokens) == ("sums", 3, 48)
     (changed,) = read(folder, attempts=1, temperature=0.6, limit=2, settings=["rollout.max_response_tokens=9"])
     assert (changed.protocol.attempts, changed.protocol.temperature) == (1, 0.6)
-    assert (len(changed.source.problems()), changed.recipe.rollout.max_response_tokens) == (2, 9)
+    assert (len(changed.source.problems), changed.recipe.rollout.max_response_tokens) == (2, 9)
 
 
 def test_what_could_not_be_asked_is_refused(folder: Path) -> None:

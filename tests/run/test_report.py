@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,7 @@ pytest.importorskip("torch")
 
 from rocstar.config.sections import LearningSection, Recipe, RlStage, StageRolloutSection
 from rocstar.errors import ContractBroken
-from rocstar.learning.batches import rows_of
+from rocstar.learning.advantages import advantages, rows_of
 from rocstar.run.report import (
     attempt_records,
     faults_of,
@@ -35,10 +36,10 @@ def with_losses() -> Resampled:
     return Resampled(group=Group(problem=PROBLEM, trajectories=attempts), choices=choices)
 
 
-def scored(groups: list[Resampled]) -> tuple:  # type: ignore[type-arg]
+def scored(groups: list[Resampled], normalize_by_std: bool = True) -> tuple:  # type: ignore[type-arg]
     return tuple(
         replace(row, old_logprobs=row.sampled_logprobs, entropies=[0.5] * len(row.token_ids))
-        for row in rows_of(groups, True)
+        for row in rows_of(groups, partial(advantages, normalize_by_std=normalize_by_std))
     )
 
 
@@ -121,7 +122,7 @@ def test_attempts_with_stale_tokens_say_nothing_of_the_gap_between_engine_and_le
     groups = [Resampled(group=replace(group, trajectories=attempts), choices=kept)]
     rows = [
         replace(row, old_logprobs=[value + gap for value in row.sampled_logprobs], entropies=[0.5] * len(row.token_ids))
-        for row, gap in zip(rows_of(groups, True), (0.1, 0.5), strict=True)
+        for row, gap in zip(rows_of(groups, advantages), (0.1, 0.5), strict=True)
     ]
     assert step_metrics(groups, rows, 4)["policy/logprob_gap"] == pytest.approx(0.1)
     assert step_metrics(groups, rows)["policy/logprob_gap"] == pytest.approx(0.3)
@@ -175,7 +176,7 @@ def test_a_step_that_kept_nothing_still_reports() -> None:
 
 def test_every_attempt_is_recorded_and_kept_ones_with_their_advantage() -> None:
     groups = [resampled()]
-    records = attempt_records(groups, scored(groups), normalize_by_std=False, policy_version=9)
+    records = attempt_records(groups, scored(groups, normalize_by_std=False), policy_version=9)
     assert [record.trajectory.index for record in records] == [0, 1, 2]
     assert [record.advantage for record in records] == [None, -0.5, 0.5]
     assert [record.entropies is None for record in records] == [True, False, False]

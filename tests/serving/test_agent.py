@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.errors import ContractBroken
-from rocstar.serving.agent import Ended, Event, Ran, Words, answered
-from rocstar.serving.visible import VisibleText
+from rocstar.serving.agent import AnswerEnded, Event, Ran, VisibleText, Words, answered
 from rocstar.types import Finish, Sampling
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, STOP, TEMPLATE, Endless, attempt, program
 from tests.rollout.test_episode import sum_tool
@@ -34,13 +33,13 @@ async def test_words_calls_and_results_come_in_their_order() -> None:
     assert (ran.call.arguments, ran.told) == ({"code": "print(2+3)"}, "5")
     first_call = next(place for place, event in enumerate(events) if isinstance(event, Ran))
     assert isinstance(events[0], Words) and first_call > 0
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], AnswerEnded)
 
 
 async def test_a_watched_attempt_has_the_tokens_of_one_that_nobody_watches() -> None:
     replies = [f"Let me add. {RUN}", ANSWER]
     ended = (await events_of(Piecewise(replies)))[-1]
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, AnswerEnded)
     unwatched = await attempt(list(replies), sum_tool())
     assert ended.trajectory.token_ids == unwatched.token_ids
     assert ended.trajectory.turns[0].completion.finish is Finish.STOP
@@ -48,7 +47,7 @@ async def test_a_watched_attempt_has_the_tokens_of_one_that_nobody_watches() -> 
 
 async def test_an_outage_is_told_as_a_fault_and_a_bug_as_itself() -> None:
     ended = (await events_of(Piecewise([RUN])))[-1]
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, AnswerEnded)
     assert "the script is over" in str(ended.trajectory.fault)
 
     class Broken(Piecewise):

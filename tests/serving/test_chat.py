@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rocstar.cli import main as cli
+from rocstar.cli.verbs.serve import Typed
 from rocstar.serving.chat import questions
-from rocstar.serving.typed import Typed
 from rocstar.support import exits
 
 
@@ -27,7 +27,7 @@ async def test_what_looks_like_a_command_is_not_asked(
     recorder: Any = Recorder()
     with (tmp_path / "typed").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        await questions(recorder, None, Typed())
+        await questions(recorder, None, Typed().question)
     assert recorder.asked == ["Is /2 a half?", "1/2"]
     assert "/help is no question, and there are no commands; an empty line ends" in capsys.readouterr().err
 

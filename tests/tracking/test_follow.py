@@ -14,9 +14,7 @@ from rocstar.cli.main import run as command
 from rocstar.errors import ConfigError
 from rocstar.record.folder import RunFolder
 from rocstar.record.tracker import RunTracker
-from rocstar.record.tracking.children import run_goes_on, tracked
-from rocstar.record.tracking.choose import SINKS, refuse_absent
-from rocstar.record.tracking.follow import follow, state_file
+from rocstar.record.trackers import SINKS, follow, refuse_absent, run_goes_on, state_file, tracked
 from tests.record.examples import run
 
 
@@ -104,7 +102,7 @@ def test_a_closed_pipe_ends_the_waiting() -> None:
 def test_a_tracker_without_its_library_is_refused_before_there_is_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rocstar.record.tracking.choose.find_spec", lambda name: None)
+    monkeypatch.setattr("rocstar.record.trackers.find_spec", lambda name: None)
     recipe = ["recipes/quickstart.toml", f"run.folder={tmp_path}", 'run.trackers=["mlflow"]']
     assert command(["train", *recipe]) == 2
     assert "tracker mlflow needs its library, which is not installed: pip install mlflow" in capsys.readouterr().err

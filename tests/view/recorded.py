@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from rocstar.config.recipe import load_recipe
 from rocstar.config.sections import ResampleSection
-from rocstar.learning.batches import kept_advantages
+from rocstar.learning.advantages import advantages, kept_advantages
 from rocstar.learning.resample import resampler_of, seed_of_choice
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
@@ -110,7 +110,7 @@ def records(groups: Sequence[Resampled]) -> list[AttemptRecord]:
             problem=one.group.problem,
             trajectory=one.group.trajectories[choice.index],
             choice=choice,
-            advantage=kept_advantages(one, True).get(choice.index),
+            advantage=kept_advantages(one, advantages).get(choice.index),
             policy_version=3,
             entropies=[0.5] * len(one.group.trajectories[choice.index].token_ids),
         )

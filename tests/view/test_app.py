@@ -15,9 +15,8 @@ from rocstar.analysis.sweep import planned
 from rocstar.record.folder import RunFolder
 from rocstar.record.journal import Journal
 from rocstar.record.rollouts import read_rollouts, write_rollouts
-from rocstar.view.app import STATIC
-from rocstar.view.serve import serve
-from rocstar.view.sources import Library, Remembered, overview
+from rocstar.view.app import STATIC, serve
+from rocstar.view.sources import FileCache, Library, overview
 from tests.view.recorded import RECIPE, add_evaluation, add_step, attempt, create, decode, page, problem, settled
 
 
@@ -327,7 +326,7 @@ def test_the_list_of_runs_reads_a_file_again_only_when_it_changed(tmp_path: Path
     add_evaluation(run, "before", 0, 1)
     with Journal(run.events) as events:
         events.append({"event": "warning", "step": 1})
-    source, remembered = Library.open(None, run.path.parent).source("made"), Remembered()
+    source, remembered = Library.open(None, run.path.parent).source("made"), FileCache()
     first = overview(source, remembered)
     assert (first["warnings"], first["steps"], len(first["evals"])) == (1, 3, 1)
     unread: list[Path] = []

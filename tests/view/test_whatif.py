@@ -94,6 +94,7 @@ def test_a_problem_that_stands_in_a_step_twice_is_two_groups(tmp_path: Path) -> 
         ({"keep": "1"}, "keep"),
         ({"keep": "x"}, "keep"),
         ({"method": "best"}, "method"),
+        ({"method": "os:system"}, "which this page does not load"),
         ({"format_weight": "-1"}, "format_weight"),
         ({"weight_errors": "-1"}, "weight_errors"),
     ],

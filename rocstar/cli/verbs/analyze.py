@@ -113,7 +113,7 @@ def _pass(source: Source) -> Any:
             f"--entropy needs the weights that wrote the attempts, and those of {source.name} were written by many; "
             "its kept attempts have the learner's entropies already, so leave --entropy out, or name an evaluation"
         )
-    from rocstar.learning.entropy import EntropyPass
+    from rocstar.learning.forward import EntropyPass
 
     temperature = source.temperatures()(0) or 1.0
     return EntropyPass(source.model, Codec.load(source.model).vocab_size, temperature).entropies

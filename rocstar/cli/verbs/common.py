@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, TextIO
+from dataclasses import MISSING, Field, fields
+from typing import Annotated, Any, NoReturn, TextIO, get_type_hints
 
 import typer
 
@@ -16,6 +18,32 @@ from rocstar.support.exits import INTERRUPTED
 STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def options_of(spec: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a verb of a function (spec, further options): the fields of the dataclass `spec` become its arguments and
+    options, before its own."""
+
+    def verb_of(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(spec, include_extras=True)
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+
+        def verb(**typed: Any) -> None:
+            mine = {one.name: typed.pop(one.name) for one in own}
+            function(spec(**typed), **mine)
+
+        def parameter(field: Field[Any]) -> inspect.Parameter:
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            return inspect.Parameter(field.name, keyword, default=default, annotation=hints[field.name])
+
+        further = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+        parameters = [*map(parameter, fields(spec)), *further]
+        verb.__doc__, verb.__name__ = function.__doc__, function.__name__
+        verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return verb
+
+    return verb_of
 
 
 def print_json(value: Any) -> None:

@@ -98,7 +98,7 @@ def _problems(table: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _start(question: str) -> str:
-    from rocstar.record.attempts.page import visible
+    from rocstar.record.page import visible
 
     text = visible(" ".join(question.split()))
     return text if len(text) <= QUESTION else f"{text[: QUESTION - 3]}..."

@@ -15,9 +15,8 @@ from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
 if TYPE_CHECKING:
-    from rocstar.record.attempts.formats import Origin
-    from rocstar.record.attempts.select import Wanted
     from rocstar.record.folder import RunFolder
+    from rocstar.record.formats import Origin
 
 RUN = "A run's name or the start of it, a path, or `last`."
 SHOWN = 20  # attempts on the screen unless more are asked for
@@ -121,8 +120,8 @@ def compare(
 
 
 def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
-    """Of each evaluation that both have the last step that both made it at, else the last of each, which the result
-    says (`step_a`, `step_b`); `refused` says why two can't be compared."""
+    """Compare each evaluation that both runs have: at the last step that both made it at, else at the last of each,
+    which the result says (`step_a`, `step_b`); `refused` says why two can't be compared."""
     from rocstar.errors import DataError
     from rocstar.evaluation.compare import compared, read_kept, refuse_different
 
@@ -144,7 +143,7 @@ def _paired(a: RunFolder, b: RunFolder) -> Iterator[dict[str, Any]]:
 
 
 def _steps_by_name(run: RunFolder) -> dict[str, list[int]]:
-    """At which steps each evaluation was made, ascending."""
+    """The steps at which each evaluation was made, ascending, by its name."""
     found: dict[str, list[int]] = {}
     for name, step, _ in run.evaluations():
         found.setdefault(name, []).append(step)
@@ -206,8 +205,8 @@ def plot(
 
     Example: rocstar runs plot last --metric reward/mean --metric len/tokens --out curves.svg"""
     need("plot")
+    from rocstar.record.differences import plot as draw
     from rocstar.record.folder import RunFolder
-    from rocstar.record.plot import plot as draw
 
     draw([RunFolder.find(name, runs) for name in names], metric, axis, out)
     print(out)
@@ -237,45 +236,45 @@ def rollouts(
     """Attempts that a run or an evaluation kept: all, or those that fit.
 
     Example: rocstar runs rollouts last --wrong --error NameError --full"""
-    from rocstar.record.attempts.formats import facts
-    from rocstar.record.attempts.messages import structured
-    from rocstar.record.attempts.select import first, select
+    from rocstar.record.formats import facts, structured
+    from rocstar.record.table import first, select
 
-    wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
+    asked = _asked(step, problem, (right, wrong, undecided), kept, ended, error, text)
     files, origin = _source(name, runs)
-    rows = first(select(files, wanted), limit, sort)
+    rows = first(select(files, asked), limit, sort)
     if as_json:
         shown = [{**facts(row), "messages": structured(row, origin.feedback)} for row in rows]
         print_json({"source": origin.name, "attempts": shown})
     elif not rows:
-        print(f"{origin.name} has no such attempt{_there(files, wanted)}")
+        print(f"{origin.name} has no such attempt{_there(files, asked)}")
     else:
         print("\n".join(_whole(row, origin) if full else _line(row) for row in rows))
 
 
-def _there(files: Sequence[Path], wanted: Wanted) -> str:
+def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
     """Which steps were kept where the one asked for was not, and what calls failed with where none failed so."""
     from collections import Counter
-    from dataclasses import replace
 
-    from rocstar.record.attempts.select import failures, select
+    from rocstar.record.call_errors import failures
     from rocstar.record.folder import step_of
+    from rocstar.record.table import select
 
     steps = sorted(step_of(file) for file in files if file.name.startswith("step="))
-    if steps and wanted.step not in (None, *steps):
+    if steps and "step" in asked and int(asked["step"]) not in steps:
         return f"; the steps that kept theirs go from {steps[0]} to {steps[-1]}"
-    if wanted.error is None:
+    if "error" not in asked:
         return ""
-    there = Counter(name for row in select(files, replace(wanted, error=None)) for name in failures(row))
+    others = {name: text for name, text in asked.items() if name != "error"}
+    there = Counter(name for row in select(files, others) for name in failures(row["turns"]))
     told = ", ".join(f"{name} ({count})" for name, count in there.most_common())
     return f"; failures that are there: {told}" if told else "; no call failed there"
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    from rocstar.record.attempts.page import visible
-    from rocstar.record.attempts.select import failures
+    from rocstar.record.call_errors import failures
+    from rocstar.record.page import visible
 
-    errors = ", ".join(failures(row))
+    errors = ", ".join(failures(row["turns"]))
     answer = f"{row['extracted']!r} for {row['gold']!r}" if row["extracted"] is not None else "no answer"
     return visible(
         f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {row['verdict'] or 'undecided':9} "
@@ -285,8 +284,8 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _whole(row: Mapping[str, Any], origin: Origin) -> str:
-    from rocstar.record.attempts.messages import as_written
-    from rocstar.record.attempts.page import visible
+    from rocstar.record.formats import as_written
+    from rocstar.record.page import visible
 
     said = (f"[{message['role']}]\n{visible(message['content'])}" for message in as_written(row, origin.feedback))
     return "\n".join((_line(row), *said, ""))
@@ -316,18 +315,18 @@ def export(
     Example: rocstar runs export last --right --format trl --out right.jsonl"""
     from itertools import islice
 
-    from rocstar.record.attempts.formats import ENDINGS, FORMS
-    from rocstar.record.attempts.formats import export as write
-    from rocstar.record.attempts.select import select
+    from rocstar.record.formats import ENDINGS, FORMS
+    from rocstar.record.formats import export as write
+    from rocstar.record.table import select
 
     if form not in FORMS:
         raise ConfigError(f"--format {form} is none of {', '.join(FORMS)}")
-    wanted = _wanted(step, problem, right, wrong, undecided, kept, ended, error, text)
+    asked = _asked(step, problem, (right, wrong, undecided), kept, ended, error, text)
     files, origin = _source(name, runs)
     path = out or Path(f"{origin.name.replace('/', '-')}-{form}.{ENDINGS[form]}")
     if path.exists():
         raise ConfigError(f"{path} is there already; delete it, or give another name with --out")
-    count = write(islice(select(files, wanted), limit), origin, form, path)
+    count = write(islice(select(files, asked), limit), origin, form, path)
     print(f"{count} attempts in {path}")
 
 
@@ -349,42 +348,40 @@ def import_log(
     print(carry_out(file, runs, scorer=scorer))
 
 
-def _wanted(
+def _asked(
     step: int | None,
     problem: str | None,
-    right: bool,
-    wrong: bool,
-    undecided: bool,
+    verdicts: tuple[bool, bool, bool],
     kept: bool | None,
     ended: str | None,
     error: str | None,
     text: str | None,
-) -> Wanted:
-    from rocstar.record.attempts.select import Wanted
+) -> dict[str, str]:
+    """The filter of table.py that options ask for. verdicts: --right, --wrong, --undecided. Raises ConfigError."""
     from rocstar.types import Stop
 
-    chosen = [verdict for verdict, on in (("right", right), ("wrong", wrong), ("undecided", undecided)) if on]
+    chosen = [name for name, on in zip(("right", "wrong", "undecided"), verdicts, strict=True) if on]
     if len(chosen) > 1:
         raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other; give one of them")
     if ended is not None and ended not in list(Stop):
         raise ConfigError(f"--stop {ended} is none of {', '.join(Stop)}")
-    return Wanted(
-        step=step,
-        problem=problem,
-        verdict=chosen[0] if chosen else None,
-        kept=kept,
-        stop=ended,
-        error=error,
-        text=text,
-    )
+    told = {
+        "step": None if step is None else str(step),
+        "problem": problem and f"{problem}*",
+        "verdict": chosen[0].replace("undecided", "undecided,none") if chosen else None,
+        "kept": {True: "yes", False: "no", None: None}[kept],
+        "stop": ended,
+        "error": error,
+        "q": text,
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _source(name: str, runs: Path) -> tuple[Sequence[Path], Origin]:
     """The files of a run or an evaluation that hold attempts. Raises ConfigError and DataError."""
     from rocstar.analysis.sources import find_source
-    from rocstar.record.attempts.formats import Origin
-    from rocstar.record.attempts.messages import feedback_of
     from rocstar.record.folder import read_json
+    from rocstar.record.formats import Origin, feedback_of
 
     need("train")
     source = find_source(name, runs)
@@ -416,9 +413,8 @@ def track(
 
     Example: rocstar runs track last --to tensorboard"""
     from rocstar.record.folder import RunFolder
-    from rocstar.record.tracking.children import run_goes_on
-    from rocstar.record.tracking.choose import open_sink
-    from rocstar.record.tracking.follow import follow as carry_out
+    from rocstar.record.trackers import follow as carry_out
+    from rocstar.record.trackers import open_sink, run_goes_on
 
     folder = RunFolder.find(name, runs)
     sink = open_sink(to, folder)
@@ -430,8 +426,7 @@ def track(
 @app.command()
 def du(as_json: AsJson = False, runs: Runs = Path("runs")) -> None:
     """What each run takes on the disk."""
-    from rocstar.record.folder import list_runs
-    from rocstar.record.space import sizes
+    from rocstar.record.folder import list_runs, sizes
 
     found = {run.name: sizes(run) for run in list_runs(runs)}
     if as_json:
@@ -449,8 +444,7 @@ def rm(
     runs: Runs = Path("runs"),
 ) -> None:
     """Delete runs with all they left."""
-    from rocstar.record.folder import list_runs
-    from rocstar.record.space import branches_of, remove, size_of
+    from rocstar.record.folder import branches_of, list_runs, remove, size_of
 
     known = {run.name: run for run in list_runs(runs)}
     chosen = list({run.path.resolve(): run for run in (_exactly(name, known) for name in names)}.values())
@@ -486,8 +480,7 @@ def gc(
     stages go too, from which `train --branch` could start.
 
     Example: rocstar runs gc --keep 1 --dry-run"""
-    from rocstar.record.folder import list_runs
-    from rocstar.record.space import delete, leftovers, size_of
+    from rocstar.record.folder import delete, leftovers, list_runs, size_of
 
     total = 0
     gone: list[str] = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +15,7 @@ from rocstar.cli.verbs.common import AsJson, quiet, stoppable
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
 
+READ_BYTES = 65536
 Model = Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model folder, a hub id, a run's name or `last`.")]
 Settings = Annotated[
     list[str] | None,
@@ -49,25 +53,64 @@ def chat(
     if prompt is not None and not prompt.strip():
         raise ConfigError("the question is empty; give one with -p, or with -p - on the standard input")
     quiet()
-    from rocstar.serving.typed import Typed
-
     typed = Typed()
     if prompt is None:
         typed.ask("; the model is loaded meanwhile")
     with stoppable("stopped; nothing of the conversation is kept"):
-        from rocstar.serving.chat import Wishes
         from rocstar.serving.chat import chat as carry_out
 
-        wishes = Wishes(system=system, max_tokens=max_tokens, context=context, temperature=temperature, fresh=fresh)
         carry_out(
             model=model,
             prompt=prompt,
             settings=settings or [],
-            wishes=wishes,
+            system=system,
+            max_tokens=max_tokens,
+            context=context,
+            temperature=temperature,
+            fresh=fresh,
             as_json=as_json,
             runs=runs,
-            typed=typed,
+            question=typed.question,
         )
+
+
+class Typed:
+    """Questions that a person types, a line of standard input each, read while other things are done: a model is loaded
+    meanwhile, and Ctrl-C ends the wait."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._asked: Future[str] | None = None
+
+    def ask(self, remark: str = "") -> None:
+        """Begin to read a question; `remark` is shown beside the request for it."""
+        if sys.stdin.isatty():
+            print(f"question (empty line ends{remark})> ", end="", file=sys.stderr, flush=True)
+        self._asked = Future()
+        threading.Thread(target=self._wait, args=(self._asked,), name="typed", daemon=True).start()
+
+    async def question(self) -> str:
+        """The question that was begun, or a new one; empty at the end of the input. Bytes that are no text are shown
+        as question marks."""
+        import asyncio  # heavy, and help pages need none of it
+
+        if self._asked is None:
+            self.ask()
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        return (await asyncio.wrap_future(asked)).strip()
+
+    def _wait(self, asked: Future[str]) -> None:
+        """Not by `sys.stdin`: a thread that waits in that holds a lock which keeps the process from ending."""
+        asked.set_running_or_notify_cancel()
+        try:
+            while b"\n" not in self._rest and (more := os.read(sys.stdin.fileno(), READ_BYTES)):
+                self._rest += more
+        except (OSError, ValueError) as error:  # it was closed
+            asked.set_exception(error)
+            return
+        line, _, self._rest = self._rest.partition(b"\n")
+        asked.set_result(line.decode("utf-8", "replace"))
 
 
 def serve(
@@ -88,7 +131,7 @@ def serve(
 
     model_named(model, runs)  # before anything that takes seconds is loaded
     quiet()
-    from rocstar.serving.serve import serve as carry_out
+    from rocstar.serving.app import serve as carry_out
 
     with stoppable("stopped"):
         carry_out(

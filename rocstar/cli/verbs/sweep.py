@@ -15,7 +15,7 @@ from rocstar.errors import ConfigError
 from rocstar.support.exits import FAILED, need
 
 if TYPE_CHECKING:
-    from rocstar.analysis.sweep import Planned
+    from rocstar.analysis.sweep import SweptRun
 
 RUN = "run"
 
@@ -80,7 +80,7 @@ def run(
             stop(FAILED, f"{told}; give the command again to go on with them")
 
 
-def _list(runs: Sequence[Planned], recipe: str, *, as_json: bool) -> None:
+def _list(runs: Sequence[SweptRun], recipe: str, *, as_json: bool) -> None:
     rows = [{"name": one.recipe.run.name, "state": one.state, "settings": list(one.swept)} for one in runs]
     if as_json:
         print_json({"sweep": runs[0].recipe.run.sweep, "runs": rows})
@@ -90,7 +90,7 @@ def _list(runs: Sequence[Planned], recipe: str, *, as_json: bool) -> None:
     print(f"{len(rows)} runs; what one takes on this machine: rocstar plan {recipe} --gpu cpu", file=sys.stderr)
 
 
-def _make(runs: Sequence[Planned], recipe: str) -> list[str]:
+def _make(runs: Sequence[SweptRun], recipe: str) -> list[str]:
     """Names of those that failed."""
     from rocstar.analysis.sweep import carry_out
 

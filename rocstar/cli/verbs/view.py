@@ -27,7 +27,7 @@ def view(
 
     Example: rocstar view last"""
     need("view")
-    from rocstar.view.serve import serve
+    from rocstar.view.app import serve
     from rocstar.view.sources import Library
 
     library = Library.open(name, runs)

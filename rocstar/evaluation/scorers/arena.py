@@ -18,7 +18,7 @@ from typing import Any
 from rocstar.errors import ConfigError, DataError, VerifierUnavailable
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
 from rocstar.evaluation.intervals import figure
-from rocstar.evaluation.scoring import Parts, final_text, judged, ratio
+from rocstar.evaluation.scoring import Parts, Scorer, final_text, judged, ratio
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict, problem_id
 
@@ -68,18 +68,18 @@ def _answer(row: Row, where: str) -> str:
     return str(column(row, "answer", where))
 
 
-class ArenaScorer:
+class ArenaScorer(Scorer):
     def __init__(self, parts: Parts) -> None:
         """Raises ConfigError without a judge."""
         if parts.judge is None:
             raise ConfigError("this benchmark is scored by a judge; name its endpoint with --judge and --judge-model")
-        self._parts = parts
+        super().__init__(parts)
         self._judge = parts.judge
 
     async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
         """VerifierUnavailable stands where the judge could not be asked. Raises ContractBroken for an
         ENVIRONMENT_FAILED attempt."""
-        return await all_or_none(self._outcome(problem, attempt) for problem, attempt in attempts)
+        return await all_or_none(self._judged(problem, attempt) for problem, attempt in attempts)
 
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
         """`win_rate` with an interval that treats the question as the unit."""
@@ -90,8 +90,8 @@ class ArenaScorer:
         sums = [(sum(won for won, _ in group), sum(weight for _, weight in group)) for group in games]
         return {"win_rate": figure(ratio(sums))}
 
-    async def _outcome(self, problem: Problem, attempt: Trajectory) -> Outcome | VerifierUnavailable:
-        text = final_text(self._parts, attempt)
+    async def _judged(self, problem: Problem, attempt: Trajectory) -> Outcome | VerifierUnavailable:
+        text = final_text(self.parts, attempt)
         try:
             first = await self._ask(problem.question, text, problem.answer)
             second = await self._ask(problem.question, problem.answer, text)
@@ -107,7 +107,7 @@ class ArenaScorer:
     async def _ask(self, question: str, a: str, b: str) -> str | None:
         prompt = f"The request:\n{question}\n\nAnswer A:\n{a}\n\nAnswer B:\n{b}"
         asked = f"judge/{hashlib.sha256(prompt.encode('utf-8', 'replace')).hexdigest()}"
-        return verdict_in(str(await self._parts.recall.answer(asked, lambda: self._judge.ask(prompt, system=SYSTEM))))
+        return verdict_in(str(await self.parts.recall.answer(asked, lambda: self._judge.ask(prompt, system=SYSTEM))))
 
 
 def verdict_in(text: str) -> str | None:

@@ -13,10 +13,9 @@ from typing import Any
 from rocstar.answers.extract import boxed_answer, phrase_answer
 from rocstar.answers.text import chosen_letter
 from rocstar.answers.verifier import settled, written
-from rocstar.errors import VerifierUnavailable
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
-from rocstar.evaluation.scoring import Parts, judged
-from rocstar.types import Group, Outcome, Problem, Trajectory, problem_id, seed_for
+from rocstar.evaluation.scoring import Scorer, judged
+from rocstar.types import Outcome, Problem, Trajectory, problem_id, seed_for
 
 WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 LETTERS = "ABCD"
@@ -41,19 +40,9 @@ def _problem(file: BenchmarkFile, part: str, where: str, row: Mapping[str, Any])
     return Problem(id=problem_id(question), question=question, answer=LETTERS[order.index(0)], source=part)
 
 
-class ChoiceScorer:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
-        return [self._outcome(problem, attempt) for problem, attempt in attempts]
-
-    def figures(self, groups: Sequence[Group]) -> Mapping[str, Any]:
-        return {}
-
-    def _outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
-        texts = written(self._parts.codec, self._parts.calls, attempt)
+class ChoiceScorer(Scorer):
+    def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
+        texts = written(self.parts.codec, self.parts.calls, attempt)
         if settled(attempt, "wrong"):
             return judged(False, method="truncated", extracted=None, text="\n".join(texts))
         letter = chosen(texts)

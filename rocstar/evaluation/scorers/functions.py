@@ -17,9 +17,9 @@ from statistics import fmean
 from typing import Any
 
 from rocstar.answers.verifier import settled, written
-from rocstar.errors import DataError, VerifierUnavailable
+from rocstar.errors import DataError
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
-from rocstar.evaluation.scoring import Parts, judged
+from rocstar.evaluation.scoring import Scorer, judged
 from rocstar.types import Group, Outcome, Problem, ToolCall, Trajectory, Verdict, problem_id
 
 PYTHON = {
@@ -109,14 +109,7 @@ def _schema(value: Any) -> Any:
     return [_schema(inner) for inner in value] if isinstance(value, list) else value
 
 
-class FunctionScorer:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """Raises ContractBroken for an ENVIRONMENT_FAILED attempt."""
-        return [self._outcome(problem, attempt) for problem, attempt in attempts]
-
+class FunctionScorer(Scorer):
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Parts of BFCL v3's sum, and the categories that were not run (`not_run`): `non_live_python`, whose categories
         count alike, and `live`, whose rows do. Its overall figure is the mean of non-live (with Java and JavaScript
@@ -136,12 +129,12 @@ class FunctionScorer:
             else {}
         )
 
-    def _outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
+    def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
         settled(attempt, "graded")
         calls = [call for turn in attempt.turns for call in turn.calls]
         complaint = complaint_of(problem.metadata, calls)
         said = json.dumps([{call.tool: call.arguments} for call in calls], default=str) if calls else None
-        text = "\n".join(written(self._parts.codec, self._parts.calls, attempt))
+        text = "\n".join(written(self.parts.codec, self.parts.calls, attempt))
         return judged(complaint is None, method=complaint or "calls", extracted=said, text=text)
 
 

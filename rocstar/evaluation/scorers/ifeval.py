@@ -2,7 +2,11 @@
 Figures beside that: strict for single instructions, and loose for both, where the answer may also pass without its
 stars, its first or its last line.
 
-Source: Zhou et al. 2023, arXiv 2311.07911; paper Table 5 quotes the strict prompt level."""
+IFBench has the same figures over 58 harder kinds of instructions. Its checks lean on taggers, syllable and emoji
+tables, so they are not written again: the benchmark's own package `ifbench` of github.com/allenai/IFBench is asked.
+
+Sources: Zhou et al. 2023, arXiv 2311.07911 (paper Table 5 quotes the strict prompt level); Pyatkin et al. 2025, arXiv
+2507.02833."""
 
 from __future__ import annotations
 
@@ -12,15 +16,16 @@ from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
-from rocstar.errors import ConfigError, DataError, VerifierUnavailable
+from rocstar.errors import ConfigError, DataError
 from rocstar.evaluation.benchmark import BenchmarkFile, Row, Rows, column, lines
 from rocstar.evaluation.intervals import figure, mean_over_problems
 from rocstar.evaluation.scorers.instructions import CHECKS, follows, variants
-from rocstar.evaluation.scoring import Parts, final_text, judged, ratio
+from rocstar.evaluation.scoring import Parts, Scorer, final_text, judged, ratio
 from rocstar.types import Group, Outcome, Problem, Trajectory, problem_id
 
 Follows = Callable[[str, Mapping[str, Any], str, str], bool]
 """(instruction, its arguments, prompt, answer) -> whether the answer follows it."""
+IFBENCH_HINT = "pip install git+https://github.com/allenai/IFBench"
 
 
 def columns(file: BenchmarkFile) -> list[str]:
@@ -63,17 +68,30 @@ def ours(instruction: str, arguments: Mapping[str, Any], prompt: str, answer: st
     return follows(instruction, arguments, answer)
 
 
-class IfevalScorer:
-    """`follows` decides about one instruction; ours knows those of IFEval."""
+def check_ifbench() -> None:
+    """Raises ConfigError where its package is not there."""
+    if find_spec("ifbench") is None:
+        raise ConfigError(f"IFBench is scored by its own package, which is not installed; {IFBENCH_HINT}")
+
+
+def published(instruction: str, arguments: Mapping[str, Any], prompt: str, answer: str) -> bool:
+    """What IFBench's package says. Raises KeyError for an instruction that it does not know."""
+    from ifbench import instructions_registry
+
+    one = instructions_registry.INSTRUCTION_DICT[instruction](instruction)
+    one.build_description(**{name: value for name, value in arguments.items() if value is not None})
+    if "prompt" in (one.get_instruction_args() or {}):
+        one.build_description(prompt=prompt)
+    return bool(answer.strip()) and bool(one.check_following(answer))
+
+
+class IfevalScorer(Scorer):
+    """`follows` decides about one instruction; ours knows those of IFEval. `method` of an outcome spells the verdicts
+    on single instructions: S strict, l only loose, . neither."""
 
     def __init__(self, parts: Parts, follows: Follows = ours) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._follows = follows
-
-    async def verify_all(self, attempts: Sequence[tuple[Problem, Trajectory]]) -> list[Outcome | VerifierUnavailable]:
-        """`method` spells the verdicts on single instructions: S strict, l only loose, . neither. Raises DataError for
-        an instruction of no known kind, ContractBroken for an ENVIRONMENT_FAILED attempt."""
-        return [self._outcome(problem, attempt) for problem, attempt in attempts]
 
     def figures(self, groups: Sequence[Group]) -> dict[str, Any]:
         signs = [[_signs(attempt) for attempt in group.trajectories if attempt.outcome] for group in groups]
@@ -85,8 +103,9 @@ class IfevalScorer:
             "instruction_loose": figure(ratio([(len(t) - t.count("."), len(t)) for t in map("".join, signs)])),
         }
 
-    def _outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
-        text = final_text(self._parts, attempt)
+    def outcome(self, problem: Problem, attempt: Trajectory) -> Outcome:
+        """Raises DataError for an instruction of no known kind."""
+        text = final_text(self.parts, attempt)
         pairs = zip(problem.metadata["instructions"], problem.metadata["arguments"], strict=True)
         signs = "".join(self._sign(name, arguments, problem.question, text) for name, arguments in pairs)
         return judged(_strict(signs), method=f"instructions {signs}", extracted=None, text=text)
@@ -97,6 +116,10 @@ class IfevalScorer:
         if self._follows(name, arguments, prompt, text):
             return "S"
         return "l" if any(self._follows(name, arguments, prompt, one) for one in variants(text)) else "."
+
+
+def ifbench_scorer(parts: Parts) -> IfevalScorer:
+    return IfevalScorer(parts, published)
 
 
 def _signs(attempt: Trajectory) -> str:

@@ -165,24 +165,12 @@ function versions({ version_spans: spans }) {
   return [`weights ${spans.map(([version, tokens]) => `${version}: ${tokens}`).join(" then ")}`];
 }
 
-/** A turn's text with each call in its place. */
-function segments({ text, calls }) {
-  const parts = [];
-  let rest = text;
-  for (const call of calls) {
-    const at = call.raw ? rest.indexOf(call.raw) : -1;
-    if (at >= 0) {
-      parts.push({ text: trimmed(rest.slice(0, at)) });
-      rest = rest.slice(at + call.raw.length);
-    }
-    parts.push({ call });
-  }
-  return [...parts, { text: trimmed(rest) }].filter((part) => part.call || part.text);
-}
-
-function trimmed(text) {
-  const inside = text.replace(/^\s*<\/tool_call>/, "").replace(/<tool_call>\s*$/, "");
-  return inside.replace(/<\|im_end\|>\s*$/, "").trim();
+/** A turn's text with each call in its place; segments are counted in whole characters, not in halves of pairs. */
+function segments({ text, calls, segments: places }) {
+  const letters = [...text];
+  const parts = places.map(([start, end, call]) => (
+    call === null ? { text: letters.slice(start, end).join("").trim() } : { call: calls[call] }));
+  return parts.filter((part) => part.call || part.text);
 }
 
 function Call({ call }) {

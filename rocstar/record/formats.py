@@ -1,4 +1,4 @@
-"""Attempts written for other tools, one attempt at a time.
+"""Attempts as chat messages, and written for other tools, one attempt at a time.
 
 messages   JSONL: `messages` in OpenAI's form, and what became of the attempt beside them
 trl        JSONL: `prompt` and `completion` as lists of messages, TRL's conversational prompt-completion form
@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import sqrt
 from pathlib import Path
@@ -24,9 +24,12 @@ from statistics import fmean, stdev
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
+from rocstar.dialogue.feedback import feedback_text
+from rocstar.errors import DataError
 from rocstar.record.atomic import NEW, plain
-from rocstar.record.attempts.messages import Feedback, Message, as_written, sent, structured
-from rocstar.record.attempts.page import write_page
+from rocstar.record.page import write_page
+from rocstar.record.rollouts import result_of, without_end
+from rocstar.types import ToolResult
 
 FACTS = (
     *("step", "problem_id", "index", "source", "gold", "extracted", "verdict", "method", "reward", "kept", "reason"),
@@ -37,13 +40,78 @@ PARQUET_ROWS = 1024  # attempts that are held at once
 STOPS = {"max_tokens": "max_tokens", "max_turns": "max_tokens"}  # inspect_ai's words; all else is `stop`
 GRADES = {"right": "C", "wrong": "I"}  # inspect_ai's letters; undecided is N
 Row = Mapping[str, Any]
+Message = dict[str, Any]
+Feedback = Callable[[ToolResult], str]
+"""What a model reads of a tool's result."""
+
+_HEADER = r"(?:<\|im_start\|>|<\|start_header_id\|>)(system|user|assistant|tool)(?:<\|end_header_id\|>\n)?\n"
+_SENT = re.compile(_HEADER + r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>)", re.DOTALL)
+_OPENED = re.compile(_HEADER + r"((?:(?!<\|im_end\|>|<\|eot_id\|>).)*)\Z", re.DOTALL)
+
+
+def feedback_of(settings: Mapping[str, Any]) -> Feedback:
+    """What a run's settings (config.resolved.json) or an evaluation's `setup` say that the model reads of a result.
+
+    Raises DataError where they do not say it."""
+    told = settings.get("feedback") or settings.get("rollout") or {}
+    try:
+        chars, cut, errors = (told[f"feedback_{key}"] for key in ("max_chars", "truncate", "errors"))
+    except KeyError as error:
+        raise DataError(f"its settings lack {error.args[0]}, so what the model read of a tool is not known") from None
+    return lambda result: feedback_text(result, max_chars=chars, truncate=cut, errors=errors)
+
+
+def structured(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
+    """OpenAI's form: calls as `tool_calls`, each answered by a message of role `tool`. A call that no parser took stays
+    in the text as it was written, and so does all of a turn that holds one."""
+    return [{"role": "user", "content": row["question"]}, *_structured(row, feedback)]
+
+
+def sent(prompt: str, question: str) -> tuple[list[Message], str]:
+    """The messages of a prompt in ChatML's or Llama 3's markup, and the text that the assistant's turns were opened
+    with. A prompt in another markup, or with a question that holds such marks itself, is one message as it was sent."""
+    found = [{"role": role, "content": content} for role, content in _SENT.findall(prompt)]
+    opened = _OPENED.search(prompt)
+    if found and found[-1]["content"].endswith(question) and question:
+        return found, opened[2] if opened else ""
+    return [{"role": "user", "content": prompt}], ""
+
+
+def as_written(row: Mapping[str, Any], feedback: Feedback) -> list[Message]:
+    """Every turn as the policy wrote it, calls with their tags; for templates that put content down as it is."""
+    messages = [{"role": "user", "content": row["question"]}]
+    for text, turn in zip(row["text"], row["turns"], strict=True):
+        messages.append({"role": "assistant", "content": without_end(text)})
+        messages += [{"role": "tool", "content": feedback(result_of(result))} for result in turn["results"]]
+    return messages
+
+
+def _structured(row: Mapping[str, Any], feedback: Feedback) -> Iterator[Message]:
+    for text, turn in zip(row["text"], row["turns"], strict=True):
+        yield _assistant(text, turn)
+        for result in turn["results"]:
+            yield {"role": "tool", "tool_call_id": result["call_id"], "content": feedback(result_of(result))}
+
+
+def _assistant(text: str, turn: Mapping[str, Any]) -> Message:
+    calls = turn["calls"]
+    if not calls or any(call["parse_error"] for call in calls):
+        return {"role": "assistant", "content": without_end(text)}
+    start, end = next((start, end) for start, end, call in turn["segments"] if call == 0)
+    before = text[:start] if start < end else without_end(text)  # a call that stands nowhere in the text
+    return {"role": "assistant", "content": before, "tool_calls": [_call(call) for call in calls]}
+
+
+def _call(call: Mapping[str, Any]) -> Message:
+    function = {"name": call["tool"], "arguments": json.dumps(call["arguments"])}
+    return {"id": call["id"], "type": "function", "function": function}
 
 
 class Origin(NamedTuple):
     """Where attempts come from."""
 
     name: str
-    """As a person reads it: a run's name, or RUN/EVALUATION@STEP."""
+    """The name that a person reads: a run's, or RUN/EVALUATION@STEP."""
     model: str
     """Names the policy."""
     started: str

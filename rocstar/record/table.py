@@ -1,0 +1,208 @@
+"""Files of attempts as a table that DuckDB asks, and the filters of the command line and of the page.
+
+One filter, `{"verdict": "right", "failed": "1.."}`, is what a URL of the page holds and what options of `rocstar runs
+rollouts` become. `where_of` makes a condition of it on the columns of ROWS; every value is bound, never written into
+SQL, and names of columns come from FILTERS.
+
+Not here: the page's kept table of all attempts (view/index.py), and reading whole files (rollouts.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from rocstar.errors import ConfigError, DataError
+from rocstar.record.call_errors import failures
+from rocstar.record.folder import step_of
+from rocstar.record.rollouts import BATCH_ROWS, COLUMNS, SHORT_COLUMNS, Row, decoded
+
+SETTINGS: dict[str, Any] = {
+    "memory_limit": "160MB",  # of all tables and queries of one run; more goes to the disk
+    "threads": 2,
+    "checkpoint_threshold": "2MB",  # rows in the log alone cannot leave the memory
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "preserve_insertion_order": True,
+}
+READ = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
+# A model can write half a surrogate pair, which Python's JSON holds and DuckDB's refuses.
+SURROGATE = r"'\\u[dD][89a-fA-F][0-9a-fA-F]{2}'"
+# Siblings stand together; a problem that stands in a step twice begins again with a lower number.
+ROWS = f"""
+SELECT file_row_number AS row,
+    sum((problem_id IS DISTINCT FROM before OR index <= number)::INTEGER) OVER (ORDER BY file_row_number) AS grp,
+    step, problem_id, index AS sibling, verdict, reward, extracted, method, penalty_errors, penalty_format,
+    penalty_total, kept, reason, weight, advantage, stop, fault, response_tokens AS tokens, n_turns AS turns, calls,
+    failed_calls, seconds, tool_seconds, policy_version, entropy, tools, coalesce(failures.errors, []) AS errors,
+    preview
+FROM (SELECT file_row_number, step, problem_id, index, verdict, reward, left(extracted, 200) AS extracted, method,
+    penalty_errors, penalty_format, penalty_total, kept, reason, weight, advantage, stop, left(fault, 300) AS fault,
+    response_tokens, json_array_length(turns) AS n_turns, calls, failed_calls, seconds, tool_seconds, policy_version,
+    list_sum(entropies) / greatest(1, list_sum(json_extract(turns, '$[*].sampled_tokens')::BIGINT[])) AS entropy,
+    list_distinct(json_extract_string(turns, '$[*].calls[*].tool')) AS tools, right(text[-1], 160) AS preview,
+    lag(problem_id) OVER (ORDER BY file_row_number) AS before, lag(index) OVER (ORDER BY file_row_number) AS number
+    FROM (SELECT * EXCLUDE turns, regexp_replace(turns, {SURROGATE}, '\\\\ufffd', 'g') AS turns FROM {READ}))
+LEFT JOIN (SELECT unnest(?::INTEGER[]) AS failed, unnest(?::VARCHAR[][]) AS errors) AS failures
+ON failures.failed = file_row_number
+"""
+"""The attempts of a file without their bodies. Values: the file's path, and the two lists of `failures_in`."""
+SAID = "contains(lower(array_to_string(text, chr(10))), ?) OR contains(lower(question), ?)"
+"""Whether a text in lower case, given twice, stands in an attempt's question or in what the policy wrote."""
+FAILED = f"SELECT file_row_number, turns FROM {READ} WHERE failed_calls > 0"
+SORTS = tuple(name for name, kind in COLUMNS.items() if kind in ("float", "int32", "int64"))
+"""Columns of one number an attempt."""
+READ_BY_PEOPLE = (*SHORT_COLUMNS, "prompt_ids", "text")
+"""Columns of an attempt without those of one value for each token, which no person reads."""
+Condition = tuple[str, list[Any]]
+"""SQL and the values of its question marks."""
+
+
+class BadFilter(ValueError):
+    """A filter that says nothing; the message is for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A condition with its values."""
+
+    sql: str
+    values: tuple[Any, ...]
+
+
+def where_of(asked: Mapping[str, str], *others: Condition) -> Where:
+    """The attempts that fit every filter and the other conditions. Raises BadFilter."""
+    for name in asked:
+        if name not in FILTERS and name not in BESIDE:
+            raise BadFilter(f"{name} is no filter")
+    found = [FILTERS[name][0](FILTERS[name][1], name, text) for name, text in asked.items() if text and name in FILTERS]
+    parts = [*found, *others]
+    return Where(" AND ".join(f"({sql})" for sql, _ in parts) or "true", tuple(v for _, some in parts for v in some))
+
+
+def _equal(column: str, name: str, text: str) -> Condition:
+    return f"{column} = ?", [text]
+
+
+def _problem(column: str, name: str, text: str) -> Condition:
+    """An id, or with `*` after it how ids begin."""
+    return (f"starts_with({column}, ?)", [text[:-1]]) if text.endswith("*") else (f"{column} = ?", [text])
+
+
+def _has(column: str, name: str, text: str) -> Condition:
+    """One of a list, whatever the case."""
+    return f"list_contains(list_transform({column}, lambda one: lower(one)), lower(?))", [text]
+
+
+def _verdict(column: str, name: str, text: str) -> Condition:
+    """`right`, `wrong`, `undecided`, `none` where there is no verdict, or several with commas between them."""
+    words = text.split(",")
+    missing = f"{column} IS NULL" if "none" in words else "false"
+    return f"list_contains(?::VARCHAR[], {column}) OR {missing}", [words]
+
+
+def _holds(test: str, name: str, text: str) -> Condition:
+    if text not in ("yes", "no"):
+        raise BadFilter(f"{name}={text}: write yes or no")
+    return (test if text == "yes" else f"NOT ({test})"), []
+
+
+def _range(column: str, name: str, text: str) -> Condition:
+    """`5`, `5..9`, `5..` and `..9`."""
+    low, dots, high = text.partition("..")
+    try:
+        bounds = [float(part) if part else None for part in (low, high)]
+    except ValueError:
+        bounds = [None, None]
+    if bounds == [None, None]:
+        raise BadFilter(f"{name}={text} is no number and no range; write 5, 5..9, 5.. or ..9")
+    if not dots:
+        return f"{column} = ?", [bounds[0]]
+    tests = [(sign, bound) for sign, bound in zip((">=", "<="), bounds, strict=True) if bound is not None]
+    return " AND ".join(f"{column} {sign} ?" for sign, _ in tests), [bound for _, bound in tests]
+
+
+FILTERS: Mapping[str, tuple[Callable[[str, str, str], Condition], str]] = {
+    **{name: (_equal, name) for name in ("part", "reason", "stop", "method")},
+    **{name: (_range, name) for name in ("step", "tokens", "turns", "calls", "reward", "entropy", "seconds")},
+    "failed": (_range, "failed_calls"),
+    "penalty": (_range, "penalty_total"),
+    "version": (_range, "policy_version"),
+    "problem": (_problem, "problem_id"),
+    "verdict": (_verdict, "verdict"),
+    "kept": (_holds, "kept"),
+    "fault": (_holds, "fault IS NOT NULL"),
+    "error": (_has, "errors"),
+    "tool": (_has, "tools"),
+}
+"""Name of a filter -> what makes a condition of its text, and the column of ROWS that it is on."""
+BESIDE = ("stage", "q", "sort", "offset", "limit")  # of a URL, and no conditions on one column
+
+
+def select(files: Iterable[Path], asked: Mapping[str, str]) -> Iterator[Row]:
+    """The attempts that fit a filter, in order of the files, as rows of READ_BY_PEOPLE. `q` is a text that stands in
+    the question or in what the policy wrote, whatever the case.
+
+    Raises BadFilter, and DataError for a file that is none of attempts."""
+    where, step = where_of(asked), asked.get("step", "")
+    with duckdb.connect(config=SETTINGS) as connection:
+        for file in files:
+            if step.isdecimal() and file.name.startswith("step=") and step_of(file) != int(step):
+                continue
+            try:
+                yield from _of_file(connection, str(file), asked, where)
+            except (duckdb.Error, KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{file} is no whole file of attempts: {str(error).splitlines()[0]}") from None
+
+
+def _of_file(connection: duckdb.DuckDBPyConnection, path: str, asked: Mapping[str, str], where: Where) -> Iterator[Row]:
+    values: list[Any] = [path, *(failures_in(connection, path) if asked.get("error") else ([], [])), *where.values]
+    sql = f"SELECT row FROM ({ROWS}) WHERE {where.sql}"
+    if text := asked.get("q", "").lower():
+        sql, values = f"{sql} AND row IN (SELECT file_row_number FROM {READ} WHERE {SAID})", [*values, path, text, text]
+    found = [row for (row,) in connection.execute(f"{sql} ORDER BY row", values).fetchall()]
+    for begin in range(0, len(found), BATCH_ROWS):
+        yield from rows_in(connection, path, found[begin : begin + BATCH_ROWS], READ_BY_PEOPLE)
+
+
+def rows_in(
+    connection: duckdb.DuckDBPyConnection, path: str, rows: Sequence[int], columns: Sequence[str] = tuple(COLUMNS)
+) -> list[Row]:
+    """Rows of a file by their numbers, ascending, decoded, with those of the columns that the file has; numbers that it
+    does not have are left out. Raises duckdb.Error for a broken file."""
+    sql = (
+        f"SELECT COLUMNS('^({'|'.join(columns)})$') FROM {READ} WHERE file_row_number BETWEEN ? AND ? "
+        "AND list_contains(?::BIGINT[], file_row_number) ORDER BY file_row_number"
+    )
+    found = connection.execute(sql, [path, min(rows), max(rows), list(rows)])
+    names = [column[0] for column in found.description or ()]
+    return [decoded(dict(zip(names, row, strict=True))) for row in found.fetchall()]
+
+
+def failures_in(connection: duckdb.DuckDBPyConnection, path: str) -> tuple[list[int], list[list[str]]]:
+    """Rows of a file with a failed call, and the classes of their failures, each once, in order. Raises duckdb.Error,
+    and what JSON of another shape than ours leads to."""
+    rows, errors = list[int](), list[list[str]]()
+    with connection.cursor() as cursor:
+        found = cursor.execute(FAILED, [path])
+        while some := found.fetchmany(BATCH_ROWS):
+            for row, turns in some:
+                rows.append(row)
+                errors.append(list(dict.fromkeys(failures(json.loads(turns)))))
+    return rows, errors
+
+
+def first(rows: Iterable[Row], count: int, column: str | None) -> list[Row]:
+    """The first `count` of them, or those with most in a column of numbers, most first. Raises ConfigError."""
+    if column is None:
+        return list(islice(rows, count))
+    if column not in SORTS:
+        raise ConfigError(f"attempts cannot be sorted by {column}; choose one of {', '.join(SORTS)}")
+    return nlargest(count, rows, key=lambda row: -math.inf if row[column] in (None, math.nan) else row[column])

@@ -1,0 +1,249 @@
+"""Trackers beside a run: metrics sent to TensorBoard, W&B, trackio or MLflow by a process that only reads the run's
+folder, so it can neither slow the run nor fail it.
+
+Process: `rocstar runs track RUN --to NAME --follow`, one for each tracker, started by the run's own. Its standard input
+is the end of a pipe that nothing is written to: when the run's process closes it or dies, no more steps will come. What
+it says goes to `logs/track-NAME-1.txt`. A resumed run rewrites what came after its checkpoint, with the same values;
+steps that were handed on are left out.
+
+A new tracker is a Sink in SINKS. Each library is one that a person installs, and is loaded when its sink is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from rocstar.config.tree import flat
+from rocstar.errors import ConfigError
+from rocstar.record.atomic import write_json
+from rocstar.record.folder import RunFolder, read_json
+from rocstar.record.journal import Tail
+
+POLL_SECONDS = 1.0
+LAST_SECONDS = 20.0  # for all trackers to send the last steps; then the run ends without them
+PARAMETER_CHARACTERS = 500  # of a value, which MLflow refuses when longer
+
+
+class Sink(Protocol):
+    """Where metrics go. Errors of the library behind it pass through."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """The numbers of one step, by name."""
+        ...
+
+    def close(self) -> None:
+        """Whatever was logged has arrived when this returns."""
+        ...
+
+
+def follow(folder: RunFolder, name: str, sink: Sink, wait: Callable[[float], bool]) -> int:
+    """Hand on every step there is, then those to come, until `wait` says that no more will; the last step.
+
+    wait: sleeps up to so many seconds, and says whether the run goes on. Where it stopped is kept in
+    `tracking/<name>.json`, so that a second start goes on from there. Raises OSError."""
+    place = state_file(folder, name)
+    sent: int = read_json(place)["step"] if place.exists() else 0
+    tail = Tail(folder.metrics)
+    while True:
+        going_on = wait(POLL_SECONDS)
+        _, lines = tail.fresh()
+        for row in map(json.loads, lines):
+            if row["step"] > sent:
+                sink.log(row["step"], _numbers(row))
+                sent = row["step"]
+        place.parent.mkdir(exist_ok=True)
+        write_json(place, {"step": sent})
+        if not going_on:
+            return sent
+
+
+def state_file(folder: RunFolder, name: str) -> Path:
+    """How far a tracker came."""
+    return folder.path / "tracking" / f"{name}.json"
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row of metrics, without the step and the stage that it names."""
+    left_out = ("step", "stage")
+    numbers = {key: value for key, value in row.items() if key not in left_out and isinstance(value, int | float)}
+    return {key: float(value) for key, value in numbers.items() if not isinstance(value, bool)}
+
+
+@contextmanager
+def tracked(folder: RunFolder, names: Sequence[str], tell: Callable[[str], None]) -> Iterator[None]:
+    """Follow a run with these trackers. Says which of them failed or were not done in time; never raises for them."""
+    started = [(name, *_start(folder, name)) for name in names]
+    try:
+        yield
+    finally:
+        until = time.monotonic() + LAST_SECONDS
+        for _, child, _ in started:
+            assert child.stdin is not None
+            child.stdin.close()
+        for name, child, log in started:
+            _end(name, child, log, until, tell)
+
+
+def run_goes_on(pipe: IO[bytes]) -> Callable[[float], bool]:
+    """For a tracker that a run started: waits so many seconds, or until the run's end of the pipe is closed."""
+
+    def wait(seconds: float) -> bool:
+        return not select.select([pipe], [], [], seconds)[0]
+
+    return wait
+
+
+def _start(folder: RunFolder, name: str) -> tuple[subprocess.Popen[bytes], Path]:
+    log = folder.next_log(f"track-{name}")
+    command = ["-m", "rocstar", "runs", "track", str(folder.path), "--to", name, "--follow"]
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,  # Ctrl-C ends the run, and the run ends its trackers
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+    return child, log
+
+
+def _end(name: str, child: subprocess.Popen[bytes], log: Path, until: float, tell: Callable[[str], None]) -> None:
+    try:
+        code = child.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        rest = f"rocstar runs track {log.parents[1]} --to {name}"
+        tell(f"{name} had not sent all steps in time; send the rest with: {rest}")
+        return
+    if code:
+        tell(f"{name} failed, which the run did not need; {log} says why")
+
+
+class TensorBoardSink:
+    """Event files in `tracking/tensorboard` of the run, which `tensorboard --logdir runs` finds: a file of its own for
+    each start; TensorBoard joins them."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(folder.path / "tracking" / "tensorboard"))
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """One W&B run for each run of ours, whatever is resumed. Project, key and mode are W&B's own settings
+    (WANDB_PROJECT, WANDB_API_KEY, WANDB_MODE ...)."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        import wandb
+
+        identity = folder.identity
+        name = f"{identity['name']} {identity['started']}"  # the same wherever the folder is moved to
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "rocstar"),
+            id=hashlib.sha256(name.encode()).hexdigest()[:16],
+            name=folder.name,
+            resume="allow",
+            config=read_json(folder.resolved),
+            dir=str(folder.path / "tracking"),
+        )
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._run.log(metrics, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioSink:
+    """One trackio run for each run of ours, whatever is resumed. Project and space are trackio's own settings
+    (TRACKIO_DIR, TRACKIO_SPACE_ID ...)."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        import trackio
+
+        project = os.environ.get("TRACKIO_PROJECT", "rocstar")
+        settings = read_json(folder.resolved)
+        trackio.init(project=project, name=folder.name, config=settings, resume="allow", embed=False)
+        self._trackio: Any = trackio
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._trackio.log(metrics, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+class MlflowSink:
+    """One MLflow run for each run of ours: its id is kept beside how far it came. Server and experiment are MLflow's
+    own settings (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME)."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        import mlflow
+
+        self._mlflow: Any = mlflow
+        id_file = state_file(folder, "mlflow").with_suffix(".id")
+        if id_file.exists():
+            mlflow.start_run(run_id=id_file.read_text())
+        else:
+            run = mlflow.start_run(run_name=folder.name)
+            settings = flat(read_json(folder.resolved))
+            mlflow.log_params({name: str(value)[:PARAMETER_CHARACTERS] for name, value in settings})
+            id_file.parent.mkdir(exist_ok=True)
+            id_file.write_text(run.info.run_id)
+        self._client = mlflow.tracking.MlflowClient()
+        self._id = id_file.read_text()
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        now = int(time.time() * 1000)
+        numbers = [self._mlflow.entities.Metric(name, value, now, step) for name, value in metrics.items()]
+        self._client.log_batch(self._id, numbers)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+SINKS: dict[str, Callable[[RunFolder], Sink]] = {
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "trackio": TrackioSink,
+    "mlflow": MlflowSink,
+}
+"""Name of a tracker, which is that of its library -> what opens it."""
+
+
+def refuse_absent(names: Sequence[str]) -> None:
+    """Raises ConfigError for the first tracker that is unknown or whose library is not installed."""
+    for name in names:
+        if name not in SINKS:
+            raise ConfigError(f"there is no tracker {name!r}; there are {', '.join(SINKS)}")
+        if find_spec(name) is None:
+            raise ConfigError(f"tracker {name} needs its library, which is not installed: pip install {name}")
+
+
+def open_sink(name: str, folder: RunFolder) -> Sink:
+    """Raises ConfigError, and what the library raises where it can't begin."""
+    refuse_absent([name])
+    return SINKS[name](folder)

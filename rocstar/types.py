@@ -1,0 +1,518 @@
+"""The nouns of rocstar: what passes between rooms. Data only; no behaviour beyond derived facts.
+
+In order: problems, tool calls, completions, trajectories, groups, batches, demonstrations; each builds on those before
+it. Dimension letters used as suffixes: P problems, R attempts drawn per problem, G attempts kept, N sequences in a
+batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+from typing import Any, NamedTuple
+
+# -- What is asked, and the names and seeds that follow from it.
+
+
+def problem_id(question: str) -> str:
+    """A stable 16-hex-digit name for a question; equal questions share it. Source: ours."""
+    return hashlib.sha256(question.encode()).hexdigest()[:16]
+
+
+def seed_for(*identity: int | str) -> int:
+    """A 63-bit seed from an identity such as (run.seed, step, problem.id, index): the same attempt draws
+    the same randomness on any number of workers and in any order. Source: ours."""
+    text = "\x1f".join(str(part) for part in identity)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    id: str
+    """Stable hash of the question (`problem_id`)."""
+    question: str
+    """What the model is asked, plain text."""
+    answer: str
+    """Reference answer, plain text or LaTeX."""
+    source: str = ""
+    """Data set or file it came from."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else a loader knows (family, level, row number); never read by training."""
+
+
+# -- What the model asked a tool for, and what came back.
+
+
+class Status(StrEnum):
+    """What a *program* did. There is no "service down" here: that is SandboxUnavailable."""
+
+    OK = "ok"
+    CODE_ERROR = "code_error"  # uncaught exception, syntax error, non-zero exit, fatal signal
+    TIMEOUT = "timeout"  # wall or CPU limit
+    MEMORY_LIMIT = "memory_limit"
+    OUTPUT_LIMIT = "output_limit"  # flooded its output channel
+    BAD_CALL = "bad_call"  # the call did not parse, named no known tool, or had wrong arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    id: str
+    """Unique inside a trajectory, in order of appearance."""
+    tool: str
+    """Name the model used; empty when the call did not parse."""
+    arguments: Mapping[str, Any]
+    """Decoded arguments; empty when the call did not parse."""
+    raw: str
+    """Exact text between the call tags."""
+    parse_error: str | None = None
+    """Why it did not parse; None for a well-formed call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    call_id: str
+    """`ToolCall.id` this answers."""
+    status: Status
+    """What the program did."""
+    stdout: str = ""
+    """Standard output, possibly cut; invalid UTF-8 replaced."""
+    stderr: str = ""
+    """Standard error and traceback, or the reason of a bad call."""
+    value: str | None = None
+    """The last expression's value as IPython shows it; None when there is none."""
+    run_seconds: float = 0.0
+    """Wall time of the program, seconds; excludes queueing."""
+    queue_seconds: float = 0.0
+    """Wall time spent waiting for a slot, seconds."""
+    truncated_bytes: int = 0
+    """Bytes of output that were dropped."""
+    isolation: str = ""
+    """Isolation level in force (`L3`, `L2`, `L1`); empty when nothing was run."""
+
+    @property
+    def is_error(self) -> bool:
+        """The one definition of a failed call; RoC counts this and never text (release: substring "error")."""
+        return self.status is not Status.OK
+
+
+# -- What passes between an engine and those who ask it to continue token ids.
+
+
+class Finish(StrEnum):
+    """Why one *completion* ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn for one completion."""
+
+    max_new_tokens: int
+    """Hard cap on sampled tokens, the stop token included."""
+    temperature: float = 1.0
+    """0 means greedy; logprobs are then those of temperature 1."""
+    top_p: float = 1.0
+    """Nucleus mass kept, 1 for all."""
+    top_k: int = 0
+    """Tokens kept, 0 for all."""
+    seed: int = 0
+    """Seed by identity; token t of the completion uses (seed, t) and nothing else."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Sampling one of these ends the completion; it is part of it."""
+
+
+class VersionSpan(NamedTuple):
+    """Consecutive tokens that one policy version wrote."""
+
+    version: int
+    """Policy version, counts optimizer steps."""
+    tokens: int
+    """How many, at least 1."""
+
+
+def spans_of(versions: Iterable[int]) -> tuple[VersionSpan, ...]:
+    """Per-token versions [n] as spans: 5 5 6 -> (5, 2), (6, 1)."""
+    return tuple(VersionSpan(version, sum(1 for _ in same)) for version, same in groupby(versions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    token_ids: tuple[int, ...]
+    """[n] exactly what was sampled, stop token included."""
+    logprobs: tuple[float, ...]
+    """[n] natural log of the probability after temperature and before top_p and top_k, over the tokenizer's ids:
+    what a learner computes again from the same weights. Truncation only changes which tokens can be drawn."""
+    finish: Finish
+    """Why it ended."""
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Which policy versions wrote its tokens, in order; the token counts add up to n. A token's logprob is that of a
+    forward pass of its version over everything before it. Empty where no token is, or no policy wrote them."""
+
+
+def without_tokens(finish: Finish) -> Completion:
+    """A completion that ended before its first token."""
+    return Completion(token_ids=(), logprobs=(), finish=finish)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """What certain weights must give, for an engine that could hold others without noticing."""
+
+    token_ids: tuple[int, ...]
+    """[n]"""
+    logprobs: tuple[float, ...]
+    """[n-1] of each token but the first, from a plain forward of the weights at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Published weights: tensors of this process, or a folder that another process can read."""
+
+    version: int
+    """Policy version, counts optimizer steps."""
+    folder: str | None = None
+    """Hugging Face model folder that holds them; in /dev/shm they never touch a disk."""
+    tensors: Mapping[str, Any] | None = None
+    """State dict of the live policy, detached: read before its next update. Used where both are given."""
+    canary: tuple[Canary, ...] = ()
+    """Rows to check them by once an engine in another process has taken them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine holds right now, in tokens of KV cache and in requests, and what it has done so far."""
+
+    capacity_tokens: int
+    """Tokens of KV cache that it has room for; a request that needs more is refused."""
+    used_tokens: int
+    """Held by requests that decode, and by sessions that wait for their next request."""
+    running: int
+    waiting: int
+    policy_version: int = 0
+    """Version of the weights it holds."""
+    produced_tokens: int = 0
+    """Sampled since the engine started."""
+    recomputed_tokens: int = 0
+    """Fed again since then because their cache had been given up under pressure."""
+    evictions: int = 0
+    """How often a session's cache was given up under pressure."""
+
+
+# -- The record of one attempt, token by token, and what was found about it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    completion: Completion
+    """What the engine returned."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls found in it, in order, malformed ones included."""
+    results: tuple[ToolResult, ...] = ()
+    """One per call, same order."""
+    reply_ids: tuple[int, ...] = ()
+    """[m] tokens appended after the completion; empty on the last turn."""
+    engine_seconds: float | None = field(default=None, compare=False)
+    """Wall time from the request to the completion, waiting for a place in the engine included, seconds; None where it
+    was not measured. No two runs take the same time, so attempts are compared without it."""
+    tool_seconds: float | None = field(default=None, compare=False)
+    """Wall time from the completion to the reply, seconds: finding calls, waiting for a tool and running it. None and
+    comparisons as above."""
+
+
+class Stop(StrEnum):
+    """Why a *trajectory* ended."""
+
+    ANSWERED = "answered"  # a turn without a tool call
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    ENVIRONMENT_FAILED = "environment_failed"  # our fault; recorded, left out of its group
+
+
+class Verdict(StrEnum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNDECIDED = "undecided"  # counted, and the trajectory leaves its group
+
+
+RIGHT_ABOVE = 0.5
+"""A graded reward above this is RIGHT where nothing else is said: the upper half of rewards from 0 to 1 or -1 to 1.
+Half of the credit, or a little of it for form, is no right answer, so no share of right attempts is too high by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatFacts:
+    """What the text of a trajectory shows about its form; facts, not judgements."""
+
+    answer_tags: int
+    """Well-formed `<answer>...</answer>` blocks over all turns."""
+    reason_after_answer: bool
+    """A `<reason>` tag opens after the first answer block."""
+    boxed: bool
+    """At least one balanced `\\boxed{}` was found."""
+    answer_asked: bool = True
+    """The prompt speaks of an `<answer>` block; where it does not, nobody can miss one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    verdict: Verdict
+    """The verifier's finding."""
+    reward: float
+    """1.0 for RIGHT, else 0.0; of a reward function of one's own any finite number, which is RIGHT above
+    `evaluate.right_above`. Meaningless for UNDECIDED, which never reaches a group."""
+    extracted: str | None
+    """The answer that was compared; None when none was found."""
+    method: str
+    """What decided (`integer`, `math_verify`, `no_answer` ...)."""
+    format_facts: FormatFacts
+    """Form of the text, for RoC's penalty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One attempt at a problem. With one tool call (P prompt, A sampled, R reply tokens):
+
+        token_ids  P0 P1 P2 A0 A1 A2 R0 R1 A3 A4
+        loss_mask   0  0  0  1  1  1  0  0  1  1
+
+    The mask follows from who wrote each token, so it cannot drift. Token ids are only ever appended: text is parsed to
+    find tool calls and is never encoded back into ids that stand for sampled tokens."""
+
+    problem_id: str
+    """`Problem.id`."""
+    index: int
+    """Sibling number, 0..R-1."""
+    prompt_ids: tuple[int, ...]
+    """Tokens the model first saw."""
+    turns: tuple[Turn, ...]
+    """In order; the last one has no reply."""
+    stop: Stop
+    """Why it ended."""
+    outcome: Outcome | None = None
+    """None until verified, and for ENVIRONMENT_FAILED."""
+    fault: str | None = None
+    """The message of the Unavailable that ended it; None otherwise."""
+    seconds: float = 0.0
+    """Wall time from first request to end, seconds."""
+    tool_seconds: float = 0.0
+    """Wall time spent waiting for tools, seconds."""
+    told_tokens: int | None = None
+    """Tokens after the prompt as a server counted them, where the ids above are not the model's own (evaluation of an
+    endpoint); None where they are."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """[T] prompt, then each completion and its reply."""
+        ids = list(self.prompt_ids)
+        for turn in self.turns:
+            ids += turn.completion.token_ids
+            ids += turn.reply_ids
+        return tuple(ids)
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        """[T] true exactly on completion tokens."""
+        mask = [False] * len(self.prompt_ids)
+        for turn in self.turns:
+            mask += [True] * len(turn.completion.token_ids)
+            mask += [False] * len(turn.reply_ids)
+        return tuple(mask)
+
+    @property
+    def sampled_logprobs(self) -> tuple[float, ...]:
+        """[T] the engine's own numbers on completion tokens, 0.0 elsewhere."""
+        values = [0.0] * len(self.prompt_ids)
+        for turn in self.turns:
+            values += turn.completion.logprobs
+            values += [0.0] * len(turn.reply_ids)
+        return tuple(values)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens the policy wrote."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens after the prompt, tool replies included (what the length cap counts; release does the same)."""
+        if self.told_tokens is not None:
+            return self.told_tokens
+        return self.num_sampled_tokens + sum(len(turn.reply_ids) for turn in self.turns)
+
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        """All tool results, in order."""
+        return tuple(result for turn in self.turns for result in turn.results)
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.results)
+
+    @property
+    def num_failed_calls(self) -> int:
+        return sum(result.is_error for result in self.results)
+
+
+# -- Siblings, and what resampling decides about each of them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    problem: Problem
+    """What the siblings attempt."""
+    trajectories: tuple[Trajectory, ...]
+    """Verified siblings, each with an outcome."""
+
+    @property
+    def rewards_G(self) -> tuple[float, ...]:
+        return tuple(t.outcome.reward if t.outcome else 0.0 for t in self.trajectories)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalty:
+    """RoC's quality of one trajectory; lower is better. Source: paper §2.2.3, eq. 4-5."""
+
+    errors: float
+    """p_err: 0.5 without any tool call, else failed calls / calls."""
+    format: float
+    """p_format, times `resample.format_weight`: 1 without an answer tag, else min(1, (tags - 1) / turns); 0 where the
+    prompt asks for none."""
+    repetition: float = 0.0
+    """Weighted share of repeated 5-grams; 0 unless `resample.repetition_weight` is set, which the paper leaves out."""
+
+    @property
+    def total(self) -> float:
+        """p_total: 0 to 2, and repetition on top."""
+        return self.errors + self.format + self.repetition
+
+
+class Reason(StrEnum):
+    """Why a trajectory was kept or dropped; every attempt of a step gets exactly one."""
+
+    KEPT_ALL = "kept.all"  # nothing to choose: plain GRPO, or a group no larger than G
+    KEPT_UNIFORM = "kept.uniform"  # drawn without looking
+    KEPT_NEGATIVE = "kept.negative"  # a failure, drawn uniformly
+    KEPT_QUALITY = "kept.quality"  # a success, drawn inversely to its penalty
+    KEPT_LOWEST_PENALTY = "kept.lowest_penalty"  # a success, among the cleanest
+    DROPPED_UNIFORM = "dropped.uniform"
+    DROPPED_NEGATIVE = "dropped.negative"
+    DROPPED_QUALITY = "dropped.quality"
+    DROPPED_HIGHER_PENALTY = "dropped.higher_penalty"
+    DROPPED_EQUAL_REWARDS = "dropped.equal_rewards"  # the group has no signal
+    DROPPED_TOO_FEW = "dropped.too_few_siblings"
+    DROPPED_ENVIRONMENT = "dropped.environment_failed"
+    DROPPED_UNDECIDED = "dropped.undecided"
+    DROPPED_TRUNCATED = "dropped.truncated"  # cut by the token limit, under overlong filtering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a resampler decided about one trajectory of a group."""
+
+    index: int
+    """Position in `Group.trajectories`."""
+    kept: bool
+    reason: Reason
+    penalty: Penalty
+    weight: float = 0.0
+    """Relative probability of being drawn; 0 where no draw was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resampled:
+    """A resampler's answer. `choices` has one entry per trajectory of the group, in its order."""
+
+    group: Group
+    choices: tuple[Choice, ...]
+
+    @property
+    def kept(self) -> tuple[Trajectory, ...]:
+        return tuple(self.group.trajectories[c.index] for c in self.choices if c.kept)
+
+    @property
+    def dropped(self) -> tuple[Trajectory, ...]:
+        return tuple(self.group.trajectories[c.index] for c in self.choices if not c.kept)
+
+
+# -- What an optimizer step learns from.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRow:
+    """One sequence to learn from, still in plain Python; `learning.pack` makes tensors of it."""
+
+    token_ids: Sequence[int]
+    """[T]."""
+    loss_mask: Sequence[bool]
+    """[T] true on tokens the policy wrote."""
+    sampled_logprobs: Sequence[float]
+    """[T] the engine's numbers."""
+    advantage: float
+    """Same for every token of the row; no unit."""
+    old_logprobs: Sequence[float] = ()
+    """[T] the learner's own numbers before the first update of the step, of the full softmax after temperature, 0 where
+    the policy wrote nothing; filled in by `Learner.score`, or by `Learner.update` for a row that was not scored."""
+    entropies: Sequence[float] = ()
+    """[T] entropy of the same distribution, nats; filled in likewise."""
+    identity: str = ""
+    """Which attempt of the step it is (`learning.advantages.identity`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one optimizer step learns from."""
+
+    rows: tuple[BatchRow, ...]
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """The denominator of the whole step, known before the first backward pass."""
+        return sum(sum(row.loss_mask) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one optimizer update came to."""
+
+    metrics: Mapping[str, float]
+    """loss, grad_norm, clip_share, kl, learning_rate, skipped (1: weights were left alone), tokens (of all rows); with
+    `learning.importance_cap` importance_weight (mean) and importance_capped (share of tokens)."""
+    rows: tuple[BatchRow, ...]
+    """The batch's rows, scored."""
+
+
+# -- Worked conversations to imitate, before and after they become tokens.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoTurn:
+    """One assistant turn of a demonstration."""
+
+    text: str
+    """What the assistant writes, tool-call tags included, end marker excluded."""
+    results: tuple[ToolResult, ...] = ()
+    """What the tools answered; empty on the last turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """A worked conversation to imitate (SFT)."""
+
+    problem: Problem
+    turns: tuple[DemoTurn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRow:
+    """A demonstration as tokens, laid out exactly as a rollout would lay it out."""
+
+    token_ids: tuple[int, ...]
+    """[T]."""
+    loss_mask: tuple[bool, ...]
+    """[T] true on tokens the assistant writes, end markers included."""

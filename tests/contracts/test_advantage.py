@@ -1,0 +1,63 @@
+"""What every advantage promises: one finite number for each reward, zeros where all are equal, in their order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstar.config.sections import LearningSection
+from rocstar.errors import ConfigError
+from rocstar.learning.advantages import ADVANTAGES, GroupAdvantages, advantage_of
+from tests.contracts.own import own
+
+NAMES = [*ADVANTAGES, *own("learning.advantage", "leave_one_out")]
+GROUPS = st.lists(st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-2, 2).map(lambda it: round(it, 3))), min_size=2)
+every_advantage = pytest.mark.parametrize(
+    "advantage", [advantage_of(LearningSection(advantage=name)) for name in NAMES], ids=NAMES
+)
+
+
+@every_advantage
+@given(rewards=GROUPS)
+def test_a_higher_reward_has_no_lower_advantage_in_whatever_order(
+    advantage: GroupAdvantages, rewards: list[float]
+) -> None:
+    found = dict(zip(rewards, advantage(rewards), strict=True))
+    assert [found[reward] for reward in sorted(found)] == sorted(found.values())
+    for order in (rewards, rewards[::-1], sorted(rewards)):  # equal rewards have equal advantages
+        assert advantage(order) == pytest.approx([found[reward] for reward in order], abs=1e-9)
+
+
+@every_advantage
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.25])
+def test_equal_rewards_have_no_advantage(advantage: GroupAdvantages, reward: float) -> None:
+    assert advantage([reward] * 8) == pytest.approx([0.0] * 8, abs=1e-12)
+
+
+@every_advantage
+def test_one_success_stands_above_its_siblings(advantage: GroupAdvantages) -> None:
+    right, *wrong = advantage([1.0, 0.0, 0.0, 0.0])
+    assert right > 0 and all(value < 0 for value in wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def advantage(rewards): ...", "should take (rewards, settings)"),
+        ("def advantage(rewards, settings): return [1.0]", "made (1.0,) of the rewards (1.0, 0.0)"),
+        (
+            "def advantage(rewards, settings): return [r / 0.0 if r else 0.0 for r in rewards]",
+            "failed on the rewards 1 and 0: ZeroDivisionError",
+        ),
+        ("def advantage(rewards, settings): return [float('nan')] * 2", "give one finite number for each"),
+    ],
+)
+def test_an_advantage_that_is_none_is_refused(modules: Path, code: str, said: str) -> None:
+    (modules / "plug_advantage.py").write_text(code)
+    with pytest.raises(ConfigError) as refused:
+        advantage_of(LearningSection(advantage="plug_advantage:advantage"), [modules])
+    message = str(refused.value)
+    assert message.startswith("learning.advantage = 'plug_advantage:advantage'") and said in message

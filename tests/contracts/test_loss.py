@@ -1,0 +1,108 @@
+"""What every policy loss promises: pure, token by token, finite, and downhill is where the advantage points."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from rocstar.config.sections import LearningSection
+from rocstar.errors import ConfigError
+from rocstar.learning.loss import LOSSES, TokenLosses, loss_of
+from rocstar.protocols import PolicyTokens
+from tests.contracts.own import own
+
+TOKENS = 200
+
+
+@pytest.fixture(params=[*LOSSES, *own("learning.loss", "cispo")])
+def loss(request: pytest.FixtureRequest) -> TokenLosses:
+    return loss_of(LearningSection(loss=request.param))
+
+
+def tokens(seed: int = 0, count: int = TOKENS, spread: float = 0.5) -> PolicyTokens:
+    """Old and sampled logprobs lie `spread` beside the current ones, in the mean; half the advantages are positive."""
+    chance = torch.Generator().manual_seed(seed)
+    logprobs, old, sampled, advantages = torch.randn(4, count, generator=chance)
+    logprobs = -logprobs.abs()
+    return PolicyTokens(
+        logprobs=logprobs.clone().requires_grad_(),
+        old_logprobs=logprobs + spread * old,
+        sampled_logprobs=logprobs + spread * sampled,
+        advantages=advantages,
+    )
+
+
+def part(whole: PolicyTokens, places: slice) -> PolicyTokens:
+    return replace(whole, **{field.name: getattr(whole, field.name)[places] for field in fields(whole)})
+
+
+def gradient(loss: TokenLosses, given: PolicyTokens) -> torch.Tensor:
+    (found,) = torch.autograd.grad(loss(given)[0].sum(), given.logprobs)
+    return found
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 5.0, 40.0])
+def test_each_token_gets_one_finite_loss_gradient_and_bound(loss: TokenLosses, spread: float) -> None:
+    given = tokens(spread=spread)
+    losses, bounded = loss(given)
+    assert losses.shape == bounded.shape == (TOKENS,) and bounded.dtype == torch.bool
+    assert losses.isfinite().all() and gradient(loss, given).isfinite().all()
+
+
+def test_no_tokens_have_no_losses(loss: TokenLosses) -> None:
+    losses, bounded = loss(tokens(count=0))
+    assert losses.shape == bounded.shape == (0,)
+
+
+def test_a_tokens_loss_follows_from_its_own_numbers_alone(loss: TokenLosses) -> None:
+    whole = tokens()
+    pieces = [part(whole, places) for places in (slice(0, 1), slice(1, 70), slice(70, TOKENS))]
+    for together, apart in zip(loss(whole), zip(*map(loss, pieces), strict=True), strict=True):
+        torch.testing.assert_close(together, torch.cat(apart), rtol=1e-6, atol=0)
+
+
+def test_the_same_tokens_get_the_same_loss_and_stay_as_they_are(loss: TokenLosses) -> None:
+    given, before = tokens(), tokens()
+    first, second = loss(given), loss(given)
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    for field in fields(given):
+        assert torch.equal(getattr(given, field.name), getattr(before, field.name))
+
+
+def test_only_current_logprobs_have_a_gradient(loss: TokenLosses) -> None:
+    given = tokens()
+    for name in ("old_logprobs", "sampled_logprobs", "advantages"):
+        assert not getattr(given, name).requires_grad
+    assert gradient(loss, given).abs().sum() > 0
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLosses, spread: float) -> None:
+    given = tokens(spread=spread)
+    slope = gradient(loss, given) * given.advantages
+    assert (slope <= 0).all()
+    if not spread:  # the weights that wrote them: nothing is clipped yet
+        assert (slope[given.advantages > 0] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def loss(tokens): ...", "should take (tokens, settings)"),
+        ("def loss(tokens, settings): return 1 / 0", "failed on three tokens: ZeroDivisionError: division by zero"),
+        ("def loss(tokens, settings): return -tokens.logprobs", "failed on three tokens: "),
+        ("def loss(tokens, settings): return -tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses 6.0"),
+        ("def loss(tokens, settings): return tokens.advantages, tokens.logprobs > 0", "failed on three tokens: "),
+    ],
+)
+def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, code: str, said: str) -> None:
+    (modules / "plug_loss.py").write_text(code)
+    with pytest.raises(ConfigError) as refused:
+        loss_of(LearningSection(loss="plug_loss:loss"), [modules])
+    assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)
