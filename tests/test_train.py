@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -278,8 +279,11 @@ def test_a_model_that_never_calls_the_tool_ends_with_a_table(tmp_path: Path) -> 
     ended = Command.start(folder, "train", "tiny.toml").wait()
     assert ended.code == 0, ended.told
     assert "attempts without the tool" in ended.out
-    assert {row["kept"] for row in attempts(folder)} == {False}
-    assert all(row["drop/equal_rewards"] == 8 for row in metrics(folder)[SFT_STEPS:])
+    rows = attempts(folder)
+    guessed = {(row["step"], row["problem_id"]) for row in rows if row["reward"]}  # by luck, on some machines
+    assert not any(row["kept"] for row in rows if (row["step"], row["problem_id"]) not in guessed)
+    lucky = Counter(step for step, _ in guessed)
+    assert all(row["drop/equal_rewards"] == 8 * (2 - lucky[row["step"]]) / 2 for row in metrics(folder)[SFT_STEPS:])
 
 
 REWARDS = '''
