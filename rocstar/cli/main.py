@@ -284,7 +284,11 @@ def _resume(name: str, settings: list[str], runs: Path, *, dry_run: bool, as_jso
     folder = RunFolder.find(name, runs)
     made = continued(folder, max(folder.checkpoint_steps(), default=None), settings, flag="--resume")
     if folder.summary.exists() and not made.goes_on and not dry_run:
-        print(f"run {folder.name} is finished, so there is nothing to go on with", file=sys.stderr)
+        print(
+            f"run {folder.name} is finished, so there is nothing to go on with; stage.NAME.steps=NUMBER makes "
+            "more steps of its last stage",
+            file=sys.stderr,
+        )
         _show_result(folder, as_json=as_json)
         return
     if not dry_run:
@@ -344,6 +348,8 @@ def _print_given(recipe: Recipe, material: Material, given: Sequence[Provenance]
         for one in given:
             print(f"{one.key} = {json.dumps(one.value)}  ({_before(one)}{one.source})")
         print(f"{len(given)} settings differ from their defaults; --json prints all that are in force", file=sys.stderr)
+        order = ", then ".join(f"{stage.name} ({stage.kind})" for stage in recipe.stage)
+        print(f"stages in order: {order or 'none'}", file=sys.stderr)
         if prompt is not None:
             print(f"the first prompt, as the model will read it:\n{prompt}", file=sys.stderr)
     if material.memory:

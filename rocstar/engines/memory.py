@@ -47,7 +47,8 @@ def refuse_too_many_tokens(needed: int, there: int, tokens: int) -> None:
     if needed > there:
         raise ConfigError(
             f"the keys and values of {tokens} tokens take {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB of memory are "
-            "available; lower rollout.kv_tokens, which is rollout.engine_rows x the longest attempt where it is not set"
+            "available; lower rollout.kv_tokens, or where it is not set rollout.engine_rows or "
+            "rollout.max_response_tokens, of which it comes"
         )
 
 

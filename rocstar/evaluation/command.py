@@ -296,7 +296,10 @@ async def _evaluated(planned: PlannedEvaluation, recall: Recall, machines: Machi
             parallel = spec.parallel or PARALLEL
             judge = ChatClient(spec.judge, spec.judge_model, key=_key_in(JUDGE_KEY), parallel=parallel)
             closing.push_async_callback(judge.close)
-        opened = subject.opened(planned.positions, machines.sandbox, start_server=machines.start_server)
+        attempts = len(planned.asked.problems) * planned.protocol.attempts
+        opened = subject.opened(
+            planned.positions, machines.sandbox, attempts=attempts, start_server=machines.start_server
+        )
         usual: Roller | EndpointSolver = await closing.enter_async_context(opened)
         solver = kind.solver(usual, recall, judge)
         if isinstance(solver, Roller):

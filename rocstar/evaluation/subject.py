@@ -145,10 +145,12 @@ class LocalModel:
         sandbox: SandboxClient,
         *,
         rows: int | None = None,
+        attempts: int | None = None,
         start_server: StartServer = VllmServer.start,
     ) -> AsyncIterator[Roller]:
         """Load the weights, and make attempts of at most `positions` tokens, until the context ends.
 
+        attempts: all that will be made, where that is known; no engine holds room for more at once.
         rows: so many at once on one engine in this process. None: on the engines of `[[engine]]`, which load the
         weights themselves, or on one in this process, with the rows and the cache of `[rollout]`. Raises ConfigError
         where there is no memory for so many, EngineUnavailable."""
@@ -157,7 +159,8 @@ class LocalModel:
         codec, parts = Codec.load(self.model), AttemptParts(self.recipe)
         template, vocabulary = parts.template(self.model), codec.vocab_size
         if rows is None:
-            engines = self._engines(positions, rollout.engine_rows, rollout.kv_tokens, vocabulary, start_server)
+            held = rollout.engine_rows if attempts is None else min(rollout.engine_rows, attempts)
+            engines = self._engines(positions, held, rollout.kv_tokens, vocabulary, start_server)
         else:
             engines = self._embedded(positions, rows, None, vocabulary)
         grader = Grader()
@@ -247,9 +250,14 @@ class EndpointModel:
 
     @asynccontextmanager
     async def opened(
-        self, positions: int, sandbox: SandboxClient, *, start_server: StartServer = VllmServer.start
+        self,
+        positions: int,
+        sandbox: SandboxClient,
+        *,
+        attempts: int | None = None,
+        start_server: StartServer = VllmServer.start,
     ) -> AsyncIterator[EndpointSolver]:
-        """Make attempts until the context ends. `positions` and `start_server` are the endpoint's own business."""
+        """Make attempts until the context ends. All but the sandbox are the endpoint's own business."""
         client = ChatClient(self.url, self.name, key=self.key, parallel=self.parallel)
         codec, grader, template = CodePoints(), Grader(), self._template()
         try:

@@ -33,3 +33,12 @@ async def test_engines_in_processes_write_what_the_embedded_one_does(model_folde
     embedded = await rolled(model_folder, recipe())
     apart = recipe(engine=[{"name": "e", "kind": "torch", "count": 2}])
     assert await rolled(model_folder, apart) == embedded
+
+
+async def test_an_engine_holds_room_for_no_more_attempts_than_there_are(model_folder: Path) -> None:
+    subject = LocalModel(model=model_folder, recipe=recipe())
+    async with (
+        subject.opened(64, SandboxClient(daemons=0), attempts=2) as few,
+        subject.opened(64, SandboxClient(daemons=0)) as usual,
+    ):
+        assert few.engine.load().capacity_tokens * 2 == usual.engine.load().capacity_tokens
