@@ -63,6 +63,11 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"
 
 
+def is_words(text: str) -> bool:
+    """Whether an answer is words and nothing else."""
+    return bool(_said(plain_text(text)))
+
+
 def _capitals(text: str) -> list[str]:
     return sorted(letter for letter in text if letter.isupper())
 
