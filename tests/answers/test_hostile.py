@@ -16,8 +16,9 @@ from rocstar.types import Verdict
 
 # fmt: off
 REFERENCES = (
-    "42", "-7", "1/3", "\\frac{22}{7}", "x^2+1", "\\sqrt{5}", "(1, 2)", "[0,1)", "2\\pi", "even", "true", "B", "20!", "61\\%",
-    "\\{3,5\\}", "\\pm\\sqrt{13}", "y=3x+11", "37\\text{ km/h}", "\\begin{pmatrix}3&5\\\\7&11\\end{pmatrix}", "41^\\circ",
+    "42", "-7", "1/3", "\\frac{22}{7}", "x^2+1", "\\sqrt{5}", "(1, 2)", "[0,1)", "2\\pi", "even", "true", "B", "20!",
+    "61\\%", "\\{3,5\\}", "\\pm\\sqrt{13}", "y=3x+11", "37\\text{ km/h}", "\\begin{pmatrix}3&5\\\\7&11\\end{pmatrix}",
+    "41^\\circ",
 )
 # fmt: on
 """No hostile answer below is equal to one of them."""
