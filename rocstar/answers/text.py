@@ -14,7 +14,7 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _CHOICE = re.compile(
-    r"(?:[(\[{]\s*(?P<closed>[A-Ja-j])\s*[)\]}](?=[\s.:,;]|$)|(?P<open>[A-Ja-j])(?:[).:,](?=\s|$)|$))(?P<rest>.*)",
+    r"(?:\\?[(\[{]\s*(?P<closed>[A-Ja-j])\s*\\?[)\]}](?=[\s.:,;]|$)|(?P<open>[A-Ja-j])(?:[).:,](?=\s|$)|$))(?P<rest>.*)",
     re.DOTALL,
 )
 # After a first letter: a second one in brackets, behind a link, or next.
