@@ -15,6 +15,7 @@ from typing import Any
 from rocstar.answers.caps import MAX_DIGITS, PLAIN
 from rocstar.answers.mathverify import grade_math_verify
 from rocstar.answers.prime import grade_prime, same_text
+from rocstar.answers.text import is_words
 from rocstar.answers.wording import HEDGE, is_running
 from rocstar.types import Verdict
 
@@ -47,8 +48,10 @@ def judge(question: Mapping[str, Any]) -> Found:
 
 
 def is_readable(graders: Sequence[str], gold: str) -> bool:
-    """Whether a reference can be told from a plain number."""
-    return not LOSSY.search(gold) and _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
+    """Whether a reference can be told from a plain number; words always can, though `true` is none to a parser."""
+    if LOSSY.search(gold):
+        return False
+    return is_words(gold) or _attempted(graders, gold, PLAIN)[0] is not Verdict.UNDECIDED
 
 
 def _attempted(graders: Sequence[str], gold: str, predicted: str, **others: str) -> Found:

@@ -14,7 +14,7 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _CHOICE = re.compile(
-    r"(?:[(\[{]\s*(?P<closed>[A-Ja-j])\s*[)\]}](?=[\s.:,;]|$)|(?P<open>[A-Ja-j])(?:[).:,](?=\s|$)|$))(?P<rest>.*)",
+    r"(?:\\?[(\[{]\s*(?P<closed>[A-Ja-j])\s*\\?[)\]}](?=[\s.:,;]|$)|(?P<open>[A-Ja-j])(?:[).:,](?=\s|$)|$))(?P<rest>.*)",
     re.DOTALL,
 )
 # After a first letter: a second one in brackets, behind a link, or next.
@@ -61,6 +61,11 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     if chosen == letter[1] and letter.re is _GOLD_OPTION and len(given.strip("()[] .")) > 1:
         return None  # `(E) 25` for `(E) 24`
     return (Verdict.RIGHT if chosen == letter[1] else Verdict.WRONG), "choice"
+
+
+def is_words(text: str) -> bool:
+    """Whether an answer is words and nothing else."""
+    return bool(_said(plain_text(text)))
 
 
 def _capitals(text: str) -> list[str]:

@@ -45,6 +45,7 @@ _RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
 _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
 _MONEY = re.compile(r"\\pounds(?![A-Za-z])")
+_E_POWER = re.compile(r"\^e(?![A-Za-z])")  # the grammar reads it in braces alone
 _ABSOLUTE = re.compile(r"^\|([A-Za-z])\|\s*(<=?|\\leq?(?:slant)?(?![A-Za-z]))\s*([^-=<>|,;]+)$")
 _SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
@@ -114,7 +115,7 @@ def clean(text: str) -> str:
         text = "".join(_visible(letter) for letter in _BOXED_SIGN.sub(r"\1", text))
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
     text = _LABEL.sub("", _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text))))
-    text = _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text)
+    text = _E_POWER.sub("^{e}", _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text))
     if _SPELLED.search(text):
         text = _POWER.sub("^", _EMPHASIS.sub(r"\2", text))
         text = _FUNCTION.sub(r"\\\1 ", _PI.sub(r"\\pi ", text))

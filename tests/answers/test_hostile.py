@@ -14,7 +14,13 @@ from rocstar.answers.grade import Grader, Pair
 from rocstar.answers.symbolic import SymbolicChecker
 from rocstar.types import Verdict
 
-REFERENCES = ("42", "-7", "1/3", "\\frac{22}{7}", "x^2+1", "\\sqrt{5}", "(1, 2)", "[0,1)", "2\\pi", "even", "B", "20!")
+# fmt: off
+REFERENCES = (
+    "42", "-7", "1/3", "\\frac{22}{7}", "x^2+1", "\\sqrt{5}", "(1, 2)", "[0,1)", "2\\pi", "even", "true", "B", "20!",
+    "61\\%", "\\{3,5\\}", "\\pm\\sqrt{13}", "y=3x+11", "37\\text{ km/h}", "\\begin{pmatrix}3&5\\\\7&11\\end{pmatrix}",
+    "41^\\circ",
+)
+# fmt: on
 """No hostile answer below is equal to one of them."""
 COUNT = int(os.environ.get("ROCSTAR_HOSTILE", "1000"))  # 5000 take two minutes of one core
 DEEP_EVERY = 50  # a parser of ambiguous grammar takes exponential time for them
@@ -128,9 +134,9 @@ async def _graded(grader: Grader, pairs: list[Pair]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "predicted", ["10^{100000}", "30000!", "\\gcd(3,5)", "\\not 5", "9^{9^{9}}+1", "\\int_0^1 x^{x^{x^x}}dx"]
+    "predicted", ["false", "10^{100000}", "30000!", "\\gcd(3,5)", "\\not 5", "9^{9^{9}}+1", "\\int_0^1 x^{x^{x^x}}dx"]
 )
-@pytest.mark.parametrize("gold", ["42", "\\frac{1}{2}", "x+1"])
+@pytest.mark.parametrize("gold", ["42", "\\frac{1}{2}", "x+1", "e^e", "true"])
 def test_an_answer_that_cannot_be_computed_is_wrong(gold: str, predicted: str) -> None:
     grader = Grader(SymbolicChecker(deadline_seconds=2.0, workers=1))
     try:

@@ -50,6 +50,7 @@ def test_a_library_that_rounds_does_not_make_two_numbers_equal() -> None:
         (r"1 \not\in S", r"1 \in S", UNDECIDED),
         ("42", r"\gcd(3,5)", WRONG),
         ("42", r"\not 42", WRONG),
+        (r"\{1,2,\ldots\}", r"\{1,2,\ldots\}", RIGHT),
     ],
 )
 def test_what_the_parser_would_lose_is_compared_as_text(gold: str, predicted: str, verdict: Verdict) -> None:

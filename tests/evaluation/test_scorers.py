@@ -285,6 +285,8 @@ def test_no_value_of_a_model_makes_the_scorer_fail(value: Any) -> None:
         (["\\boxed{[C]}"], "C"),
         (["\\boxed{\\textit{C}}"], "C"),
         (["\\boxed{\\text{Option C}}"], "C"),
+        (["\\boxed{\\textcolor{red}{C}\\,}"], "C"),
+        (["\\boxed{\\{\uff23\\}}"], "C"),
         (["\\boxed{A photon is emitted}"], None),
         (["\\boxed{A} or \\boxed{B}"], None),
         (["\\boxed{A-D}"], None),

@@ -13,6 +13,7 @@ from typing import Any
 from rocstar.answers.extract import boxed_answer, phrase_answer
 from rocstar.answers.text import chosen_letter
 from rocstar.answers.verifier import settled, written
+from rocstar.answers.wording import clean
 from rocstar.evaluation.benchmark import BenchmarkFile, Rows, column, lines
 from rocstar.evaluation.scoring import Scorer, judged
 from rocstar.types import Outcome, Problem, Trajectory, problem_id, seed_for
@@ -55,5 +56,5 @@ def chosen(texts: Sequence[str]) -> str | None:
     found = next((box for box in boxes if box is not None), None)
     if found is None:
         found = phrase_answer(texts[-1]) if texts else None
-    letter = chosen_letter(found or "")
+    letter = chosen_letter(clean(found or ""))
     return letter if letter in tuple(LETTERS) else None
