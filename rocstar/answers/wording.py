@@ -180,12 +180,12 @@ def loose_style(text: str) -> str:
     text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = _LINK.sub(",", _UNIT_WORD.sub("", text))
     text = _THOUSANDS.sub(_ungrouped, _WHOLE_FLOAT.sub(r"\1", text))
-    text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
+    text = _MIXED.sub(_mixed_sum, _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
     text = re.sub(r"(?<![\w)])\((\w|\d+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
     text = _ARGUMENT.sub(r"\1(\2)", _EXPONENT.sub(r"^(\1)", text))
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
-    return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
+    return _SPACES.sub("", re.sub(r"(?<![A-Za-z\\])[A-Za-z]{2,}", lambda word: word[0].lower(), text))
 
 
 def without_range(gold: str, predicted: str) -> tuple[str, str]:
@@ -281,6 +281,13 @@ def _plain_subscript(found: re.Match[str]) -> str:
 def _braced_fraction(found: re.Match[str]) -> str:
     top, one, bottom, other = found.groups()
     return rf"\frac{{{one if top is None else top}}}{{{other if bottom is None else bottom}}}"
+
+
+def _mixed_sum(found: re.Match[str]) -> str:
+    """In brackets where anything but a separator stands beside it: `-1\\frac12` is not -1 + 1/2."""
+    total = f"{found[1]}+{found[2]}/{found[3]}"
+    before, after = found.string[: found.start()].strip()[-1:], found.string[found.end() :].strip()[:1]
+    return total if before in ",;([=" and after in ",;)]=" else f"({total})"
 
 
 def _ungrouped(found: re.Match[str]) -> str:

@@ -68,3 +68,34 @@ def test_verdicts_are_those_of_a_careful_human(grader: Grader, half: str) -> Non
 def test_what_a_second_judge_found(grader: Grader, gold: str, predicted: str, verdict: Verdict) -> None:
     (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
     assert grade.verdict is verdict, grade
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted"),
+    [
+        # Formulas that differ in one place only, far from 0.
+        ("\\lfloor n/10\\rfloor", "\\lfloor n/20\\rfloor"), ("100-x", "|x-100|"), ("|x-5|", "5-x"), ("n", "\\max(n,-9)"),
+        ("100", "\\max(x,100)"), ("\\min(n,100)", "n"), ("\\lceil n/2\\rceil", "\\lfloor n/2\\rfloor+1"),
+        ("x-50", "\\sqrt{(x-50)^2}"), ("\\lfloor x\\rfloor", "\\lfloor x+0.01\\rfloor"), ("a", "\\max(a,b-99)"),
+        # A mixed number has one sign.
+        ("-1\\frac12", "-1+\\frac12"), ("3x-1\\frac12", "3x-1+\\frac12"), ("2\\cdot1\\frac12", "2\\cdot1+\\frac12"),
+        # Capitals are other letters.
+        ("\\Delta", "\\delta"), ("2\\Phi(1)-1", "2\\phi(1)-1"), ("3\\Sigma", "3\\sigma"),
+    ],
+)  # fmt: skip
+def test_what_a_third_judge_found_wrong(grader: Grader, gold: str, predicted: str) -> None:
+    (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
+    assert grade.verdict is Verdict.WRONG, grade
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted"),
+    [
+        ("|x-5|", "|5-x|"), ("\\sqrt{x^2}", "|x|"), ("\\max(a,b)", "\\frac{a+b+|a-b|}{2}"), ("|x+1|", "\\frac{|x^2-1|}{|x-1|}"),
+        ("\\lceil n/2\\rceil", "-\\lfloor -n/2\\rfloor"), ("\\lfloor 2^n\\rfloor", "\\lfloor 2\\cdot2^{n-1}\\rfloor"),
+        ("-1\\frac12", "-\\frac32"), ("3x-1\\frac12", "3x-\\frac32"), ("x+1\\frac12", "x+\\frac32"),
+    ],
+)  # fmt: skip
+def test_what_a_third_judge_found_right(grader: Grader, gold: str, predicted: str) -> None:
+    (grade,) = grader.grade_now([Pair(gold=gold, predicted=predicted)])
+    assert grade.verdict is Verdict.RIGHT, grade
