@@ -22,6 +22,9 @@ NOISE = 1e-15  # relative; equal formulas agree far better with 30 digits, a cha
 MAX_LETTERS = 8
 EQUATION = "rocstar_equation"  # marks left minus right of an equation
 _POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special values of the usual functions among them
+# For formulas with steps or corners: integers, their neighbourhood, and far out.
+_WIDE = tuple(map(str, range(-12, 31))) + ("-1000", "1000", "-999999.63", "1000000.37", "-6.004", "-0.004", "0.004", "9.996")
+SMALL = 7  # of the integers, those where 2^(2^n) is quickly computed
 # The grammar drops bases without a word; they are left to numbers.py.
 _BASE = re.compile(r"\d\s*_")
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
@@ -118,7 +121,39 @@ def _same_values(wanted: Any, given: Any) -> bool | None:
         return exact
     found = [_close(a, b) for a, b in zip(_values(wanted, letters), _values(given, letters), strict=True)]
     known = [close for close in found if close is not None]
-    return all(known) and _vanishes(wanted - given, letters) if known else None
+    if not known:
+        return None
+    return all(known) and _vanishes(wanted - given, letters) and _same_steps(wanted, given, letters)
+
+
+def _same_steps(wanted: Any, given: Any, letters: Sequence[Any]) -> bool:
+    """Whether formulas with steps or corners, `|x - 100|` and `100 - x`, are the same beyond them, too."""
+    import sympy
+
+    if not letters or not (_has_steps(wanted) or _has_steps(given)):
+        return True
+    grows = any(
+        formula.has(sympy.factorial, sympy.gamma) or any(power.exp.free_symbols for power in formula.atoms(sympy.Pow))
+        for formula in (wanted, given)
+    )
+    points = [point for point in _WIDE if not grows or abs(float(point)) < SMALL]
+    for at in range(len(points)):
+        values = {letter: sympy.Rational(points[(at + 7 * n) % len(points)]) for n, letter in enumerate(letters)}
+        first, second = (_number(formula.subs(values)) for formula in (wanted, given))
+        if first is not None and second is not None and not _close(first, second):
+            return False
+    return True
+
+
+def _has_steps(formula: Any) -> bool:
+    import sympy
+
+    def is_even(power: Any) -> bool:
+        return bool(power.exp.is_even and power.base.free_symbols)
+
+    return formula.has(
+        sympy.floor, sympy.ceiling, sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Mod, sympy.Piecewise
+    ) or any(not root.exp.is_integer and any(map(is_even, root.base.atoms(sympy.Pow))) for root in formula.atoms(sympy.Pow))
 
 
 def _vanishes(difference: Any, letters: Sequence[Any]) -> bool:

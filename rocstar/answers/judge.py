@@ -24,7 +24,7 @@ Found = tuple[Verdict, str]
 # The grammar reads gcd(n, p-1) as 1 and drops a \not; equal readings of such texts mean nothing.
 LOSSY = re.compile(r"\\not(?![A-Za-z])|\b(?:gcd|lcm)\b")
 FINAL = ("value", "unit", "brackets", "names")  # leave no room for another opinion
-_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 # What the grammar drops, though with it a number or a set is no longer the answer; an ellipsis rounds a decimal.
 BOUND = re.compile(
     rf"\\text\{{[^{{}}]*\b(?:{HEDGE})\b"

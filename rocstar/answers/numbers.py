@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rocstar.answers.units import RADIAN, are_strangers, conversion, find_units, is_angle, split_unit
-from rocstar.answers.wording import NO_UNIT
+from rocstar.answers.wording import NO_UNIT, SCALES
 from rocstar.types import Verdict
 
 MAX_CHARS = 400  # a plain number is shorter; also bounds int() and every pattern below
@@ -25,11 +25,10 @@ _FOLDED = {0x2212: "-", 0xD7: "*", 0xB0: "\\degree", 0xA0: " "}  # minus, times,
 _INTEGER = re.compile(r"[+-]?\d+")
 _THIN = re.compile(r"\\[!,;:]")
 _NAME = re.compile(r"^([A-Za-z])\s*=\s*")
-_PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
+PERCENT = re.compile(r"\s*(?:\\?%|(?:\\(?:text|mathrm)\{\s*)?\b(?:percent|per cent|pct)\b\s*\}?)$")
 _UNIT = re.compile(r"\s*\\(?:text|textnormal|textrm|mathrm|mbox)\{([A-Za-z ./]*)\}(?:\^\{?([23])\}?)?$")
 _NOT_UNITS = re.compile(rf"\b(?:{NO_UNIT}|pi|i|e)\b", re.IGNORECASE)
-_SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>dozen|hundred|thousand|million|billion|trillion)\s*\}?$")
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(r"\s*(?:\\(?:text|mathrm)\{\s*)?\b(?P<word>" + "|".join(SCALES) + r")s?\s*\}?$")
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 _TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
@@ -115,7 +114,7 @@ def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
     if found := _BASED.fullmatch(body):
         return _based(found, name)
     whole = body
-    shorter = _PERCENT.sub("", body)
+    shorter = PERCENT.sub("", body)
     rest, unit = _split_unit(body, letters) if shorter == body else (shorter, "")
     scale, rest = _split_scale(rest)
     number = _parse_signed(rest.strip())
@@ -189,7 +188,7 @@ def _in_steps(body: str, name: str) -> PlainNumber | None:
 
 def _split_scale(body: str) -> tuple[int, str]:
     found = _SCALE.search(body)
-    return (_SCALES[found["word"]], body[: found.start()]) if found else (1, body)
+    return (SCALES[found["word"]], body[: found.start()]) if found else (1, body)
 
 
 def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
@@ -319,7 +318,7 @@ def _close(wanted: PlainNumber, a: Fraction, given: PlainNumber, b: Fraction) ->
     gap = abs(a - b)
     rounded = [n.places for n in (wanted, given) if n.places is not None and n.places >= ROUNDED_PLACES]
     if rounded and (gap < Fraction(1, 10 ** min(rounded)) or gap <= abs(a) * FLOAT_NOISE):
-        return True
+        return not a or gap <= abs(a) * APPROXIMATE
     for decimal, exact in ((wanted, given), (given, wanted)):
         if decimal.places is not None and exact.places is None and not _is_finite(exact.value):
             return gap < Fraction(10) ** -decimal.places and gap <= abs(a) * APPROXIMATE

@@ -36,6 +36,7 @@ _AND = re.compile(r"\\text\{\s*and\s*\}|\\(?:wedge|land)(?![A-Za-z])|(?<![A-Za-z
 _OR = re.compile(r"\\text\{\s*or\s*\}|\\(?:vee|lor|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
 _BUILDER = re.compile(r"^\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\|)\s*(.*)\\\}$", re.DOTALL)
 _LOGIC = re.compile(r"\\(?:vee|wedge|lor|land)(?![A-Za-z])|[<>]|\\(?:leq?|geq?|lt|gt)(?:slant)?(?![A-Za-z])")
+_STATED = re.compile(rf"=|\\(?:in|cup)(?![A-Za-z])|{_LOGIC.pattern}")
 _RELATION = re.compile(r"(\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?)")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu)|[A-Za-z]_\{?\w\}?|[fghyp]\([a-z]\)")
 _LABELLED = re.compile(r"\s*([A-Za-z])(?:_\{?\w+\}?)?\s*=\s*([^=]+)")
@@ -96,10 +97,12 @@ def take_apart(text: str) -> Pieces | None:
 
 
 def are_opposed(gold: str, predicted: str) -> bool:
-    """Whether one says "and" where the other says "or" between statements; between values both list them."""
+    """Whether one says "and" where the other says "or" between statements, or the prediction alone leaves open which of
+    several values it is: `2 or 3` for `2, 3`, which `x = 2 or x = 3` and `\\pm 2` list."""
     links = [(_AND.search(text) is None, _OR.search(text) is None) for text in (gold, predicted)]
-    statements = all(map(_LOGIC.search, (gold, predicted)))
-    return statements and sorted(links) == [(False, True), (True, False)]
+    if all(map(_LOGIC.search, (gold, predicted))):
+        return sorted(links) == [(False, True), (True, False)]
+    return links[0][1] and not links[1][1] and not _SIGN.search(gold) and not _STATED.search(predicted)
 
 
 def as_interval(text: str) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from rocstar.answers.closeness import are_numbers, equal_values, is_linear, is_rounded, read, value_of
-from rocstar.answers.numbers import compare_numbers, parse_number
+from rocstar.answers.numbers import PERCENT, compare_numbers, parse_number
 from rocstar.answers.pieces import Pieces, are_opposed, as_interval, split_top, take_apart
 from rocstar.answers.units import DEGREE, RADIAN, are_strangers, conversion, is_angle, split_unit
 from rocstar.answers.wording import (
@@ -25,6 +25,7 @@ from rocstar.answers.wording import (
     without_names,
     without_point,
     without_range,
+    without_thousands,
     words_after,
 )
 from rocstar.types import Verdict
@@ -81,6 +82,8 @@ def same_text(gold: str, predicted: str) -> bool:
 
 def _prepared(gold: str, predicted: str) -> tuple[str, str]:
     gold, predicted = without_range(bare(gold), bare(predicted))
+    if not take_apart(gold):
+        predicted = without_thousands(predicted)
     return without_names(gold, without_point(gold, predicted))
 
 
@@ -88,7 +91,8 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     """What units or brackets alone decide: those that both texts have and that the other graders ignore."""
     wanted, given = take_apart(undelimited(gold)), take_apart(undelimited(predicted))
     if wanted is None and given is None:
-        found = _same_quantity(gold, predicted)
+        found = _same_percentage(gold, predicted)
+        found = _same_quantity(gold, predicted) if found is None else found
         if found is None and are_strangers(words_after(gold), words_after(predicted)):
             found = False
         return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
@@ -150,6 +154,14 @@ def _clash(wanted: Pieces, given: Pieces) -> bool:
     kinds = {wanted.opening, given.opening}
     several = min(len(wanted.items), len(given.items)) > 1
     return (several and kinds == {"(", "{"}) or (len(kinds) == 2 and bool(kinds & {"v", "V"}) and "m" in kinds)
+
+
+def _same_percentage(gold: str, predicted: str) -> bool | None:
+    """Whether a formula in percent is the hundredth that the reference is; None where that is no question."""
+    hundredfold = PERCENT.sub("", predicted)
+    if hundredfold == predicted or PERCENT.search(gold) or read(gold) is None:
+        return None
+    return bool(equal_values(gold, rf"\frac{{{hundredfold}}}{{100}}"))
 
 
 def _same_quantity(gold: str, predicted: str) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rocstar.answers.wording import plain_text
+from rocstar.answers.wording import loose_style, plain_text
 from rocstar.types import Verdict
 
 _QUOTES = "*_`\"' \n\t"
@@ -53,7 +53,7 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     if not wanted.isalpha() and all(map(_LETTERS.fullmatch, (wanted, given))) and _capitals(wanted) == _capitals(given):
         return Verdict.RIGHT, "choice"
     said = _said(wanted), _said(given)
-    if all(said) and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1])):
+    if all(said) and not _are_products(gold, predicted) and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1])):
         return (Verdict.RIGHT if said[0] == said[1] else Verdict.WRONG), "text"  # wrong: one leaves open which
     letter = _GOLD_CHOICE.fullmatch(wanted) or option
     if not letter or (chosen := chosen_letter(predicted)) is None:
@@ -66,6 +66,12 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
 def is_words(text: str) -> bool:
     """Whether an answer is words and nothing else."""
     return bool(_said(plain_text(text)))
+
+
+def _are_products(gold: str, predicted: str) -> bool:
+    """Whether only capitals tell two rows of letters apart that are no words: NK is not nk."""
+    is_row = gold.isalpha() and gold.lower() == predicted.lower()
+    return is_row and gold != predicted and loose_style(gold) != loose_style(predicted)
 
 
 def _capitals(text: str) -> list[str]:

@@ -36,9 +36,19 @@ _NEARLY = re.compile(
     r"|^\\text\{(?:about|approximately|approx\.?|roughly)\s+(?=[\d.-]+\}$)"
 )
 _NEARLY_IS = re.compile(r"^([A-Za-z]\s*)\\(?:approx|simeq)(?![A-Za-z])(?=\s*[\d$\\.-])")
-HEDGE = "not|more|less|fewer|most|least|than|ish|maybe|perhaps|possibly|or so|up to"
+SCALES = {
+    "dozen": 12, "score": 20, "gross": 144, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6,
+    "crore": 10**7, "billion": 10**9, "bn": 10**9, "trillion": 10**12,
+}  # fmt: skip
+HEDGE = (
+    "not|more|less|fewer|most|least|than|ish|maybe|perhaps|possibly|or so|up to"
+    "|wrong|false|invalid|incorrect|impossible|excluded|except|too|never|cannot"  # it is denied
+    r"|(?<![a-z] )(?:squared|cubed|factorial)|plus|minus|and a half|hal(?:f|ves)|thirds"  # another number
+    r"|(?:four|fif|six|seven|eigh|nin|ten|twentie|hundred|thousand|million)ths?"
+    r"|ago|below zero|BCE?|B\.C|base \d|(?:\w+-)?fold|bps|pp[mb]|per ?mille?|basis points?"
+)
 """Words with which a number is no longer the answer."""
-NO_UNIT = rf"(?:{HEDGE}|or|and|at|to|hundred|thousand|million|billion|trillion|dozen)"
+NO_UNIT = rf"(?:{HEDGE}|or|and|at|to|(?:{'|'.join(SCALES)})s?)"
 _LABEL = re.compile(rf"^\\text\{{(?![^{{}}]*\b(?:{HEDGE})\b)[A-Za-z ]+(?:\bis|\bare|:|=)\s*\}}\s*")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
 _RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
@@ -51,6 +61,7 @@ _SMALL_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*[oO]\s*\}|[oO](?![A-Za-z]))")
 _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
+_BLACKBOARD = re.compile(r"(\\math(?:bb|cal|frak))\s+([A-Za-z])(?![A-Za-z])")
 _THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|limits|nolimits)(?![A-Za-z])")
 _DIGIT_GAP = re.compile(r"(?<=[\d,.])\\[!,;:]\s*(?=\d)")
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
@@ -69,6 +80,11 @@ _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?!and\b)[A-Za-z]{3,}(?![A-Za-z])")
 _PRIMED = re.compile(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])")
+_TRANSPOSED = re.compile(
+    r"((?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?|\([A-Za-z+\- ]+\))\s*\^\s*"
+    r"(?:T|\{\s*T\s*\}|\{?\s*\\(?:top|intercal)(?![A-Za-z])\s*\}?|\{?\s*\\(?:mathrm|mathsf|text)\{T\}\s*\}?)"
+)
+_LONE = re.compile(r"(\\[A-Za-z]+|[A-Za-z])(?:_\{?(\w+)\}?)?")
 _SPACES = re.compile(r"\s+")
 _NOON = re.compile(r"(\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
 
@@ -102,6 +118,9 @@ _WHOLE_FLOAT = re.compile(r"(?<![\w.])(\d+)\.0+(?![\d])")
 _ARGUMENT = re.compile(r"(\\[A-Za-z]+)\s*\{([^{}]*)\}")
 _EXPONENT = re.compile(r"\^\s*\{(?!\s*-?\d+\s*\}|.\})([^{}]*)\}")  # more than what may stand there without braces
 _THOUSANDS = re.compile(r"(?<![\d.,(\[])(?<!\\\{)\d{1,3}(?:(?:\{,\}|,(?:\\!)?)\d{3})+(?![\d,])")
+_CASELESS = re.compile(
+    r"(?<![A-Za-z\\])(?:[A-Z][a-z]{3,}|(?i:yes|no|true|false|odd|even|all|none|dne|and|or))(?![A-Za-z])"
+)  # words outside of \text{}: NK is another product than nk
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
 
 
@@ -150,7 +169,7 @@ def clean_latex(text: str) -> str:
         return text
     text = _THIN.sub(" ", _DIGIT_GAP.sub("", text))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
-    text = _MONEY.sub(r"\\text{GBP}", text)
+    text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", text))
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
 
@@ -176,17 +195,17 @@ def math_style(text: str) -> str:
 
 def loose_style(text: str) -> str:
     """Second normalisation: words unwrapped, "and" and "or" as commas, units and thousands commas dropped, mixed
-    numbers as sums, fractions with a slash, lower case where words of two letters and more stand."""
-    text = _WRAPPER.sub(r" \1 ", bare(text))
+    numbers as sums, fractions with a slash, words in lower case."""
+    text = _WRAPPER.sub(lambda found: f" {found[1].lower() if len(found[1]) > 1 else found[1]} ", bare(text))
     text = _DEGREES.sub("", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = _LINK.sub(",", _UNIT_WORD.sub("", text))
     text = _THOUSANDS.sub(_ungrouped, _WHOLE_FLOAT.sub(r"\1", text))
-    text = _MIXED.sub(r"\1+\2/\3", _BARE_FRACTION.sub(_braced_fraction, text))
+    text = _MIXED.sub(_mixed_sum, _BARE_FRACTION.sub(_braced_fraction, text))
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", text)
     text = re.sub(r"(?<![\w)])\((\w|\d+)\)(?![\w(])", r"\1", re.sub(r"\\[()\[\]]", "", text))
     text = _ARGUMENT.sub(r"\1(\2)", _EXPONENT.sub(r"^(\1)", text))
     text = text.replace("\\pi", "pi").replace("{", "").replace("}", "").rstrip(". ")
-    return _SPACES.sub("", re.sub(r"[A-Za-z]{2,}", lambda word: word[0].lower(), text))
+    return _SPACES.sub("", _CASELESS.sub(lambda word: word[0].lower(), text))
 
 
 def without_range(gold: str, predicted: str) -> tuple[str, str]:
@@ -195,6 +214,11 @@ def without_range(gold: str, predicted: str) -> tuple[str, str]:
     if (ranges[0] is None) == (ranges[1] is None):
         return gold, predicted
     return _RANGE.sub("", gold), _RANGE.sub("", predicted)
+
+
+def without_thousands(text: str) -> str:
+    """`1,024` -> `1024`, where the whole is one number."""
+    return _ungrouped(found) if (found := _THOUSANDS.fullmatch(text)) else text
 
 
 def words_after(text: str) -> str:
@@ -225,7 +249,8 @@ def undelimited(text: str) -> str:
 
 
 def named_primes(text: str) -> str:
-    """`f'` -> `f_{prime}`: parsers drop the sign, and S/S' becomes 1."""
+    """`f'` -> `f_{prime}`, `A^T` -> `A_{turned}`: parsers drop these signs, and S/S' becomes 1."""
+    text = _TRANSPOSED.sub(lambda found: _LONE.sub(r"\1_{\2turned}", found[1]), text)
     return _PRIMED.sub(lambda found: f"{found[1]}_{{{'prime' * len(found[2])}}}", text)
 
 
@@ -282,6 +307,13 @@ def _plain_subscript(found: re.Match[str]) -> str:
 def _braced_fraction(found: re.Match[str]) -> str:
     top, one, bottom, other = found.groups()
     return rf"\frac{{{one if top is None else top}}}{{{other if bottom is None else bottom}}}"
+
+
+def _mixed_sum(found: re.Match[str]) -> str:
+    """In brackets where anything but a separator stands beside it: `-1\\frac12` is not -1 + 1/2."""
+    total = f"{found[1]}+{found[2]}/{found[3]}"
+    before, after = found.string[: found.start()].strip()[-1:], found.string[found.end() :].strip()[:1]
+    return total if before in ",;([=" and after in ",;)]=" else f"({total})"
 
 
 def _ungrouped(found: re.Match[str]) -> str:
