@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rocstar.errors import ConfigError
+from rocstar.parts.build import AttemptParts
+from rocstar.parts.lengths import prompt_tokens
 from rocstar.support.plugins import check_call, is_reference, load, named
 
 
@@ -113,3 +117,22 @@ def test_a_name_is_something_built_in_or_the_users_own(modules: Path) -> None:
         named("plan", built_in, setting="x.y", takes=("text",))
     with pytest.raises(ConfigError, match=r"x\.y = 'plug_mine:score' should take \(text, more\)"):
         named("plug_mine:score", built_in, setting="x.y", takes=("text", "more"), folders=[modules])
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("1 / 0", " = 'plug_world:world' failed: ZeroDivisionError: division by zero (plug_world.py, line 3)"),
+        ("None", " = 'plug_world:world' made NoneType, which has no opening; see rocstar.protocols.Environment"),
+        ("World()", ": opening failed: ZeroDivisionError: division by zero (plug_world.py, line 2)"),
+    ],
+)
+def test_an_environment_that_raises_or_is_none_is_told_in_one_sentence(modules: Path, made: str, said: str) -> None:
+    world = "class World:\n    opening = budget = reply = close = lambda self: 1 / 0"
+    write(modules / "plug_world.py", f"{world}\ndef world(problem, conversation, limits, seed): return {made}")
+    run, rollout = SimpleNamespace(modules=[modules]), SimpleNamespace(environment="plug_world:world")
+    recipe: Any = SimpleNamespace(run=run, rollout=rollout)
+    nobody: Any = None
+    with pytest.raises(ConfigError) as refused:
+        prompt_tokens(nobody, nobody, AttemptParts(recipe).environment)
+    assert str(refused.value) == f"rollout.environment{said}"

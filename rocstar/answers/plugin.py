@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from rocstar.answers.grade import Grade, Grader
-from rocstar.answers.rewards import VERL, Function, load_function, number_of, raised_by, signature_of
+from rocstar.answers.rewards import VERL, Function, load_function, number_of, rewards_in, signature_of
 from rocstar.answers.verifier import BoxedVerifier, ToolOutputVerifier, Truncated, outcome, settled, written
 from rocstar.dialogue.calls import HERMES, CallSyntax
 from rocstar.errors import ConfigError, VerifierUnavailable
 from rocstar.protocols import TextCodec, Verifier
+from rocstar.support.plugins import raised_by
 from rocstar.types import RIGHT_ABOVE, Outcome, Problem, Trajectory, Verdict
 
 NAMES = ("boxed", "boxed_strict", "tool_output")
@@ -76,14 +77,15 @@ class Reward:
     """Completions are conversations, lists of messages, and not texts: their annotation says so with a dict."""
 
     def __call__(self, problem: Problem, text: str) -> Any:
-        """What it says about one text. Raises whatever the function does."""
+        """What it says about one text. Raises whatever the function does, ConfigError where it gave no reward."""
         columns = self.arguments(problem, text)
         given = self.function(**{name: columns[name] for name in columns if self.takes is None or name in self.takes})
         if inspect.iscoroutine(given):
             given = asyncio.run(given)
-        if self.signature == VERL:
-            return given["score"] if isinstance(given, Mapping) else given
-        (reward,) = given
+        try:
+            (reward,) = rewards_in(given, self.signature, 1)
+        except ConfigError as wrong:
+            raise ConfigError(f"your reward function {self.name} {wrong}") from None
         return reward
 
     def arguments(self, problem: Problem, text: str) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def load_reward(reference: str, folders: Sequence[Path | str] = ()) -> Reward:
             "or package.module:function."
         )
     function = load_function(reference, folders)
-    signature = signature_of(function)
+    signature = signature_of(function, f"evaluate.verifier = {reference!r}")
     parameters = inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     chat = "dict" in str(parameters["completions"].annotation).lower() if "completions" in parameters else False
@@ -208,6 +210,8 @@ class RewardVerifier:
             return done.set_exception(TimeoutError())
         try:
             done.set_result(self._reward(problem, text))
+        except ConfigError as wrong:
+            done.set_exception(wrong)
         except BaseException as error:  # their code: SystemExit must not pass for an answer either
             done.set_exception(_Raised(raised_by(self._reward.function, error)))
         finally:

@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import math
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any, cast
 
 from rocstar.answers.cases import Case
 from rocstar.errors import ConfigError
-from rocstar.support.plugins import load
+from rocstar.support.plugins import load, raised_by
 
 TRL, VERL = "trl", "verl"
-MAX_RAISED = 200  # characters of what a function says as it raises
+SHOWN_CHARS = 80  # of what a function gave, in a message
 Function = Callable[..., Any]
 
 
@@ -49,18 +48,18 @@ def load_function(name: str, folders: Sequence[Path | str] = ()) -> Function:
         raise ConfigError(f"{name} is a class that cannot be made without arguments: {error}.") from error
 
 
-def signature_of(function: Function) -> str:
+def signature_of(function: Function, name: str = "the reward function") -> str:
     """`trl` or `verl`, by the names of its parameters. Raises ConfigError when they tell neither."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:  # of builtins
-        raise ConfigError(f"{function} does not say what it takes; wrap it in a function of your own.") from error
+        raise ConfigError(f"{name} does not say what it takes; wrap it in a function of your own.") from error
     if "completions" in parameters:
         return TRL
     if "solution_str" in parameters:
         return VERL
     raise ConfigError(
-        f"{function} takes ({', '.join(parameters)}); TRL's signature has completions, verl's has solution_str."
+        f"{name} takes ({', '.join(parameters)}); TRL's signature has completions, verl's has solution_str."
     )
 
 
@@ -89,8 +88,10 @@ def _score_batch(function: Function, cases: Sequence[Case], *, chat: bool) -> li
     started = time.perf_counter()
     try:
         given = function(prompts=prompts, completions=completions, **columns)
-        rewards = list(asyncio.run(given) if inspect.iscoroutine(given) else given)
-        told = "" if len(rewards) == len(cases) else f"gave {len(rewards)} rewards for {len(cases)} completions"
+        given = asyncio.run(given) if inspect.iscoroutine(given) else given
+        rewards, told = rewards_in(given, TRL, len(cases)), ""
+    except ConfigError as wrong:
+        told = str(wrong)
     except Exception as error:
         if len(cases) > 1:  # whose case it was is said, and the others have their rewards
             return [scored for case in cases for scored in _score_batch(function, [case], chat=chat)]
@@ -109,18 +110,28 @@ def _score_one(function: Function, case: Case) -> Scored:
         given = function(
             data_source=row.get("data_source", ""), solution_str=case.text, ground_truth=case.gold, extra_info=extra
         )
-        reward, told = (given["score"] if isinstance(given, Mapping) else given), ""
+        (reward,), told = rewards_in(given, VERL, 1), ""
+    except ConfigError as wrong:
+        reward, told = None, str(wrong)
     except Exception as error:
         reward, told = None, raised_by(function, error)
     return _scored(case, reward, told, 1000 * (time.perf_counter() - started))
 
 
-def raised_by(function: Function, error: BaseException) -> str:
-    """What the function raised, with the last line of its own file that the error passed."""
-    code = getattr(inspect.unwrap(function), "__code__", None) or type(function).__call__.__code__
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if frame.filename == code.co_filename), frames[-1])
-    return f"{type(error).__name__}: {str(error)[:MAX_RAISED]} ({Path(frame.filename).name}, line {frame.lineno})"
+def rewards_in(given: Any, signature: str, completions: int) -> list[Any]:
+    """The rewards, whatever they are, of so many completions (one, in verl's signature). Raises ConfigError, to be read
+    after the function's name, where the function gave something else."""
+    shown = repr(given)[:SHOWN_CHARS]
+    if signature == VERL:
+        if isinstance(given, Mapping) and "score" not in given:
+            raise ConfigError(f'gave {shown}; let it return a number, or a dict with the number as "score"')
+        return [given["score"] if isinstance(given, Mapping) else given]
+    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"gave {shown}; let it return a list, with one number for each completion")
+    rewards = list(given)
+    if len(rewards) != completions:
+        raise ConfigError(f"gave {len(rewards)} rewards for {completions} completions")
+    return rewards
 
 
 def number_of(given: Any) -> float:

@@ -41,6 +41,7 @@ from rocstar.run.opening import opened_run
 from rocstar.run.rows import layouts_of, load_sft_rows, rows_of_layouts, rows_of_step
 from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
+from rocstar.run.tasks import demonstrations_of
 from rocstar.sandbox.daemon.watch import TICKS, descendants, numbers, stat
 from rocstar.support.screen import Screen
 from rocstar.types import Group, Problem, SftRow, Trajectory, Verdict
@@ -189,7 +190,7 @@ class _Trials:
             return self._unshown(problems, max(1, round(length_share * self.rollout.max_response_tokens)))
         rows = load_sft_rows(self.run.folder.path, stage.name)
         if stage.sft.rows_file is None:
-            made = task_of(recipe, stage).demonstrations(stage.steps * stage.sft.batch_rows)  # type: ignore[attr-defined]
+            made = demonstrations_of(task_of(recipe, stage), stage.name, stage.steps * stage.sft.batch_rows)
             problems = [demonstration.problem for demonstration in made]
         return list(zip(rows, cycle(problems), strict=False))
 

@@ -9,13 +9,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
 from rocstar.protocols import Advantage
-from rocstar.support.plugins import named
+from rocstar.support.plugins import named, own_code
 from rocstar.types import Batch, BatchRow, Resampled
 
 STD_FLOOR = 1e-6  # added to the deviation, as in the release; nothing beside the 0.24 of one success in sixteen
@@ -54,26 +56,32 @@ def advantage_of(settings: LearningSection, folders: Sequence[Path | str] = ()) 
 
     Raises ConfigError where there is none, and where it does not give one finite number for each reward: now for two
     rewards, later for those of a step."""
-    takes = ("rewards", "settings")
+    said, takes = f"learning.advantage = {settings.advantage!r}", ("rewards", "settings")
     found = named(settings.advantage, ADVANTAGES, setting="learning.advantage", takes=takes, folders=folders)
 
     def checked(rewards_G: Sequence[float]) -> tuple[float, ...]:
-        values = tuple(map(float, found(rewards_G, settings)))
-        if len(values) != len(rewards_G) or not all(map(math.isfinite, values)):
+        *others, last = (f"{reward:g}" for reward in rewards_G)
+        with own_code(f"{said} failed on the rewards {', '.join(others)} and {last}", found):
+            given = _plain(found(rewards_G, settings))
+            if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+                given = tuple(map(_plain, given))
+        if not isinstance(given, tuple) or len(given) != len(rewards_G) or not all(map(_is_finite, given)):
             raise ConfigError(
-                f"learning.advantage = {settings.advantage!r} made {values} of the rewards {tuple(rewards_G)}; give "
-                "one finite number for each"
+                f"{said} made {given!r} of the rewards {tuple(rewards_G)}; give one finite number for each, in a list"
             )
-        return values
+        return tuple(map(float, given))
 
-    try:
-        checked((1.0, 0.0))
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        said = f"learning.advantage = {settings.advantage!r} failed on the rewards 1 and 0"
-        raise ConfigError(f"{said}: {type(error).__name__}: {error}") from error
+    checked((1.0, 0.0))
     return checked
+
+
+def _plain(given: Any) -> Any:
+    """Numbers and arrays of numpy and torch as Python's own."""
+    return given.tolist() if hasattr(given, "tolist") else given
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def kept_advantages(resampled: Resampled, advantage: GroupAdvantages) -> dict[int, float]:

@@ -13,7 +13,7 @@ import torch
 from rocstar.config.sections import LearningSection
 from rocstar.errors import ConfigError
 from rocstar.protocols import PolicyLoss, PolicyTokens
-from rocstar.support.plugins import named
+from rocstar.support.plugins import is_reference, named, own_code
 
 MAX_LOG_RATIO = 10.0  # ratio <= 22,000: never reached on-policy; keeps one mismatched token from an infinite loss
 TokenLosses = Callable[[PolicyTokens], tuple[torch.Tensor, torch.Tensor]]
@@ -43,24 +43,37 @@ LOSSES: Mapping[str, PolicyLoss] = {"grpo": grpo}
 def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> TokenLosses:
     """The function that `learning.loss` names, under these settings. folders: where the user's modules are.
 
-    Raises ConfigError where there is none, and where it cannot be learnt from: it is tried on three tokens."""
+    Raises ConfigError where there is none, and where it cannot be learnt from: now on three tokens, later on those of
+    a step."""
     takes = ("tokens", "settings")
     found = named(settings.loss, LOSSES, setting="learning.loss", takes=takes, folders=folders)
     said = f"learning.loss = {settings.loss!r}"
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
     tokens = PolicyTokens(logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, advantages=advantages)
-    try:
+    with own_code(f"{said} failed on three tokens", found):
         losses, bounded = found(tokens, settings)
         (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
-    except Exception as error:  # whatever the user's code raises
-        raise ConfigError(f"{said} failed on three tokens: {type(error).__name__}: {error}") from error
     if not (losses.shape == bounded.shape == (3,) and gradient.isfinite().all()):
         raise ConfigError(
             f"{said} gave losses {losses.tolist()}, bounds {bounded.tolist()} and the gradient {gradient.tolist()} for "
             "three tokens; give three finite numbers each"
         )
-    return lambda tokens: found(tokens, settings)
+
+    def checked(tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        count = len(tokens.logprobs)
+        with own_code(f"{said} failed on {count} tokens", found):
+            losses, bounded = found(tokens, settings)
+            fits = losses.shape == bounded.shape == (count,) and losses.requires_grad
+        if not fits:
+            raise ConfigError(
+                f"{said} gave losses of shape {tuple(losses.shape)}, {'with' if losses.requires_grad else 'without'} a "
+                f"gradient, and bounds of shape {tuple(bounded.shape)} for {count} tokens; give one of each for each "
+                "token, the losses with a gradient"
+            )
+        return losses, bounded
+
+    return checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)
 
 
 def importance_weights(

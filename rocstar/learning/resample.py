@@ -30,8 +30,25 @@ from rocstar.config.sections import ResampleSection
 from rocstar.errors import ConfigError
 from rocstar.learning.quality import PAPER, Quality
 from rocstar.protocols import Resampler
-from rocstar.support.plugins import check_call, named
-from rocstar.types import RIGHT_ABOVE, Choice, Group, Penalty, Reason, Resampled, Stop, Trajectory, Verdict, seed_for
+from rocstar.support.plugins import check_call, named, own_code
+from rocstar.types import (
+    RIGHT_ABOVE,
+    Choice,
+    Completion,
+    Finish,
+    FormatFacts,
+    Group,
+    Outcome,
+    Penalty,
+    Problem,
+    Reason,
+    Resampled,
+    Stop,
+    Trajectory,
+    Turn,
+    Verdict,
+    seed_for,
+)
 
 PENALTY_FLOOR = 0.01
 """Added to a penalty before it is inverted, because the paper leaves 1/0 open. It lies well under the smallest
@@ -258,28 +275,57 @@ METHODS: Mapping[str, Callable[[ResampleSection], Resampler]] = {
 
 def resampler_of(settings: ResampleSection, folders: Sequence[Path | str] = ()) -> Resampler:
     """The resampler that `resample.method` names. folders: where the user's modules are. Raises ConfigError where there
-    is none, also later for what one of the user's own makes of a group; ValueError for sizes that cannot be met."""
-    made = named(settings.method, METHODS, setting="resample.method", takes=("settings",), folders=folders)(settings)
-    return made if settings.method in METHODS else _checked(made, settings)
+    is none, and where one of the user's own makes something else of a group: now of a made-up one, later of those of a
+    step; ValueError for sizes that cannot be met."""
+    make = named(settings.method, METHODS, setting="resample.method", takes=("settings",), folders=folders)
+    if settings.method in METHODS:
+        return make(settings)
+    with own_code(f"resample.method = {settings.method!r} failed on its settings", make):
+        made = make(settings)
+    resample = _checked(made, make, settings)
+    resample(_made_up(), random.Random(0))
+    return resample
 
 
-def _checked(own: Resampler, settings: ResampleSection) -> Resampler:
+def _checked(own: Resampler, make: Callable[..., object], settings: ResampleSection) -> Resampler:
     said = f"resample.method = {settings.method!r}"
     if not callable(own):
         raise ConfigError(f"{said} made {own!r} of the settings; let it make something to call with (group, rng)")
     check_call(own, ("group", "rng"), said=f"what {said} makes")
 
     def resample(group: Group, rng: random.Random) -> Resampled:
-        result = own(group, rng)
-        places, attempts = [choice.index for choice in result.choices], len(group.trajectories)
-        if places != list(range(attempts)) or len(result.kept) > settings.keep:
+        attempts = len(group.trajectories)
+        with own_code(f"{said} failed on a group of {attempts} attempts", make):
+            result = own(group, rng)
+            if not isinstance(result, Resampled):
+                kind = type(result).__name__
+                raise ConfigError(f"{said} made {kind} of a group; let it return a Resampled of rocstar.types")
+            places, kept = [choice.index for choice in result.choices], len(result.kept)
+        if places != list(range(attempts)) or kept > settings.keep:
             raise ConfigError(
-                f"{said} made choices for {places} of {attempts} attempts and kept {len(result.kept)}; make one for "
-                f"each, in order, and keep at most resample.keep {settings.keep}"
+                f"{said} made choices for {places} of {attempts} attempts and kept {kept}; make one for each, in "
+                f"order, and keep at most resample.keep {settings.keep}"
             )
         return result
 
     return resample
+
+
+def _made_up() -> Group:
+    """Two right and two wrong attempts, to try a resampler on."""
+    turn = Turn(completion=Completion(token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP))
+    facts = FormatFacts(answer_tags=1, reason_after_answer=False, boxed=True)
+    outcomes = [
+        Outcome(verdict=verdict, reward=reward, extracted="1", method="made up", format_facts=facts)
+        for verdict, reward in ((Verdict.RIGHT, 1.0), (Verdict.WRONG, 0.0)) * 2
+    ]
+    attempts = (
+        Trajectory(
+            problem_id="", index=place, prompt_ids=(0,), turns=(turn,), stop=Stop.ANSWERED, outcome=outcome, fault=None
+        )
+        for place, outcome in enumerate(outcomes)
+    )
+    return Group(problem=Problem(id="", question="made up", answer="1"), trajectories=tuple(attempts))
 
 
 def resampled(group: Group, rng: random.Random, choose: Choose, quality: Quality) -> Resampled:

@@ -25,7 +25,7 @@ from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.protocols import Engine, RestartableEngine, ToolSpec
+from rocstar.protocols import Engine, Environment, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
@@ -34,9 +34,9 @@ from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.together import all_or_none
 from rocstar.sandbox.call import Limits as ProgramLimits
 from rocstar.sandbox.client import SandboxClient
-from rocstar.support.plugins import check_call, load
+from rocstar.support.plugins import check_call, load, own_code
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
-from rocstar.types import ToolResult
+from rocstar.types import Problem, ToolResult
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,19 @@ class AttemptParts:
         if reference is None:
             return ToolEnvironment
         found: EnvironmentFactory = load(reference, folders=self.recipe.run.modules, setting="rollout.environment")
-        arguments = ("problem", "conversation", "limits", "seed")
-        check_call(found, arguments, said=f"rollout.environment = {reference!r}")
-        return found
+        said = f"rollout.environment = {reference!r}"
+        check_call(found, ("problem", "conversation", "limits", "seed"), said=said)
+
+        def made(problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> Environment:
+            with own_code(f"{said} failed", found):
+                environment = found(problem, conversation, limits, seed)
+            for name in ("opening", "budget", "reply", "close"):
+                if not hasattr(environment, name):
+                    kind = type(environment).__name__
+                    raise ConfigError(f"{said} made {kind}, which has no {name}; see rocstar.protocols.Environment")
+            return environment
+
+        return made
 
     @cached_property
     def feedback(self) -> Callable[[ToolResult], str]:

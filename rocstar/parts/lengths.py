@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rocstar.errors import ConfigError
 from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.support.plugins import own_code
 from rocstar.types import Problem
 
 SHOWN_CHARS, SHOWN_PROBLEMS = 60, 5  # in a message
@@ -15,7 +16,11 @@ UNLIMITED = Limits(max_turns=1, max_response_tokens=1, max_parallel_calls=1)  # 
 def prompt_tokens(
     problem: Problem, conversation: Conversation, environment: EnvironmentFactory = ToolEnvironment
 ) -> int:
-    return len(environment(problem, conversation, UNLIMITED, 0).opening())
+    made = environment(problem, conversation, UNLIMITED, 0)
+    if type(made) is ToolEnvironment:
+        return len(made.opening())
+    with own_code("rollout.environment: opening failed", made):
+        return len(made.opening())
 
 
 def named(problem: Problem) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,16 +208,33 @@ class RunFolder:
         return sorted(step_of(path) for path in self.checkpoints.glob("step=*") if path.is_dir())
 
     def evaluations(self) -> list[tuple[str, int, dict[str, Any]]]:
-        """(name, step, result) of every finished evaluation, by step and then name. Raises DataError."""
-        files = self.evals.glob("*/step=*/result.json")
-        return sorted(
-            ((file.parts[-3], step_of(file.parent), read_json(file)) for file in files), key=lambda e: (e[1], e[0])
-        )
+        """(name, step, result) of every finished evaluation, by step and then name. One whose file is broken is left
+        out, and stderr says so."""
+        found = []
+        for file in self.evals.glob("*/step=*/result.json"):
+            try:
+                found.append((file.parts[-3], step_of(file.parent), read_json(file)))
+            except DataError as error:
+                tell_once(f"{error}, so this evaluation is left out; delete its folder and evaluate again")
+        return sorted(found, key=lambda e: (e[1], e[0]))
 
     @property
     def identity(self) -> dict[str, Any]:
         """run.json. Raises DataError."""
         return read_json(self.path / "run.json")
+
+    @property
+    def newer(self) -> str | None:
+        """That another version, newer than this one, wrote the run; None where none did. Raises DataError."""
+        version = self.identity.get("schema_version")
+        if not isinstance(version, int) or version <= SCHEMA_VERSION:
+            return None
+        return f"run {self.name} has the schema_version {version} and this rocstar knows {SCHEMA_VERSION}"
+
+    def note_newer(self) -> None:
+        """Say on stderr, to who reads it, where a newer version wrote the run. Raises DataError."""
+        if self.newer:
+            tell_once(f"{self.newer}, so some of it may be read wrong; update rocstar")
 
     @property
     def last_active(self) -> int:
@@ -266,6 +285,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} does not hold a JSON object")
     return value
+
+
+@cache
+def tell_once(sentence: str) -> None:
+    """On stderr, however often a process reads the same."""
+    print(f"warning: {sentence}", file=sys.stderr)
 
 
 def numbered(name: str) -> Iterable[str]:

@@ -79,6 +79,7 @@ def show_run(folder: RunFolder) -> Row:
 
     Raises DataError for a file that is not what it should be."""
     identity = folder.identity
+    folder.note_newer()
     rows = read_journal(folder.metrics)
     evaluations = folder.evaluations()
     return {

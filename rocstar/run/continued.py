@@ -46,7 +46,10 @@ class Continued:
 
 def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag: str, own: str = "") -> Continued:
     """`run` after the checkpoint of `step` (None: there is none) under other settings, those of `flag`. own: a setting
-    that it takes besides. Raises ConfigError for those that cannot change there, DataError."""
+    that it takes besides. Raises ConfigError for those that cannot change there, and for a run of a newer rocstar;
+    DataError."""
+    if run.newer:
+        raise ConfigError(f"{run.newer}, so it cannot go on here; update rocstar, or go on where it was begun")
     for given in settings:
         if not given.startswith((*PLACES, f"{THREADS}=", "stage.", *([own] if own else []))):
             raise ConfigError(

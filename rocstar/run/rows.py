@@ -21,7 +21,7 @@ from rocstar.protocols import Task
 from rocstar.record.atomic import write_atomic
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_table
-from rocstar.run.tasks import require_demonstrations
+from rocstar.run.tasks import demonstrations_of
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
 Layout = Sequence[Piece]
@@ -35,7 +35,7 @@ def layouts_of(
     parts = AttemptParts(recipe)
     feedback = parts.feedback
     if conversations is None:
-        made = require_demonstrations(task, stage.name).demonstrations(stage.steps * stage.sft.batch_rows)
+        made = demonstrations_of(task, stage.name, stage.steps * stage.sft.batch_rows)
         shown = [from_demonstration(demo, feedback) for demo in made]
     else:
         shown = [_as_shown(conversation, feedback) for conversation in conversations]

@@ -16,10 +16,12 @@ from rocstar.data.demonstrations import perform, plan_demonstrations
 from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
-from rocstar.support.plugins import check_call, is_reference, load
+from rocstar.support.plugins import check_call, is_reference, load, own_code
 from rocstar.types import Demonstration, Problem, seed_for
 
 Options = TypeVar("Options", bound=BaseModel)
+T = TypeVar("T")
+SHOWN_CHARS = 80  # of what a task gave, in a message
 
 
 class ArithmeticTask(Task):
@@ -94,7 +96,8 @@ def make_task(
     said = f"data.source = {data.source!r}"
     made = load(data.source, folders=folders, setting="data.source")
     check_call(made, ("data",), ("tool_name", "seed", "heldout"), said=said)
-    task: Task = made(data, tool_name=tool_name, seed=seed, heldout=heldout)
+    with own_code(f"{said} failed", made):
+        task: Task = made(data, tool_name=tool_name, seed=seed, heldout=heldout)
     for name in ("atoms", "problems", "heldout"):
         if not hasattr(task, name):
             raise ConfigError(f"{said} has no {name}; make it a subclass of rocstar.protocols.Task, or add it")
@@ -103,13 +106,13 @@ def make_task(
 
 def heldout_problems(task: Task) -> list[Problem]:
     """`task.heldout`, no id twice. Raises ConfigError when a Task breaks its promise."""
-    return _with_ids_of_their_own(task, task.heldout(), "held-out problems")
+    return _with_ids_of_their_own(task, _given(task, Problem, "heldout"), "held-out problems")
 
 
 def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
     """`task.problems`, none of them held out and no id twice. Raises ConfigError when a Task breaks its promise."""
     held = frozenset(problem.id for problem in heldout)
-    problems = task.problems(exclude=held)
+    problems = _given(task, Problem, "problems", exclude=held)
     leaked = [problem for problem in problems if problem.id in held]
     if leaked:
         raise ConfigError(
@@ -117,6 +120,11 @@ def training_problems(task: Task, heldout: Sequence[Problem]) -> list[Problem]:
             f"{leaked[0].question!r}; leave out the ids that problems(exclude) is given"
         )
     return _with_ids_of_their_own(task, problems, "problems to train on")
+
+
+def demonstrations_of(task: Task, stage: str, count: int) -> list[Demonstration]:
+    """Raises ConfigError when the task has none, or breaks its promise."""
+    return _given(require_demonstrations(task, stage), Demonstration, "demonstrations", count)
 
 
 def require_demonstrations(task: Task, stage: str) -> DemonstratingTask:
@@ -146,6 +154,20 @@ def checked_options(kind: type[Options], data: TaskSection) -> Options:
         name = ".".join(map(str, first["loc"])) or "options"
         what = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"data.options.{name} = {first['input']!r}: {what}") from None
+
+
+def _given(task: Task, kind: type[T], method: str, *args: Any, **keywords: Any) -> list[T]:
+    """What a method of the task gives. Raises ConfigError where one of the user's own fails or gives something else."""
+    if type(task) in BUILT_IN.values():
+        given: list[T] = getattr(task, method)(*args, **keywords)
+        return given
+    said = f"data.source: {type(task).__name__}.{method}"
+    with own_code(f"{said} failed", type(task)):
+        given = getattr(task, method)(*args, **keywords)
+        if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
+            shown = repr(given)[:SHOWN_CHARS]
+            raise ConfigError(f"{said} gave {shown}; let it return a list of {kind.__name__} of rocstar.types")
+        return list(given)
 
 
 def _with_ids_of_their_own(task: Task, problems: list[Problem], said: str) -> list[Problem]:

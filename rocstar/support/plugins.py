@@ -13,15 +13,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from rocstar.errors import ConfigError
+from rocstar.errors import ConfigError, RocstarError
 
+MAX_RAISED = 200  # characters of what an error of theirs says
 PathLike = str | Path
 T = TypeVar("T")
 
@@ -76,6 +79,28 @@ def check_call(found: Any, positional: Sequence[str], keywords: Sequence[str] = 
         raise ConfigError(f"{said} should take ({asked}), but it takes {signature}: {error}") from None
 
 
+@contextmanager
+def own_code(said: str, own: Any) -> Iterator[None]:
+    """Whatever `own` raises within becomes a ConfigError that begins with `said`; errors of ours stay as they are."""
+    try:
+        yield
+    except RocstarError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{said}: {raised_by(own, error)}") from error
+
+
+def raised_by(own: Any, error: BaseException) -> str:
+    """What code of the user's own raised, with the last line of its file that the error passed, where it passed one."""
+    function = inspect.unwrap(own) if callable(own) else own
+    file = None
+    with suppress(TypeError):  # of a builtin
+        file = inspect.getfile(function if inspect.isclass(function) or inspect.isroutine(function) else type(function))
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    place = f" ({Path(file).name}, line {lines[-1]})" if file and lines else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_RAISED]}{place}"
+
+
 def _module_named(place: str, folders: list[Path], said: str) -> tuple[str, list[Path]]:
     """(dotted name, folders to search) of `package.module` or of `some/file.py`."""
     if not place.endswith(".py"):
@@ -105,7 +130,7 @@ def _imported(module: str, folders: list[Path], said: str) -> ModuleType:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise ConfigError(f"{said}: there is no module {error.name}; {_searched(folders)}") from None
         raise ConfigError(f"{said}: importing {module} failed: {error}") from error
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise ConfigError(f"{said}: importing {module} failed: {type(error).__name__}: {error}") from error
 
 

@@ -45,3 +45,11 @@ class Kept:
 class Picky:
     def __init__(self, model: str) -> None:
         self.model = model
+
+
+def scalar(completions: Sequence[str], **_: Any) -> float:
+    return 1.0
+
+
+def unscored(solution_str: str, **_: Any) -> dict[str, int]:
+    return {"scor": 1}

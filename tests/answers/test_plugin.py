@@ -4,8 +4,10 @@ import inspect
 
 import pytest
 
+from rocstar.answers.cases import Case
 from rocstar.answers.grade import Grader
 from rocstar.answers.plugin import NAMES, RewardVerifier, check_verifier, load_reward, verifier_named
+from rocstar.answers.rewards import load_function, score, signature_of
 from rocstar.cli.verbs import answers
 from rocstar.config.sections import EvaluateSection
 from rocstar.errors import ConfigError, VerifierUnavailable
@@ -104,6 +106,22 @@ async def test_what_is_no_number_is_refused(text: str) -> None:
         await asked("moody", text)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("scalar", "gave 1.0; let it return a list, with one number for each completion"),
+        ("unscored", "gave {'scor': 1}; let it return a number, or a dict with the number as \"score\""),
+    ],
+)
+async def test_a_reward_of_another_shape_is_refused_and_says_what_to_return(name: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        await asked(name, "5")
+    assert str(refused.value) == f"your reward function {HERE}{name} {told}"
+    case = Case(line=1, text="5", gold="5")
+    function = load_function(HERE + name)
+    assert [one.error for one in score(function, signature_of(function), [case])] == [told]
+
+
 async def test_a_class_is_made_and_true_is_right() -> None:
     for name in ("Kept", "moody"):
         found = await asked(name, "yes")
@@ -121,7 +139,7 @@ async def test_a_class_is_made_and_true_is_right() -> None:
         (HERE + "Picky", "cannot be made without arguments"),
         (HERE + "greedy", "wants width, which no verifier is given"),
         ("math:hypot", "does not say what it takes"),
-        ("os.path:join", "TRL's signature has completions"),
+        ("os.path:join", "evaluate.verifier = 'os.path:join' takes (a, p); TRL's signature has completions"),
     ],
 )
 def test_a_name_that_cannot_work_is_refused_in_one_sentence_before_anything_starts(name: str, told: str) -> None:

@@ -53,11 +53,26 @@ def test_one_success_stands_above_its_siblings(advantage: GroupAdvantages) -> No
             "failed on the rewards 1 and 0: ZeroDivisionError",
         ),
         ("def advantage(rewards, settings): return [float('nan')] * 2", "give one finite number for each"),
+        ("def advantage(rewards, settings): return {0: 1.0, 1: 0.0}", "made {0: 1.0, 1: 0.0} of"),
+        ("def advantage(rewards, settings): return '12'", "made '12' of"),
+        ("def advantage(rewards, settings): return ['1', '2']", "made ('1', '2') of"),
+        ("def advantage(rewards, settings): return [True, False]", "made (True, False) of"),
     ],
 )
 def test_an_advantage_that_is_none_is_refused(modules: Path, code: str, said: str) -> None:
     (modules / "plug_advantage.py").write_text(code)
     with pytest.raises(ConfigError) as refused:
         advantage_of(LearningSection(advantage="plug_advantage:advantage"), [modules])
+    message = str(refused.value)
+    assert message.startswith("learning.advantage = 'plug_advantage:advantage'") and said in message
+
+
+@pytest.mark.parametrize(("later", "said"), [("1 / 0", "1, 0 and 1: ZeroDivisionError"), ("['x'] * 3", "made ('x',")])
+def test_an_advantage_that_goes_wrong_on_a_group_of_a_step_is_told(modules: Path, later: str, said: str) -> None:
+    code = f"def advantage(rewards, settings): return [1.0, -1.0] if len(rewards) == 2 else {later}"
+    (modules / "plug_advantage.py").write_text(code)
+    advantage = advantage_of(LearningSection(advantage="plug_advantage:advantage"), [modules])
+    with pytest.raises(ConfigError) as refused:
+        advantage([1.0, 0.0, 1.0])
     message = str(refused.value)
     assert message.startswith("learning.advantage = 'plug_advantage:advantage'") and said in message

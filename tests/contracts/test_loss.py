@@ -99,10 +99,28 @@ def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLosses, spre
         ("def loss(tokens, settings): return -tokens.logprobs", "failed on three tokens: "),
         ("def loss(tokens, settings): return -tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses 6.0"),
         ("def loss(tokens, settings): return tokens.advantages, tokens.logprobs > 0", "failed on three tokens: "),
+        ("def loss(tokens, settings): raise SystemExit(3)", "SystemExit: 3 (plug_loss.py, line 1)"),
     ],
 )
 def test_a_loss_that_cannot_be_learnt_from_is_refused(modules: Path, code: str, said: str) -> None:
     (modules / "plug_loss.py").write_text(code)
     with pytest.raises(ConfigError) as refused:
         loss_of(LearningSection(loss="plug_loss:loss"), [modules])
+    assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ("1 / 0", "failed on 6 tokens: ZeroDivisionError: division by zero (plug_loss.py, line 3)"),
+        ("-tokens.logprobs[:-1], tokens.logprobs[:-1] > 0", "gave losses of shape (5,)"),
+        ("-tokens.logprobs.detach(), tokens.logprobs > 0", "without a gradient"),
+    ],
+)
+def test_a_loss_that_goes_wrong_on_the_tokens_of_a_step_is_told(modules: Path, later: str, said: str) -> None:
+    code = f"def loss(tokens, settings):\n    if len(tokens.logprobs) > 3:\n        return {later}\n"
+    (modules / "plug_loss.py").write_text(code + "    return -tokens.logprobs, tokens.logprobs > 0\n")
+    loss = loss_of(LearningSection(loss="plug_loss:loss"), [modules])
+    with pytest.raises(ConfigError) as refused:
+        loss(tokens(count=6))
     assert str(refused.value).startswith("learning.loss = 'plug_loss:loss'") and said in str(refused.value)

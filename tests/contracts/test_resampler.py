@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstar.config.sections import ResampleSection
+from rocstar.errors import ConfigError
 from rocstar.learning.quality import Quality
 from rocstar.learning.resample import METHODS, KeepAll, RocPaper, RocRelease, Uniform, resampler_of
 from rocstar.protocols import Resampler
@@ -172,3 +174,21 @@ def test_overlong_filtering_leaves_truncated_attempts_out_of_the_comparison(meth
     chosen = named(method, drop_truncated=True)(cut, random.Random(1))
     assert [choice.reason for choice in chosen.choices][4] is Reason.DROPPED_TRUNCATED
     assert sum(choice.kept for choice in chosen.choices) == 4
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("1 / 0", "failed on its settings: ZeroDivisionError: division by zero (plug_resampler.py, line 1)"),
+        ("5", "made 5 of the settings"),
+        ("lambda group, rng: 1 / 0", "failed on a group of 4 attempts: ZeroDivisionError: division by zero (plug_re"),
+        ("lambda group, rng: None", "made NoneType of a group; let it return a Resampled"),
+        ("lambda group, rng: []", "made list of a group; let it return a Resampled"),
+    ],
+)
+def test_a_resampler_that_is_none_is_refused_before_a_run(modules: Path, made: str, said: str) -> None:
+    (modules / "plug_resampler.py").write_text(f"def resampler(settings): return {made}")
+    with pytest.raises(ConfigError) as refused:
+        resampler_of(ResampleSection(method="plug_resampler:resampler"), [modules])
+    message = str(refused.value)
+    assert message.startswith("resample.method = 'plug_resampler:resampler'") and said in message

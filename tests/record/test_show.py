@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder
 from rocstar.record.show import cpu_seconds, note_failure, paired_transcripts, show_run, state_of, summary_of
@@ -88,6 +90,24 @@ def test_the_summary_has_every_figure_before_and_after(tmp_path: Path) -> None:
     assert (summary["tool_error_share_in_correct_before"], summary["tool_error_share_in_correct_after"]) == (0.25, 0.05)
     assert (summary["no_tool_share_before"], summary["tokens_after"]) == (0.1, 23.5)
     assert summary == summary_of(folder.evaluations(), [])
+
+
+def test_a_torn_evaluation_and_a_newer_version_are_told_and_the_rest_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(tmp_path)
+    for name, text in (("before", '{"accuracy": nul'), ("after", "{}")):
+        folder.evaluation(name, 0).mkdir(parents=True)
+        (folder.evaluation(name, 0) / "result.json").write_text(text)
+    write_json(folder.path / "run.json", {**folder.identity, "schema_version": 2})
+    assert [show_run(folder)["evals"] for _ in range(2)] == [
+        [{"evaluation": "tiny/after@0", "name": "after", "step": 0}]
+    ] * 2
+    newer, torn = capsys.readouterr().err.splitlines()
+    assert newer.startswith("warning: run tiny has the schema_version 2 and this rocstar knows 1, so some of it may")
+    assert (
+        torn.startswith("warning: ") and "result.json does not hold a JSON object, so this evaluation is left" in torn
+    )
 
 
 def test_cpu_seconds_are_summed_by_phase_and_holes_are_skipped() -> None:

@@ -124,6 +124,41 @@ def test_what_is_no_task_is_refused(own: Path, name: str, said: str) -> None:
         made(DataSection(source=f"own_task_module:{name}"), folder=own)
 
 
+WRONG = """
+from rocstar.protocols import Task
+
+class Init(Task):
+    def __init__(self, data, *, tool_name, seed, heldout): raise ValueError("no")
+
+class Nothing(Task):
+    def __init__(self, data, *, tool_name, seed, heldout): pass
+    def problems(self, exclude=frozenset()): return None
+    def heldout(self): return {}[1]
+
+class Texts(Nothing):
+    def problems(self, exclude=frozenset()): return ["a", "b"]
+    def heldout(self): return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Init", "data.source = 'wrong_task:Init' failed: ValueError: no (wrong_task.py, line 5)"),
+        ("Nothing", "data.source: Nothing.heldout failed: KeyError: 1 (wrong_task.py, line 10)"),
+        ("Texts", "data.source: Texts.problems gave ['a', 'b']; let it return a list of Problem of rocstar.types"),
+    ],
+)
+def test_a_task_that_raises_or_gives_something_else_is_told_in_one_sentence(
+    modules: Path, name: str, said: str
+) -> None:
+    (modules / "wrong_task.py").write_text(WRONG)
+    with pytest.raises(ConfigError) as refused:
+        task = made(DataSection(source=f"wrong_task:{name}"), folder=modules)
+        training_problems(task, heldout_problems(task))
+    assert str(refused.value) == said
+
+
 class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     share: float = Field(default=0.5, ge=0, le=1)

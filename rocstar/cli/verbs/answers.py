@@ -99,7 +99,7 @@ def test(
         loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
     else:
         loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit)
-    scored = score(called, signature or signature_of(called), loaded, batch=batch, chat=chat)
+    scored = score(called, signature or signature_of(called, function), loaded, batch=batch, chat=chat)
     ours = _decide(loaded, strict=strict)
     rows = [
         {
