@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from rocstar.support.threads import quiet_torch
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 quiet_torch(threads=1)
+with suppress(ModuleNotFoundError):  # of the adapters' environments
+    from hypothesis import settings
+
+    settings.register_profile("whenever", deadline=None)  # on a busy machine an example takes as long as it takes
+    settings.load_profile("whenever")
 
 LONGEST = (
     "test_tutorials.py",
