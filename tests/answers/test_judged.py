@@ -115,7 +115,7 @@ def test_what_a_third_judge_found_wrong(grader: Grader, gold: str, predicted: st
         ("2,3", "x=2\\text{ or }x=3"), ("2\\text{ or }3", "2,3"), ("\\pm2", "2\\text{ or }-2"), ("2,3", "2\\text{ and }3"),
         *(("12", f"12\\text{{ {words}}}") for words in ("cm squared", "months", "quarters", "offspring", "is the answer")),
         ("1200000", "12\\text{ lakh}"), ("36", "3\\text{ dozens}"), ("\\frac{\\pi}{100}", "\\pi\\%"), ("\\pi\\%", "\\pi"),
-        ("20", "20\\%"), ("0.333333", "\\frac13"), ("3.141593", "\\pi"), ("0.0000001", "10^{-7}"),
+        ("20", "20\\%"), ("30\\%\\text{ more}", "30\\%"), ("0.333333", "\\frac13"), ("3.141593", "\\pi"), ("0.0000001", "10^{-7}"),
         ("2^{10}", "1,024"), ("20!", "2,432,902,008,176,640,000"), ("\\mathbb{R}", "\\mathbb R"), ("5", "\\color{red}{5}"),
     ],
 )  # fmt: skip
