@@ -23,7 +23,17 @@ MAX_LETTERS = 8
 EQUATION = "rocstar_equation"  # marks left minus right of an equation
 _POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special values of the usual functions among them
 # For formulas with steps or corners: integers, their neighbourhood, and far out.
-_WIDE = tuple(map(str, range(-12, 31))) + ("-1000", "1000", "-999999.63", "1000000.37", "-6.004", "-0.004", "0.004", "9.996")
+_WIDE = (
+    *tuple(map(str, range(-12, 31))),
+    "-1000",
+    "1000",
+    "-999999.63",
+    "1000000.37",
+    "-6.004",
+    "-0.004",
+    "0.004",
+    "9.996",
+)
 SMALL = 7  # of the integers, those where 2^(2^n) is quickly computed
 # The grammar drops bases without a word; they are left to numbers.py.
 _BASE = re.compile(r"\d\s*_")
@@ -153,7 +163,9 @@ def _has_steps(formula: Any) -> bool:
 
     return formula.has(
         sympy.floor, sympy.ceiling, sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Mod, sympy.Piecewise
-    ) or any(not root.exp.is_integer and any(map(is_even, root.base.atoms(sympy.Pow))) for root in formula.atoms(sympy.Pow))
+    ) or any(
+        not root.exp.is_integer and any(map(is_even, root.base.atoms(sympy.Pow))) for root in formula.atoms(sympy.Pow)
+    )
 
 
 def _vanishes(difference: Any, letters: Sequence[Any]) -> bool:

@@ -53,7 +53,11 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     if not wanted.isalpha() and all(map(_LETTERS.fullmatch, (wanted, given))) and _capitals(wanted) == _capitals(given):
         return Verdict.RIGHT, "choice"
     said = _said(wanted), _said(given)
-    if all(said) and not _are_products(gold, predicted) and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1])):
+    if (
+        all(said)
+        and not _are_products(gold, predicted)
+        and (said[0] == said[1] or (_OR in said[0]) != (_OR in said[1]))
+    ):
         return (Verdict.RIGHT if said[0] == said[1] else Verdict.WRONG), "text"  # wrong: one leaves open which
     letter = _GOLD_CHOICE.fullmatch(wanted) or option
     if not letter or (chosen := chosen_letter(predicted)) is None:

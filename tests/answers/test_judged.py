@@ -74,7 +74,8 @@ def test_what_a_second_judge_found(grader: Grader, gold: str, predicted: str, ve
     ("gold", "predicted"),
     [
         # Formulas that differ in one place only, far from 0.
-        ("\\lfloor n/10\\rfloor", "\\lfloor n/20\\rfloor"), ("100-x", "|x-100|"), ("|x-5|", "5-x"), ("n", "\\max(n,-9)"),
+        ("\\lfloor n/10\\rfloor", "\\lfloor n/20\\rfloor"), ("100-x", "|x-100|"), ("|x-5|", "5-x"),
+        ("n", "\\max(n,-9)"),
         ("100", "\\max(x,100)"), ("\\min(n,100)", "n"), ("\\lceil n/2\\rceil", "\\lfloor n/2\\rfloor+1"),
         ("x-50", "\\sqrt{(x-50)^2}"), ("\\lfloor x\\rfloor", "\\lfloor x+0.01\\rfloor"), ("a", "\\max(a,b-99)"),
         # A mixed number has one sign.
@@ -83,7 +84,8 @@ def test_what_a_second_judge_found(grader: Grader, gold: str, predicted: str, ve
         ("\\Delta", "\\delta"), ("2\\Phi(1)-1", "2\\phi(1)-1"), ("3\\Sigma", "3\\sigma"),
         ("nk", "NK"), ("AB", "aB"), ("PV", "pv"),
         # A transposed matrix is another.
-        ("A^T", "A"), ("A^{T}", "A"), ("A^\\top", "A"), ("AB^T", "AB"), ("A_1^T", "A_1"), ("(A+B)^T", "A+B"), ("x^Tx", "x^2"),
+        ("A^T", "A"), ("A^{T}", "A"), ("A^\\top", "A"), ("AB^T", "AB"), ("A_1^T", "A_1"), ("(A+B)^T", "A+B"),
+        ("x^Tx", "x^2"),
         # "or" leaves open which.
         ("A, C", "A\\text{ or }C"), ("2\\text{ and }3", "2\\text{ or }3"), ("2,3", "2\\text{ or }3"),
         # Words behind a number that change it.
@@ -107,16 +109,21 @@ def test_what_a_third_judge_found_wrong(grader: Grader, gold: str, predicted: st
 @pytest.mark.parametrize(
     ("gold", "predicted"),
     [
-        ("|x-5|", "|5-x|"), ("\\sqrt{x^2}", "|x|"), ("\\max(a,b)", "\\frac{a+b+|a-b|}{2}"), ("|x+1|", "\\frac{|x^2-1|}{|x-1|}"),
+        ("|x-5|", "|5-x|"), ("\\sqrt{x^2}", "|x|"), ("\\max(a,b)", "\\frac{a+b+|a-b|}{2}"),
+        ("|x+1|", "\\frac{|x^2-1|}{|x-1|}"),
         ("\\lceil n/2\\rceil", "-\\lfloor -n/2\\rfloor"), ("\\lfloor 2^n\\rfloor", "\\lfloor 2\\cdot2^{n-1}\\rfloor"),
         ("-1\\frac12", "-\\frac32"), ("3x-1\\frac12", "3x-\\frac32"), ("x+1\\frac12", "x+\\frac32"),
         ("\\text{Red}", "red"), ("Even", "even"), ("TRUE", "\\text{true}"), ("Tuesday", "tuesday"),
         ("A^T", "A^{\\top}"), ("x^Tx", "x^\\top x"), ("(AB)^T", "B^TA^T"), ("P(1+r)^T", "P(r+1)^T"),
-        ("2,3", "x=2\\text{ or }x=3"), ("2\\text{ or }3", "2,3"), ("\\pm2", "2\\text{ or }-2"), ("2,3", "2\\text{ and }3"),
+        ("2,3", "x=2\\text{ or }x=3"), ("2\\text{ or }3", "2,3"), ("\\pm2", "2\\text{ or }-2"),
+        ("2,3", "2\\text{ and }3"),
         *(("12", f"12\\text{{ {words}}}") for words in ("cm squared", "months", "quarters", "offspring", "is the answer")),
-        ("1200000", "12\\text{ lakh}"), ("36", "3\\text{ dozens}"), ("\\frac{\\pi}{100}", "\\pi\\%"), ("\\pi\\%", "\\pi"),
-        ("20", "20\\%"), ("30\\%\\text{ more}", "30\\%"), ("0.333333", "\\frac13"), ("3.141593", "\\pi"), ("0.0000001", "10^{-7}"),
-        ("2^{10}", "1,024"), ("20!", "2,432,902,008,176,640,000"), ("\\mathbb{R}", "\\mathbb R"), ("5", "\\color{red}{5}"),
+        ("1200000", "12\\text{ lakh}"), ("36", "3\\text{ dozens}"), ("\\frac{\\pi}{100}", "\\pi\\%"),
+        ("\\pi\\%", "\\pi"),
+        ("20", "20\\%"), ("30\\%\\text{ more}", "30\\%"), ("0.333333", "\\frac13"), ("3.141593", "\\pi"),
+        ("0.0000001", "10^{-7}"),
+        ("2^{10}", "1,024"), ("20!", "2,432,902,008,176,640,000"), ("\\mathbb{R}", "\\mathbb R"),
+        ("5", "\\color{red}{5}"),
     ],
 )  # fmt: skip
 def test_what_a_third_judge_found_right(grader: Grader, gold: str, predicted: str) -> None:
