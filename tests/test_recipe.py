@@ -229,7 +229,7 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
         ("[rollout]\n\nmax_turn = 2\n", 3, ["unknown key rollout.max_turn", "rollout.max_turns"]),
         ("[rollout]\nkeep = 2\n", 2, ["unknown key rollout.keep", "resample.keep"]),
         ("[rollouts]\nmax_turns = 2\n", 1, ["unknown key rollouts", "rollout"]),
-        ("[learning]\nzzz = 2\n", 2, ["unknown key learning.zzz", "the keys there are optimizer, learning_rate"]),
+        ("[learning]\nzzz = 2\n", 2, ["unknown key learning.zzz", "the keys there are loss, advantage, optimizer"]),
         ("[rollout]\nmax_turns = 'two'\n", 2, ["rollout.max_turns = 'two'", "integer"]),
         ("[rollout]\nmax_turns = 0\n", 2, ["rollout.max_turns = 0", "greater than or equal to 1"]),
         ("[resample]\nmethod = 'rok'\n", 2, ["resample.method = 'rok'", "did you mean 'roc'"]),

@@ -38,7 +38,7 @@ def test_wrong_verbs_flags_and_values_are_found(command: str) -> None:
         ("stage.stage1.sandbox.slots=2", ValueError),
         ("engine.local.thread=2", ValueError),
         ("rollout.max_turns=many", ValidationError),
-        ("resample.method=rok", ValidationError),
+        ("resample.format_penalty=rok", ValidationError),
         ("data.train_files=[1, 2]", ValidationError),
     ],
 )

@@ -29,7 +29,7 @@ def even(completions, question, **columns):
     return [float(sum(map(ord, asked + said)) % 2 == 0) for asked, said in zip(question, completions)]
 '''
 SHARED = ["rollout.truncated=graded", "sandbox.preload=[]", "run.modules=['.']"]
-MEASURED = ["--data", "t.jsonl", "--temperature", "0", "--verifier", "reward:even", "--max-response-tokens", "12"]
+MEASURED = ["--data", "t.jsonl", "--temperature", "0", "--verifier", "served:even", "--max-response-tokens", "12"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     rows = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(12)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "served.py").write_text(REWARD)
     return tmp_path
 
 
