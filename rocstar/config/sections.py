@@ -585,6 +585,15 @@ class RlStage(StageSection):
         return isinstance(before, RlStage) and not self.learning.reset_optimizer
 
     @model_validator(mode="after")
+    def attempts_differ(self) -> RlStage:
+        if self.rollout.top_k == 1:
+            raise ValueError(
+                "rollout.top_k 1 always takes the most likely token, so all attempts at a problem are one and there is "
+                "nothing to choose among; set it to 0 or more than 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def every_update_has_an_attempt(self) -> RlStage:
         if self.learning.updates_per_step > self.kept_attempts:
             raise ValueError(
@@ -640,6 +649,28 @@ class Recipe(Section):
             raise ValueError(
                 "evaluate.verifier 'tool_output' looks at what a tool printed and rollout.max_turns 1 leaves no turn "
                 "for one; raise rollout.max_turns or take 'boxed'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def evaluations_are_no_copies(self) -> Recipe:
+        if self.stage and (told := self.copies(self.evaluate.attempts, self.evaluate.temperature)):
+            raise ValueError(f"evaluate: {told}")
+        return self
+
+    def copies(self, attempts: int, temperature: float) -> str | None:
+        """What is wrong where the attempts of an evaluation would be the same; batches of vLLM round differently."""
+        if attempts == 1 or temperature > 0 or any(isinstance(entry, VllmEngines) for entry in self.engine):
+            return None
+        return f"{attempts} attempts at temperature 0 are one attempt {attempts} times; make one, or raise temperature"
+
+    @model_validator(mode="after")
+    def several_turns_need_a_tool(self) -> Recipe:
+        turns = [stage.rollout.max_turns for stage in self.stage if isinstance(stage, RlStage)]
+        if not self.sandbox.tools and self.rollout.environment is None and max(turns, default=1) > 1:
+            raise ValueError(
+                f"rollout.max_turns {max(turns)} gives turns after calls of tools and sandbox.tools names none; set "
+                "rollout.max_turns to 1, or name tools"
             )
         return self
 

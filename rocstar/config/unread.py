@@ -81,6 +81,13 @@ RULES = (
     Rule(
         section="evaluate", keys=("right_above",), by=("evaluate", "verifier"), useless=lambda it: not is_reference(it)
     ),
+    Rule(
+        section="rollout",
+        keys=("max_parallel_calls", "feedback_max_chars", "feedback_truncate", "feedback_errors"),
+        by=("rollout", "max_turns"),
+        useless=lambda it: it == 1,
+        agrees=lambda it: isinstance(it, Recipe) and bool(it.evaluate.benchmark or it.rollout.environment),
+    ),
     Rule(section="end", keys=("truncated_band",), by=("end", "truncated_share"), useless=lambda it: it is None),
     Rule(section="data", keys=("drop_solved_age",), by=("data", "drop_solved_attempts"), useless=lambda it: it is None),
     Rule(
@@ -103,6 +110,22 @@ def refuse_unread(recipe: Recipe, layers: Sequence[Layer], changes: Sequence[Ove
             if values and all(map(rule.useless, values)) and not any(map(rule.agrees, holders)):
                 _refuse_given(rule, entry, values[0], layers, changes)
     _refuse_long_warm_ups(recipe.stage, layers, changes)
+    _refuse_rare_evaluations(recipe.stage, recipe.evaluate.every_steps, layers, changes)
+
+
+def _refuse_rare_evaluations(
+    stages: Sequence[Stage], every: int, layers: Sequence[Layer], changes: Sequence[Override]
+) -> None:
+    """A child that only shortens stages may leave its parent's rhythm as it is."""
+    steps = {stage.name: stage.steps for stage in stages if isinstance(stage, RlStage)}
+    keys = ("evaluate", "every_steps")
+    level = _level(keys, layers, changes)
+    by = max((_level(("stage", name, "steps"), layers, changes) for name in steps), default=0)
+    if steps and every > max(steps.values()) and level >= max(by, 0):
+        raise ConfigError(
+            f"{_place(keys, level, layers, changes)}: evaluate.every_steps is {every} and no RL stage has more than "
+            f"{max(steps.values())} steps, so nothing would be evaluated between; lower it, or leave it out"
+        )
 
 
 def _refuse_long_warm_ups(stages: Sequence[Stage], layers: Sequence[Layer], changes: Sequence[Override]) -> None:

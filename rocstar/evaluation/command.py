@@ -160,6 +160,8 @@ def _planned(spec: EvalSpec, asked: ProblemSet) -> PlannedEvaluation:
         top_k=rollout.top_k,
         seed=subject.recipe.run.seed,
     )
+    if spec.endpoint is None and (told := subject.recipe.copies(protocol.attempts, protocol.temperature)):
+        raise ConfigError(told)
     if asked.kind.needs_judge and spec.judge is None:
         raise ConfigError(
             f"benchmark {asked.title} is scored by a judge; name its endpoint with --judge and --judge-model"

@@ -96,6 +96,8 @@ def _read(recipe: Recipe, section: BenchmarkSection) -> NamedBenchmark:
         top_k=in_force.rollout.top_k,
         seed=in_force.run.seed,
     )
+    if told := recipe.copies(protocol.attempts, protocol.temperature):
+        raise ConfigError(f"benchmark {source.title}: {told}")
     return NamedBenchmark(source=source, recipe=in_force, protocol=protocol)
 
 

@@ -275,6 +275,25 @@ UNREAD = [
         [*TINY, "evaluate.verifier=tool_output", "rollout.max_turns=1"],
         ["'tool_output'", "rollout.max_turns 1"],
     ),
+    train(
+        "as many copies",
+        [*TINY, "evaluate.attempts=5", "evaluate.temperature=0"],
+        ["evaluate: 5 attempts at temperature 0 are one attempt"],
+    ),
+    train(
+        "draws without a choice", [*TINY, "rollout.top_k=1"], ["rollout.top_k 1", "all attempts at a problem are one"]
+    ),
+    train("turns for no tool", [*TINY, "sandbox.tools=[]"], ["rollout.max_turns 3", "set rollout.max_turns to 1"]),
+    train(
+        "replies of no tool",
+        [*TINY, "rollout.max_turns=1", "rollout.feedback_max_chars=99"],
+        ["override 'rollout.feedback_max_chars=99'", "rollout.max_turns is 1"],
+    ),
+    train(
+        "a rhythm longer than any stage",
+        [*TINY, "evaluate.every_steps=500"],
+        ["override 'evaluate.every_steps=500'", "no RL stage has more than 4 steps"],
+    ),
     train("minima of another method", [*TINY, "resample.min_positive=1"], ["resample.method is 'roc'", "leave it out"]),
     train(
         "data of rows from a file",

@@ -165,6 +165,7 @@ def test_a_prompt_that_fills_the_model_is_refused_whoever_asked_for_the_cap(
         (["--question", "ask"], 'no field "ask"'),
         (["rollout.top_pp=1"], "did you mean rollout.top_p?"),
         (["--runs", "gsm8k/test.jsonl"], "change --runs"),
+        (["--n", "3", "--temperature", "0"], "3 attempts at temperature 0 are one attempt 3 times"),
     ],
 )
 def test_a_mistake_is_one_sentence_before_a_folder_is_made(

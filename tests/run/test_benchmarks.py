@@ -12,7 +12,10 @@ from rocstar.config.sections import BenchmarkSection, EvaluateSection, Recipe
 from rocstar.errors import ConfigError, DataError
 from rocstar.run.benchmarks import read_benchmarks
 
-FILE = 'title = "Sums"\nsource = "made here"\nkind = "math"\nfiles = ["sums.jsonl"]\n[protocol]\nattempts = 3\n'
+FILE = (
+    'title = "Sums"\nsource = "made here"\nkind = "math"\nfiles = ["sums.jsonl"]\n'
+    "[protocol]\nattempts = 3\ntemperature = 0.5\n"
+)
 
 
 @pytest.fixture
@@ -43,6 +46,8 @@ def test_what_could_not_be_asked_is_refused(folder: Path) -> None:
         read(folder, settings=["rollout.template=model"])
     with pytest.raises(ConfigError, match="is not a folder"):
         read(folder, folder=str(folder / "absent"))
+    with pytest.raises(ConfigError, match="benchmark sums: 3 attempts at temperature 0 are one attempt 3 times"):
+        read(folder, temperature=0.0)
     (folder / "sums.jsonl").write_text('{"question": "1+1?"}\n')
     with pytest.raises(DataError, match='no field "answer"'):
         read(folder)
