@@ -276,7 +276,7 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
     from rocstar.learning.advantages import advantages, rows_of
     from rocstar.learning.resample import KeepAll
     from rocstar.rollout.collect import Roller
-    from rocstar.rollout.environment import Conversation, Limits
+    from rocstar.rollout.environment import AttemptLimits, Conversation
     from rocstar.types import Problem, Trajectory, Verdict
 
     def verdict(problem: Problem, trajectory: Trajectory) -> Verdict:
@@ -292,7 +292,7 @@ def rocstar_step(folder: Path, case: dict[str, Any]) -> Any:
         engine=Conversing(engine, case) if case["calls"] else engine,  # type: ignore[arg-type]
         conversation=Conversation(codec=codec, template=template, tools=tools, feedback=lambda result: result.stdout),
         verifier=ScriptedVerifier(verdict),
-        limits=Limits(max_turns=4, max_response_tokens=case["response_tokens"], max_parallel_calls=1),
+        limits=AttemptLimits(max_turns=4, max_response_tokens=case["response_tokens"], max_parallel_calls=1),
         stop_token_ids=(case["stop"],),
     )
     seeds = iter(range(10**6))

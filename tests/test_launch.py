@@ -26,7 +26,7 @@ def test_programs_run_at_the_urls_of_the_recipe() -> None:
 def test_a_daemon_below_the_level_asked_for_is_refused_by_name_before_anything_starts() -> None:
     with ScriptedDaemon(INFO) as strong, ScriptedDaemon(WEAK) as weak:
         section = SandboxSection(urls=[strong.address, weak.address], min_isolation="L2")
-        told = f"the sandbox at {weak.address} offers isolation L1, and sandbox.min_isolation is L2"
+        told = f"{weak.address} does not serve: it offers isolation L1 and min_isolation asks for L2"
         with pytest.raises(SandboxDown, match=told), started_sandbox(section):
             pass
 

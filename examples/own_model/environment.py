@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from rocstar.protocols import Reply
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.types import Completion, Problem, Stop
 
 HINT = "Look the unit up before you answer."
@@ -12,7 +12,7 @@ HINT = "Look the unit up before you answer."
 class HintEnvironment:
     """A conversation with tools that answers the first bare answer with a hint."""
 
-    def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
+    def __init__(self, problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> None:
         self._inner = ToolEnvironment(problem, conversation, limits, seed)
         self._conversation = conversation
         self._may_hint = True

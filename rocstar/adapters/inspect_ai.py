@@ -70,8 +70,8 @@ class InspectSettings(BaseModel, frozen=True, extra="forbid"):
     """Processes and threads of a sample at once."""
     idle_seconds: float = 86_400.0
     """A sample without a command for so long loses its files. Of daemons of this process; a service has its own."""
-    min_isolation: Isolation = Isolation.L1
-    """Nothing is started below this level. Of daemons of this process."""
+    min_isolation: Isolation = Isolation.L3
+    """Nothing is started or used below this level."""
 
     def limits(self) -> Limits:
         return Limits(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from rocstar.dialogue.feedback import feedback_text
 from rocstar.errors import SandboxUnavailable
-from rocstar.sandbox.call import DaemonSettings, Limits, SandboxDown
+from rocstar.sandbox.call import DaemonSettings, Isolation, Limits, SandboxDown
 from rocstar.sandbox.client import SandboxClient
 from rocstar.tools.notebook import NotebookTool
 from rocstar.tools.python import PythonTool
@@ -36,13 +36,14 @@ class SandboxThread:
         slots: int = 2,
         notebooks: int = 256,
         shown_chars: int = SHOWN_CHARS,
+        min_isolation: str = "L3",
     ) -> None:
         """url: a sandbox service, whose token is in ROCSTAR_SANDBOX_TOKEN; empty for a daemon of this process with
         `slots` programs and `notebooks` alive at once (one for each attempt of a batch). limits: of each program or
-        cell. shown_chars: of a result that the model reads."""
+        cell. shown_chars: of a result that the model reads. min_isolation: see docs/sandbox.md."""
         self.limits = limits or Limits()
         self._url = url
-        self._daemon = DaemonSettings(slots=slots, session_slots=notebooks)
+        self._daemon = DaemonSettings(slots=slots, session_slots=notebooks, min_isolation=Isolation(min_isolation))
         self._shown_chars = shown_chars
         self._started = threading.Lock()
         self._client: SandboxClient | None = None
@@ -100,7 +101,8 @@ class SandboxThread:
 def opened_client(url: str, daemon: DaemonSettings) -> SandboxClient:
     """A client of the service at `url`, or, where that is empty, of a daemon of this process. Raises SandboxDown."""
     if url:
-        return SandboxClient.connect([url], token=os.environ.get("ROCSTAR_SANDBOX_TOKEN", ""))
+        token = os.environ.get("ROCSTAR_SANDBOX_TOKEN", "")
+        return SandboxClient.connect([url], token=token, min_isolation=daemon.min_isolation)
     client = SandboxClient(daemon)
     try:
         client.launch()

@@ -126,16 +126,17 @@ def _sandbox() -> Finding:
     from rocstar.sandbox.client import SandboxClient
 
     try:
-        with SandboxClient.start(slots=1, preload=()) as client:
+        with SandboxClient.start(slots=1, preload=(), min_isolation="L1") as client:
             info = client.info()
     except (SandboxDown, OSError) as error:
         return Finding(name="sandbox", state=State.MISSING, found=str(error), remedy="see docs/sandbox.md")
-    failed = ", ".join(info.failed_probes)
+    failed, low = ", ".join(info.failed_probes), info.isolation < "L3"
+    remedy = "docs/sandbox.md says what each level needs" if failed or low else ""
     return Finding(
         name="sandbox",
-        state=State.LIMITED if failed else State.OK,
+        state=State.LIMITED if remedy else State.OK,
         found=f"isolation {info.isolation}" + (f"; failed here: {failed}" if failed else ""),
-        remedy="docs/sandbox.md says what each level needs" if failed else "",
+        remedy=f'{remedy}; runs start here only with sandbox.min_isolation = "{info.isolation}"' if low else remedy,
     )
 
 

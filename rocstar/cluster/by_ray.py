@@ -67,5 +67,6 @@ def _placed_sandbox(settings: SandboxSection, nodes: int, group: PlacementGroup)
     placed = sandbox_nodes.start(
         nodes, slots=settings.slots, preload=settings.preload, min_isolation=settings.min_isolation, group=group
     )
-    with closing(placed), SandboxClient.connect(placed.addresses, token=placed.token) as client:
+    least = settings.min_isolation
+    with closing(placed), SandboxClient.connect(placed.addresses, token=placed.token, min_isolation=least) as client:
         yield client

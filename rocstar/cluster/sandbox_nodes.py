@@ -80,7 +80,7 @@ def start(
     *,
     slots: int,
     preload: Sequence[str] = (),
-    min_isolation: str = "L1",
+    min_isolation: str = "L3",
     group: PlacementGroup | None = None,
 ) -> SandboxNodes:
     """`nodes` services of `slots` slots each, in the places of `wish`, or without a group over as many machines of the

@@ -28,7 +28,7 @@ from rocstar.errors import ConfigError, Unavailable
 from rocstar.evaluation.chat_client import ChatAnswer, ChatClient, RanCall, TooLong
 from rocstar.evaluation.one_turn import OneTurn, messages_of, specs_of
 from rocstar.protocols import Reply, ToolSpec, Verifier
-from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits
+from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory
 from rocstar.rollout.episode import Note, answered, note_nothing
 from rocstar.types import (
     Completion,
@@ -75,7 +75,7 @@ class EndpointSolver:
     conversation: Conversation
     """Its codec is CodePoints; its template gives the words around a question."""
     verifier: Verifier
-    limits: Limits
+    limits: AttemptLimits
     tools: ToolStyle
     system: str | None
     """System text of problems that bring no messages of their own."""

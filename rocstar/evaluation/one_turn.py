@@ -10,7 +10,7 @@ from typing import Any
 from rocstar.dialogue.segments import Segment, foreign, ours
 from rocstar.errors import EngineUnavailable
 from rocstar.protocols import Reply, ToolSpec
-from rocstar.rollout.environment import Conversation, Limits
+from rocstar.rollout.environment import AttemptLimits, Conversation
 from rocstar.types import Completion, Finish, Problem, Stop
 
 Message = Mapping[str, Any]
@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 class OneTurn:
     """Environment of one completion; an EnvironmentFactory."""
 
-    def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
+    def __init__(self, problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> None:
         self._problem = problem
         self._conversation = conversation
         self._limits = limits

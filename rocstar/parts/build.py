@@ -27,12 +27,12 @@ from rocstar.engines.vllm_server import StartServer, VllmSettings
 from rocstar.errors import ConfigError, EngineUnavailable
 from rocstar.protocols import Engine, Environment, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
-from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
 from rocstar.rollout.fleet import Fleet, Tell, tell_nobody, whereabouts
 from rocstar.rollout.kv_scheduler import KvScheduler
 from rocstar.rollout.together import all_or_none
-from rocstar.sandbox.call import Limits as ProgramLimits
+from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.plugins import check_call, load, own_code
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
@@ -47,10 +47,10 @@ class AttemptParts:
     recipe: Recipe
 
     @cached_property
-    def program_limits(self) -> ProgramLimits:
+    def program_limits(self) -> Limits:
         """Limits of each program."""
         limits = self.recipe.sandbox
-        return ProgramLimits(
+        return Limits(
             wall_seconds=limits.timeout_seconds,
             cpu_seconds=limits.cpu_seconds,
             memory_bytes=limits.memory_bytes,
@@ -91,7 +91,7 @@ class AttemptParts:
         said = f"rollout.environment = {reference!r}"
         check_call(found, ("problem", "conversation", "limits", "seed"), said=said)
 
-        def made(problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> Environment:
+        def made(problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> Environment:
             with own_code(f"{said} failed", found):
                 environment = found(problem, conversation, limits, seed)
             for name in ("opening", "budget", "reply", "close"):
@@ -153,7 +153,7 @@ class AttemptParts:
                 folders=self.recipe.run.modules,
                 right_above=evaluate.right_above,
             ),
-            limits=Limits(
+            limits=AttemptLimits(
                 max_turns=rollout.max_turns,
                 max_response_tokens=rollout.max_response_tokens,
                 max_parallel_calls=rollout.max_parallel_calls,

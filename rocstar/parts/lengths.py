@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rocstar.errors import ConfigError
-from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.support.plugins import own_code
 from rocstar.types import Problem
 
 SHOWN_CHARS, SHOWN_PROBLEMS = 60, 5  # in a message
-UNLIMITED = Limits(max_turns=1, max_response_tokens=1, max_parallel_calls=1)  # a prompt depends on no limit
+UNLIMITED = AttemptLimits(max_turns=1, max_response_tokens=1, max_parallel_calls=1)  # a prompt depends on no limit
 
 
 def prompt_tokens(

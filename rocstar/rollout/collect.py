@@ -15,7 +15,7 @@ from typing import Any
 from rocstar.dialogue.codec import Codec
 from rocstar.errors import VerifierUnavailable
 from rocstar.protocols import Engine, Verifier
-from rocstar.rollout.environment import Conversation, EnvironmentFactory, Limits, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing, run_episode
 from rocstar.rollout.together import all_or_none
 from rocstar.types import Group, Outcome, Problem, Sampling, Stop, Trajectory, seed_for
@@ -28,7 +28,7 @@ class Roller:
     engine: Engine
     conversation: Conversation
     verifier: Verifier
-    limits: Limits
+    limits: AttemptLimits
     stop_token_ids: tuple[int, ...]
     environment: EnvironmentFactory = ToolEnvironment
     note: Note = note_nothing

@@ -20,7 +20,7 @@ from rocstar.types import Completion, Finish, Problem, Status, Stop, ToolCall, T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AttemptLimits:
     """When an attempt ends."""
 
     max_turns: int
@@ -64,7 +64,7 @@ class ToolEnvironment:
     The attempt's own tools are made here and closed by `close`. Their calls run in the order they were written; those
     of shared tools run at once. No call is tried again here: a tool does that itself, if it is of use."""
 
-    def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
+    def __init__(self, problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> None:
         self._problem = problem
         self._conversation = conversation
         self._limits = limits
@@ -128,7 +128,7 @@ class ToolEnvironment:
             return await tool.run(call, seed=seed_for(self._seed, call.id))
 
 
-EnvironmentFactory = Callable[[Problem, Conversation, Limits, int], Environment]
+EnvironmentFactory = Callable[[Problem, Conversation, AttemptLimits, int], Environment]
 """(problem, conversation, limits, seed) -> the environment of one attempt; `ToolEnvironment` is one."""
 
 

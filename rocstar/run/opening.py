@@ -45,6 +45,8 @@ from rocstar.run.published import PublishedWeights
 from rocstar.run.rows import Layout, rows_of_layouts, write_sft_rows
 from rocstar.run.run import Run
 from rocstar.run.stopper import Stopper
+from rocstar.sandbox.call import Isolation
+from rocstar.sandbox.client import SandboxClient
 from rocstar.support.screen import Screen, changed_setting
 from rocstar.support.watch import RUN, Patience, Stall, Watch, watching
 from rocstar.tools.python import PythonTool
@@ -81,6 +83,7 @@ async def opened_run(
         grader = Grader()
         closing.push_async_callback(grader.close)
         tracker = closing.enter_context(RunTracker(folder, decode=policy.codec.decode))
+        _tell_isolation(machines.sandbox, tracker, screen)
         if resume:
             tracker.event("resumed", step=checkpoints.progress.step, pid=os.getpid())
         report, remedy = partial(_tell_stall, folder, screen, tracker), f"rocstar train --resume {folder.name}"
@@ -122,6 +125,17 @@ async def opened_run(
             meter=meter,
             watch=watch,
             stopper=stopper,
+        )
+
+
+def _tell_isolation(sandbox: SandboxClient, tracker: RunTracker, screen: Screen) -> None:
+    if not sandbox.nodes:
+        return
+    info = sandbox.info()
+    tracker.event("sandbox", isolation=info.isolation, failed_probes=list(info.failed_probes))
+    if info.isolation < Isolation.L3:
+        screen.note(
+            f"programs of the model run at isolation {info.isolation}; docs/sandbox.md says what they can reach"
         )
 
 

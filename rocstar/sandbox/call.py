@@ -220,8 +220,10 @@ class DaemonSettings(Struct, frozen=True, kw_only=True):
     slots: int = 2
     """Programs that run at once, sessions excluded."""
     preload: tuple[str, ...] = ("numpy", "sympy")
-    min_isolation: Isolation = Isolation.L1
+    min_isolation: Isolation = Isolation.L3
     """The daemon refuses to start below this level; L0 permits no walls at all."""
+    apart: bool = False
+    """Whether who is to be protected runs under another kernel; elsewhere a second kernel adds nothing to L3."""
     skip_plans: int = 0
     """How many of the strongest ways to isolate (`walls.plans.PLANS`) are not even tried."""
     compiled: bool = True

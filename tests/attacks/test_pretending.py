@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import struct
 
+import pytest
+
 from rocstar.sandbox.call import ProgramOutcome
 from rocstar.sandbox.slot import channel
 from tests.attacks.support import attack
@@ -128,3 +130,15 @@ ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread alone
 """
     response = attack(daemon, code)
     assert (response.exit_code, response.stdout) == (5, "late")
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "status"),
+    [
+        ("import atexit, os\natexit.register(os._exit, 0)\n1 / 0", ProgramOutcome.EXCEPTION, 0),
+        ("import sys\nsys.exit(2**70)", ProgramOutcome.EXIT_NONZERO, 255),  # as CPython does
+    ],
+)
+def test_a_failure_does_not_end_as_a_success(daemon: Daemon, code: str, outcome: ProgramOutcome, status: int) -> None:
+    response = attack(daemon, code)
+    assert (response.outcome, response.exit_code, response.value) == (outcome, status, None)

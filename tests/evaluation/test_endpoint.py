@@ -15,7 +15,7 @@ from rocstar.errors import ConfigError
 from rocstar.evaluation.chat_client import TRIES, ChatClient, check_address
 from rocstar.evaluation.endpoint import CodePoints, EndpointSolver, ToolStyle
 from rocstar.evaluation.one_turn import OneTurn
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Problem, Sampling, Stop, Trajectory, Verdict, problem_id
 from tests.evaluation.served import Said, call, served, text
@@ -23,7 +23,7 @@ from tests.evaluation.served import Said, call, served, text
 PROBLEM = Problem(id=problem_id("2+3?"), question="2+3?", answer="5")
 ANSWER = "It is <answer>\\boxed{5}</answer>"
 PROGRAM = json.dumps({"code": "print(2+3)"})
-LIMITS = Limits(max_turns=4, max_response_tokens=1000, max_parallel_calls=2)
+LIMITS = AttemptLimits(max_turns=4, max_response_tokens=1000, max_parallel_calls=2)
 SAMPLING = Sampling(max_new_tokens=1, temperature=0.6, seed=7)
 
 
@@ -31,7 +31,7 @@ async def attempted(
     script: Callable[[Mapping[str, Any]], Said],
     *,
     tools: ToolStyle = "openai",
-    limits: Limits = LIMITS,
+    limits: AttemptLimits = LIMITS,
     problem: Problem = PROBLEM,
     one_turn: bool = False,
 ) -> tuple[Trajectory, list[Mapping[str, Any]], list[float]]:

@@ -15,7 +15,7 @@ from rocstar.dialogue.segments import text_of
 from rocstar.dialogue.templates import template_named
 from rocstar.engines.scripted import ScriptedEngine
 from rocstar.protocols import Engine, Tool
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.rollout.episode import run_episode
 from rocstar.tools.scripted import ScriptedTool
 from rocstar.types import Completion, Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
@@ -45,8 +45,8 @@ def conversation(*tools: Tool) -> Conversation:
     return Conversation(codec=CODEC, template=TEMPLATE, tools=tools, feedback=words)
 
 
-def limits(**changes: int) -> Limits:
-    return Limits(**{"max_turns": 4, "max_response_tokens": 400, "max_parallel_calls": 2, **changes})
+def limits(**changes: int) -> AttemptLimits:
+    return AttemptLimits(**{"max_turns": 4, "max_response_tokens": 400, "max_parallel_calls": 2, **changes})
 
 
 def environment(*tools: Tool, **changes: int) -> ToolEnvironment:

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from rocstar.sandbox import launch, wire
-from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Limits, Response, Usage
+from rocstar.sandbox.call import Call, DaemonInfo, DaemonSettings, Isolation, Limits, Response, Usage
 from rocstar.sandbox.wire import Frame, FrameKind
 
 WAIT_SECONDS = 60.0  # a bound on what would otherwise be for ever
@@ -35,7 +35,7 @@ class Daemon:
 
     def __init__(self, **settings: Any) -> None:
         self.workdirs = f"/tmp/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
-        values = DaemonSettings(**{"slots": 2, "preload": ()} | settings)
+        values = DaemonSettings(**{"slots": 2, "preload": (), "min_isolation": Isolation.L1} | settings)
         self.socket, self.process = launch.start_daemon(values, self.workdirs)
         self.socket.settimeout(WAIT_SECONDS)
         self.reader = wire.FrameReader()

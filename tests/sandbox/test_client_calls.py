@@ -48,7 +48,7 @@ def pair() -> Iterator[tuple[ScriptedDaemon, ScriptedDaemon]]:
 def connected(*daemons: ScriptedDaemon, silent_seconds: float = 30.0) -> SandboxClient:
     client = SandboxClient(daemons=0, silent_seconds=silent_seconds)
     for daemon in daemons:
-        client.add(daemon.address)
+        client.add(daemon.address, min_isolation=Isolation.L1)
     client.launch()
     client.await_hello()
     return client

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rocstar.sandbox.call import MAX_OUTPUT_BYTES, Isolation, Response
+from rocstar.sandbox.call import MAX_OUTPUT_BYTES, DaemonSettings, Isolation, Response
 from rocstar.sandbox.walls import plans
 from rocstar.sandbox.wire import FrameKind
 from tests.sandbox.driver import Daemon, Refused, eventually, needs_empty_folder, unread
@@ -238,6 +238,8 @@ def test_it_says_why_it_does_not_serve() -> None:
         Daemon(preload=("no_such_module",))
     with pytest.raises(Refused, match="asks for L4"):
         Daemon(skip_plans=2, min_isolation=Isolation.L4)
+    with pytest.raises(Refused, match=r"asks for L3; permit namespaces, or lower min_isolation"):
+        Daemon(skip_plans=2, min_isolation=DaemonSettings().min_isolation)
     with pytest.raises(Refused, match="no sandbox slot can be started here"):
         Daemon(skip_plans=len(plans.PLANS))
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rocstar.sandbox.walls import cgroups
-from rocstar.sandbox.walls.cgroups import FIRST_TO_KILL, Group, Groups, Tree
+from rocstar.sandbox.walls.cgroups import FIRST_TO_KILL, ControlGroup, Groups, Tree
 from tests.sandbox.driver import Daemon, ended, eventually
 
 OWN_V1 = "9:name=systemd:/\n8:pids:/\n4:memory:/service/worker\n0::/\n"
@@ -61,7 +61,7 @@ def test_groups_of_version_2_are_enabled_limited_and_read(tmp_path: Path) -> Non
     for name in names:
         (parent / name).write_text("")
     (parent / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    group = Group({"memory": parent, "pids": parent}, {"memory": 2, "pids": 2})
+    group = ControlGroup({"memory": parent, "pids": parent}, {"memory": 2, "pids": 2})
     group.join(77)
     group.limit(1000, 17)
     names = ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max")

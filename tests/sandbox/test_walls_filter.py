@@ -20,7 +20,8 @@ BESIDE = {"private_files": False, "own_files": True, "slot": None}
 WITH_ALL_ZERO: Mapping[str, str | int] = {
     "fcntl": ALLOW, "ioctl": errno.ENOTTY, "setsockopt": errno.EPERM, "open": ALLOW, "openat": ALLOW, "pipe2": ALLOW,
     "statx": ALLOW, "madvise": ALLOW, "setpgid": ALLOW, "rt_sigaction": ALLOW, "clone": ALLOW, "clone3": errno.ENOSYS,
-    "socket": errno.EPERM, "socketpair": errno.EPERM, "setpriority": ALLOW,
+    "socket": errno.EPERM, "socketpair": errno.EPERM, "setpriority": ALLOW, "prctl": errno.EINVAL,
+    "getsockopt": errno.EPERM, "setrlimit": ALLOW, "prlimit64": ALLOW,
 }  # fmt: skip
 """What is said of the calls whose arguments decide when all of them are 0."""
 
@@ -74,6 +75,7 @@ def expected(machine: str, *, private_files: bool, own_files: bool) -> Mapping[i
         "done-for-nobody": DONE,
         "changing-modes": errno.EPERM if own_files else ALLOW,
         "on-private-files": ALLOW if private_files else errno.EPERM,
+        "on-private-attributes": ALLOW if private_files else errno.EOPNOTSUPP,
         "signalling": ALLOW,
     }
     table: dict[int, str | int] = dict.fromkeys(range(1024), errno.ENOSYS)
@@ -122,6 +124,17 @@ def test_foreign_architectures_and_numbers_get_nowhere(machine: str) -> None:
         ("socketpair", (1, 1 | 0o2004000), ALLOW, ALLOW),
         ("socketpair", (1, 2 | 0o2004000), ALLOW, errno.EPERM),
         ("socketpair", (30, 1), errno.EPERM, errno.EPERM),
+        *(("socketpair", (1, kind), ALLOW, ALLOW) for kind in (1, 5, 5 | 0o2000000)),
+        *((call, (1, kind), errno.EPERM, errno.EPERM) for call in ("socket", "socketpair") for kind in (3, 4, 6, 10)),
+        *(("prctl", (option,), ALLOW, ALLOW) for option in (1, 15, 16, 38)),
+        *(("prctl", (option,), errno.EINVAL, errno.EINVAL) for option in (4, 36, 59, 78, 0x59616D61)),
+        ("prctl", (22, 2), errno.EINVAL, ALLOW),  # the filter that keeps signals in, where no namespace does
+        *(("getsockopt", (1, 1, option), ALLOW, ALLOW) for option in (3, 4, 7, 8, 17, 39)),
+        *(("getsockopt", (1, 1, option), errno.EPERM, errno.EPERM) for option in (55, 57, 71, 77)),
+        ("getsockopt", (1, 6, 4), errno.EPERM, errno.EPERM),
+        ("setrlimit", (4, POINTER), errno.EPERM, errno.EPERM),
+        ("prlimit64", (0, 4, POINTER), errno.EPERM, errno.EPERM),
+        ("prlimit64", (0, 4, 0, POINTER), ALLOW, ALLOW),
         ("prlimit64", (0, 7), ALLOW, ALLOW),
         ("prlimit64", (1, 7), errno.EPERM, errno.EPERM),
         ("setpriority", (0, 0, 5), ALLOW, ALLOW),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocstar.protocols import Tool, ToolSpec
-from rocstar.rollout.environment import Conversation, Limits, ToolEnvironment
+from rocstar.rollout.environment import AttemptLimits, Conversation, ToolEnvironment
 from rocstar.types import Problem, ToolCall, ToolResult
 from word_problems.rows import given
 
@@ -13,7 +13,7 @@ from word_problems.rows import given
 class GivenEnvironment(ToolEnvironment):
     """A conversation with tools; the call that is recorded stays what the model wrote."""
 
-    def __init__(self, problem: Problem, conversation: Conversation, limits: Limits, seed: int) -> None:
+    def __init__(self, problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> None:
         tools = tuple(GivenTool(tool, given(problem)) for tool in conversation.tools)
         super().__init__(problem, replace(conversation, tools=tools), limits, seed)
 

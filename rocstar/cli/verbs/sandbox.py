@@ -47,6 +47,7 @@ def execute(
     code: Annotated[str, typer.Argument(metavar="CODE", help="A Python program or FILE.py; `-` reads it from stdin.")],
     url: Url = None,
     token_file: TokenFile = None,
+    min_isolation: MinIsolation = "L3",
     as_json: AsJson = False,
 ) -> None:
     """Run one program in the sandbox and say what became of it.
@@ -59,7 +60,7 @@ def execute(
     from rocstar.sandbox.call import Call
 
     program = _program(code)
-    with _sandbox(url, token_file) as client:
+    with _sandbox(url, token_file, min_isolation) as client:
         response = asyncio.run(client.run(Call(id="exec", code=program)))
     if as_json:
         print_json({name: to_builtins(getattr(response, name)) for name in response.__struct_fields__})
@@ -79,7 +80,7 @@ def serve(
     daemons: Annotated[int, typer.Option(help="Sandbox daemons; several only on machines with many cores.")] = 1,
     slots: Annotated[int, typer.Option(help="Programs that run at once; 0: four per core.")] = 0,
     preload: Preload = "numpy,sympy",
-    min_isolation: MinIsolation = "L1",
+    min_isolation: MinIsolation = "L3",
     token_file: TokenFile = None,
     open_to_network: Annotated[bool, typer.Option("--open-to-network", help="No token on a public address.")] = False,
     nodes: Annotated[str, typer.Option(metavar="A,B", help="Pass calls on to these services; run none here.")] = "",
@@ -140,7 +141,7 @@ def serve(
 
 
 @app.command()
-def mcp(preload: Preload = "numpy,sympy", min_isolation: MinIsolation = "L1") -> None:
+def mcp(preload: Preload = "numpy,sympy", min_isolation: MinIsolation = "L3") -> None:
     """Serve one MCP client on stdin and stdout, with a sandbox of its own.
 
     Example, in a client's settings: {"command": "rocstar", "args": ["sandbox", "mcp"]}"""
@@ -168,7 +169,7 @@ def probe(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
     Example: rocstar sandbox probe"""
     from msgspec import to_builtins
 
-    with _sandbox(url, token_file) as client:
+    with _sandbox(url, token_file, "L1") as client:
         _print(to_builtins(client.info()), as_json)
 
 
@@ -186,14 +187,14 @@ def _program(code: str) -> str:
         raise ConfigError(f"the program in {code} is no text ({error}); save it as UTF-8") from None
 
 
-def _sandbox(url: str | None, token_file: Path | None) -> SandboxClient:
+def _sandbox(url: str | None, token_file: Path | None, min_isolation: str) -> SandboxClient:
     """The service at `url`, or a sandbox for the time being."""
     from rocstar.sandbox.client import SandboxClient
 
     if url is None:
-        return SandboxClient.start(slots=1, preload=())
+        return SandboxClient.start(slots=1, preload=(), min_isolation=min_isolation)
     need("sandbox")
-    return SandboxClient.connect([url], token=_token(token_file))
+    return SandboxClient.connect([url], token=_token(token_file), min_isolation=min_isolation)
 
 
 def _status(url: str, token: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class SandboxClient:
         *,
         slots: int = 2,
         preload: Sequence[str] = ("numpy", "sympy"),
-        min_isolation: str = Isolation.L1,
+        min_isolation: str = Isolation.L3,
         node: str = "",
         daemons: int = 1,
     ) -> Self:
@@ -92,11 +92,12 @@ class SandboxClient:
         return cls(settings, daemons=daemons)._served()
 
     @classmethod
-    def connect(cls, addresses: Sequence[str], *, token: str = "") -> Self:
-        """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown."""
+    def connect(cls, addresses: Sequence[str], *, token: str = "", min_isolation: str = Isolation.L3) -> Self:
+        """Use daemons at `http://host:port` or `unix:/path`, and wait for the hello of each. Raises SandboxDown, also
+        for one that offers less isolation."""
         client = cls(daemons=0)
         for address in addresses:
-            client.add(address, token=token)
+            client.add(address, token=token, min_isolation=min_isolation)
         return client._served()
 
     def _served(self) -> Self:
@@ -108,9 +109,10 @@ class SandboxClient:
             raise
         return self
 
-    def add(self, address: str, *, token: str = "") -> None:
-        """Use this daemon too, as soon as it says hello. Raises SandboxDown for what is no address."""
-        self._use(place_of(address, token))
+    def add(self, address: str, *, token: str = "", min_isolation: str = Isolation.L3) -> None:
+        """Use this daemon too, as soon as it says hello, and whenever it does, with at least this isolation. Raises
+        SandboxDown for what is no address."""
+        self._use(place_of(address, token, Isolation(min_isolation)))
         self._settle()
 
     def remove(self, address: str) -> None:

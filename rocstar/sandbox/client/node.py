@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from rocstar.sandbox import launch, wire
-from rocstar.sandbox.call import DaemonInfo, DaemonSettings, SandboxDown, Usage
+from rocstar.sandbox.call import DaemonInfo, DaemonSettings, Isolation, SandboxDown, Usage
 from rocstar.sandbox.client.dispatch import NodeFacts
 from rocstar.sandbox.walls import folders
 from rocstar.sandbox.wire import Frame, FrameKind, FrameReader
@@ -115,6 +115,7 @@ class Place(NamedTuple):
     label: str  # how messages call it
     connect: Callable[[], Connection]  # does not wait; raises OSError
     tries: int = REMOTE_TRIES  # see NodeFacts
+    least: Isolation = Isolation.L0  # below which it is not used; a child of ours refuses by itself
     start_seconds: float | None = None  # silence before its hello that counts as a failure; None: as later
 
 
@@ -122,11 +123,12 @@ def child(settings: DaemonSettings) -> Place:
     return Place("the sandbox daemon", partial(ChildConnection, settings), tries=1, start_seconds=START_SECONDS)
 
 
-def place_of(address: str, token: str) -> Place:
+def place_of(address: str, token: str, least: Isolation) -> Place:
     """Of `unix:/path` or `http://host:port`, whose name is looked up now and only now. Raises SandboxDown for what is
     neither, or is not found."""
     if address.startswith("unix:"):
-        return Place(address, partial(_connect, socket.AF_UNIX, address.removeprefix("unix:"), Connection))
+        path = address.removeprefix("unix:")
+        return Place(address, partial(_connect, socket.AF_UNIX, path, Connection), least=least)
     from websockets.uri import parse_uri  # before anything depends on it: it may be missing
 
     try:
@@ -137,7 +139,7 @@ def place_of(address: str, token: str) -> Place:
     except (OSError, ValueError) as error:
         raise SandboxDown(f"{address!r} is no address of a sandbox ({error})") from error
     make = partial(WebSocketConnection, uri=parse_uri(f"ws://{parts.netloc}/v1/frames"), token=token)
-    return Place(address, partial(_connect, family, found, make))
+    return Place(address, partial(_connect, family, found, make), least=least)
 
 
 def _connect(family: int, address: Any, make: Callable[[socket.socket], Connection]) -> Connection:
@@ -170,7 +172,7 @@ class Node(NodeFacts):
         self.info: DaemonInfo | None = None
         self.usage = Usage()
         self.connection: Connection | None = None
-        self._connect, self._on_frames, self._on_end = place.connect, on_frames, on_end
+        self._connect, self._least, self._on_frames, self._on_end = place.connect, place.least, on_frames, on_end
         self._start_seconds, self._silent_seconds = place.start_seconds or silent_seconds, silent_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._past_cpu_seconds = 0.0
@@ -268,9 +270,12 @@ class Node(NodeFacts):
             self.close(f"{self.label} sent what cannot be read and was given up", 0.0)
 
     def _is_for_us(self, frame: Frame) -> bool:
-        """And nobody else. Raises ValueError, and SandboxDown when it refuses to serve."""
+        """And nobody else. Raises ValueError, and SandboxDown when it refuses to serve or offers too little."""
         if frame.kind is FrameKind.HELLO:
             self.info = wire.decode_info(frame.body)
+            if self.info.isolation < self._least:
+                told = f"it offers isolation {self.info.isolation} and min_isolation asks for {self._least}"
+                raise SandboxDown(f"{told}; lower min_isolation, or use another")
         elif frame.kind is FrameKind.REFUSED:
             raise SandboxDown(wire.decode_text(frame.body))
         elif frame.kind is FrameKind.USAGE:

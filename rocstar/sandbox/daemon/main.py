@@ -197,7 +197,7 @@ async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
 def checked_info(pools: Pools, bare: Pool, failed: tuple[str, ...], second_kernel: str) -> DaemonInfo:
     """Raises SandboxDown when the level in force is below the one asked for."""
     settings = pools.settings
-    level = level_of(pools.plan.level, second_kernel)
+    level = level_of(pools.plan.level, second_kernel if settings.apart else "")
     asked = settings.min_isolation
     if level < asked:
         raise SandboxDown(
@@ -223,8 +223,8 @@ def level_of(walls: str, second_kernel: str) -> Isolation:
 
 def advice(level: Isolation) -> str:
     if level == Isolation.L3:
-        return "run it in gVisor, Kata or Firecracker, or lower sandbox.min_isolation"
-    return "lower sandbox.min_isolation or permit namespaces"
+        return "serve it from a gVisor, Kata or Firecracker guest of its own, or lower min_isolation"
+    return "permit namespaces, or lower min_isolation after reading in docs/sandbox.md what programs can reach then"
 
 
 def second_kernel() -> str:

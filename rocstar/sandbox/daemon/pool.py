@@ -23,7 +23,7 @@ from rocstar.sandbox.daemon.worker import Queued, Worker
 from rocstar.sandbox.slot import tiers
 from rocstar.sandbox.slot.tiers import Tier
 from rocstar.sandbox.walls import plans
-from rocstar.sandbox.walls.cgroups import Group, Groups
+from rocstar.sandbox.walls.cgroups import ControlGroup, Groups
 from rocstar.sandbox.walls.plans import Plan
 
 HELLO_SECONDS = 20.0  # a slot starts in milliseconds; a machine may be very busy
@@ -148,7 +148,7 @@ class Pool:
         self.walls_failed = worker.failed
         return worker, ""
 
-    def group_of(self, number: int, slot: int) -> Group | None:
+    def group_of(self, number: int, slot: int) -> ControlGroup | None:
         """The group of this slot, which has run nothing yet and is in it from now on; None where it is not counted."""
         with suppress(OSError):
             group = self.pools.groups.open(f"{self.name}-{number}")

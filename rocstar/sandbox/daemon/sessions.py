@@ -28,9 +28,9 @@ from rocstar.sandbox.call import (
     ServiceOutcome,
 )
 from rocstar.sandbox.daemon import verdict, watch
-from rocstar.sandbox.daemon.worker import Pipes, Queued, Run, Worker, seed
+from rocstar.sandbox.daemon.worker import Pipes, Queued, RunningCall, Worker, seed
 from rocstar.sandbox.slot import channel
-from rocstar.sandbox.slot.channel import Cell, Ended, Notebook
+from rocstar.sandbox.slot.channel import CellPayload, Ended, NotebookPayload
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
 SWEEP_PAUSE = 0.001  # for what was killed to die
@@ -70,7 +70,7 @@ class NotebookSession:
         return ""
 
 
-class CellRun(Run):
+class CellRun(RunningCall):
     """One cell. It is interrupted at its limit; if that does not help, its process is killed."""
 
     notebook = 0
@@ -90,7 +90,7 @@ class CellRun(Run):
         pipes.watch(pipes.control, self.on_read)
         pipes.send(
             channel.pack(
-                Cell(call.cell, call.code, call.files, list(call.fetch), limits.cpu_seconds, limits.output_bytes)
+                CellPayload(call.cell, call.code, call.files, list(call.fetch), limits.cpu_seconds, limits.output_bytes)
             )
         )
 
@@ -220,7 +220,7 @@ class Sessions:
                 raise SandboxDown("its session was closed")
             worker.limit(limits)
             session.pipes = pipes = Pipes(worker.loop, limits.output_bytes, verdict.MAX_LONG_REPORT_BYTES)
-            notebook = channel.pack(Notebook(seed(cell.call), limits.memory_bytes, limits.processes))
+            notebook = channel.pack(NotebookPayload(seed(cell.call), limits.memory_bytes, limits.processes))
             worker.start(pipes, channel.RUN, notebook, partial(self.process_ended, session))
         except (OSError, SandboxDown) as error:
             self.stop(session)

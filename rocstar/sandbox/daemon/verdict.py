@@ -113,10 +113,10 @@ def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int |
     if code == 1 and report.refused and call.session and call.files:  # what a session did decides what can be written
         return Response(id=call.id, outcome=ProgramOutcome.REJECTED, message=report.refused[:MAX_MESSAGE])
     failure = None
-    if code is not None and code > 0 and report.exception is not None:
+    if code is not None and code >= 0 and report.exception is not None:  # an exit hook may make the status 0
         kind, message, line = report.exception
         failure = Failure(type=kind[:MAX_TYPE], message=message[:MAX_MESSAGE], line=line)
-    value, cut = kept_value(report, tail, call) if code == 0 else (None, 0)
+    value, cut = kept_value(report, tail, call) if code == 0 and failure is None else (None, 0)
     return Response(
         id=call.id,
         outcome=outcome(seen.reason, code, failure),
@@ -142,12 +142,10 @@ def outcome(reason: str, code: int | None, failure: Failure | None) -> Outcome:
     """A limit that was passed explains whatever came of it."""
     if reason:
         return ENDED_BY[reason]
-    if code == 0:
-        return ProgramOutcome.OK
     if code is None or code < 0:
         return ProgramOutcome.SIGNAL
     if failure is None:
-        return ProgramOutcome.EXIT_NONZERO
+        return ProgramOutcome.EXIT_NONZERO if code else ProgramOutcome.OK
     return ProgramOutcome.MEMORY if failure.type == "MemoryError" else ProgramOutcome.EXCEPTION
 
 

@@ -28,7 +28,7 @@ from rocstar.sandbox.daemon import verdict, watch
 from rocstar.sandbox.daemon.verdict import Seen
 from rocstar.sandbox.slot import channel
 from rocstar.sandbox.slot.channel import ENDED, LENGTH, Ended, Fetch, Program
-from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, Group
+from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 
 LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than a pipe holds waits as long
 FETCH_SECONDS = 20.0  # for a slot to send back files; it takes milliseconds
@@ -179,7 +179,7 @@ class Worker:
     """A slot: idle, busy with one process, or dead. It runs what `start` gives it and calls back with how that ended,
     or with None when the slot is no more."""
 
-    def __init__(self, number: int, slot: socket.socket, hello: Mapping[str, Any], group: Group | None) -> None:
+    def __init__(self, number: int, slot: socket.socket, hello: Mapping[str, Any], group: ControlGroup | None) -> None:
         """hello: what the slot said of itself. group: counts memory and processes of whole calls."""
         self.number, self.slot, self.group = number, slot, group
         self.process, self.keeper = int(hello["slot"]), int(hello["keeper"])
@@ -270,7 +270,7 @@ def pidfd(pid: int) -> int:
         return 0
 
 
-class Run:
+class RunningCall:
     """A program or a cell while it runs: when it is listened to, when and how it is stopped. `finish` makes the answer;
     `measures` are what is done to stop it, each with the seconds it is given to work."""
 
@@ -389,7 +389,7 @@ class Queued:
     queue_seconds: float = 0.0
     moves: int = 0
     """How often it was given to a slot that could not start it."""
-    run: Run | None = None
+    run: RunningCall | None = None
     """Set while it runs."""
     timer: asyncio.TimerHandle | None = None
     """Of its patience, while it waits."""
@@ -399,7 +399,7 @@ class Queued:
     """It is over."""
 
 
-class ProgramRun(Run):
+class ProgramRun(RunningCall):
     """One plain call in a slot: the program, and then the files it is to send back."""
 
     program: tuple[Seen, Ended] | None = None

@@ -15,7 +15,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
     """Serve until SIGTERM or Ctrl-C; the exit code. `say` is told that it starts, and where it listens. Raises
     SandboxDown when a daemon cannot be started or a node cannot be reached, OSError when the address cannot be had."""
     if settings.is_gateway:
-        client = SandboxClient.connect(settings.nodes, token=settings.token)
+        client = SandboxClient.connect(settings.nodes, token=settings.token, min_isolation=settings.min_isolation)
     else:
         client = SandboxClient(settings.daemon(), daemons=settings.daemons)
     with client:
@@ -35,7 +35,7 @@ def serve_stdio(*, preload: Sequence[str], min_isolation: str) -> None:
     """Serve one MCP client on stdin and stdout, with a sandbox of its own, until stdin ends. Raises SandboxDown."""
     with SandboxClient.start(slots=STDIO_SLOTS, preload=preload, min_isolation=min_isolation) as client:
         from rocstar.sandbox.service.mcp import server_of
-        from rocstar.sandbox.service.native import Sessions
+        from rocstar.sandbox.service.native import HeldSessions
 
         service = Service(Settings(slots=STDIO_SLOTS), client, lambda response: None)
-        asyncio.run(server_of(service, Sessions(service)).run_stdio_async())
+        asyncio.run(server_of(service, HeldSessions(service)).run_stdio_async())

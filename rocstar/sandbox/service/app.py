@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket
 
 from rocstar.sandbox.call import Response, SandboxDown
 from rocstar.sandbox.service import code_judge, core, native, sandbox_fusion
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, Settings, decode, encode
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, HttpReply, Service, Settings, decode, encode
 from rocstar.sandbox.service.mcp import McpEndpoint
 
 OPEN_PATHS = ("/ping", "/v1/ping", "/code-judge/ping")  # a load balancer asks them and learns nothing
@@ -98,7 +98,7 @@ class Application:
     `/token/SECRET/run_code` is `/run_code` with a token: for clients that can be given an address and nothing else."""
 
     def __init__(self, settings: Settings, service: Service, metrics: Metrics) -> None:
-        sessions = native.Sessions(service)
+        sessions = native.HeldSessions(service)
         self.service, self.metrics, self.token = service, metrics, settings.token.encode()
         # A page in the operator's browser can reach a loopback address under a name of its own (DNS rebinding).
         self.only_plain_hosts = not settings.token and core.is_loopback(settings.host)
@@ -211,12 +211,12 @@ def too_long() -> BadRequest:
     return BadRequest(f"the body is longer than {core.MAX_BODY_BYTES} bytes; send it in parts", 413)
 
 
-def refused(error: BadRequest) -> Reply:
+def refused(error: BadRequest) -> HttpReply:
     """`{"error": sentence}`; 422, which only the other services' paths answer, names it `detail` as they do."""
     headers = {"connection": "close"} if error.status in (413, 503) else {}  # the rest of the body is not read
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
-    return Reply(encode({"detail" if error.status == 422 else "error": str(error)}), error.status, headers)
+    return HttpReply(encode({"detail" if error.status == 422 else "error": str(error)}), error.status, headers)
 
 
 def meant(error: Exception) -> BadRequest:
@@ -229,7 +229,7 @@ def meant(error: Exception) -> BadRequest:
     return BadRequest(f"the service failed ({type(error).__name__}); its log says where", 500)
 
 
-async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
+async def send_reply(reply: HttpReply, scope: Scope, send: Send) -> None:
     headers = [(b"content-type", reply.media_type.encode())]
     headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
     if reply.status != 204:
@@ -251,19 +251,19 @@ class Nodes:
     SILENT_SECONDS = 10.0
 
     def __init__(self, settings: Settings) -> None:
-        self.token = settings.token
+        self.token, self.min_isolation = settings.token, settings.min_isolation
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
     def endpoints(self) -> list[Endpoint]:
         return [Endpoint("POST", "/v1/nodes", self.serve_join, "Join this gateway for a while.", Joining)]
 
-    async def serve_join(self, asked: Asked) -> Reply:
+    async def serve_join(self, asked: Asked) -> HttpReply:
         address, client = decode(asked.body, Joining).address, asked.service.client
         if address in self.timers:
             self.timers[address].cancel()
         else:
             try:
-                client.add(address, token=self.token)
+                client.add(address, token=self.token, min_isolation=self.min_isolation)
             except SandboxDown as error:
                 raise BadRequest(str(error)) from None
 
@@ -272,7 +272,7 @@ class Nodes:
             client.remove(address)
 
         self.timers[address] = asyncio.get_running_loop().call_later(self.SILENT_SECONDS, drop)
-        return Reply(encode({"nodes": sorted(self.timers)}))
+        return HttpReply(encode({"nodes": sorted(self.timers)}))
 
 
 class Pages:
@@ -292,7 +292,7 @@ class Pages:
             Endpoint("GET", "/", self.docs, "The same for people."),
         ]
 
-    async def status(self, asked: Asked) -> Reply:
+    async def status(self, asked: Asked) -> HttpReply:
         client, usage = self.service.client, self.service.client.usage()
         info = structs.asdict(client.info())
         rest = {
@@ -304,13 +304,13 @@ class Pages:
             "calls": self.metrics.outcomes,
             "cpu_seconds": round(usage.cpu_seconds + time.process_time(), 3),
         }
-        return Reply(encode(info | rest))
+        return HttpReply(encode(info | rest))
 
-    async def prometheus(self, asked: Asked) -> Reply:
-        return Reply(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def prometheus(self, asked: Asked) -> HttpReply:
+        return HttpReply(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def openapi(self, asked: Asked) -> Reply:
-        return Reply(encode(self.described()))
+    async def openapi(self, asked: Asked) -> HttpReply:
+        return HttpReply(encode(self.described()))
 
     def described(self) -> dict[str, Any]:
         """OpenAPI 3.1."""
@@ -329,7 +329,7 @@ class Pages:
         info = {"title": "rocstar sandbox", "version": version("rocstar"), "description": native.__doc__}
         return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
-    async def docs(self, asked: Asked) -> Reply:
+    async def docs(self, asked: Asked) -> HttpReply:
         rows = "".join(
             f"<tr><td>{endpoint.method}<td><code>{endpoint.path}</code><td>{html.escape(endpoint.says)}"
             for endpoint in self.all
@@ -337,4 +337,4 @@ class Pages:
         means = "".join(f"<tr><td>{status}<td>{html.escape(sentence)}" for status, sentence in STATUSES.items())
         page = f"<!doctype html><title>rocstar sandbox</title><table>{rows}</table><table>{means}</table>"
         page += '<p>Fields: <a href="openapi.json">openapi.json</a>'
-        return Reply(page.encode(), media_type="text/html; charset=utf-8")
+        return HttpReply(page.encode(), media_type="text/html; charset=utf-8")

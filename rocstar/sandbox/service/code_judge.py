@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 
 from rocstar.sandbox.call import Call, Outcome, ProgramOutcome, Response, ServiceOutcome
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, Endpoint, Reply, Service, decode, encode, failed, says
+from rocstar.sandbox.service.core import Asked, Endpoint, HttpReply, Service, decode, encode, failed, says
 
 SHORT_PATIENCE_SECONDS = 14.0  # code-judge answers within 19 s, so its callers wait so long; 5 s of it are for running
 MAX_OUTPUT_CHARACTERS = 1000  # per stream: what models that learned with code-judge were shown
@@ -49,17 +49,17 @@ class BatchSubmission(Struct, frozen=True):
     type: Literal["batch"] = "batch"
 
 
-async def single(keep_output: bool, asked: Asked) -> Reply:
+async def single(keep_output: bool, asked: Asked) -> HttpReply:
     submission = decode(asked.body, Submission, 422)
     (result,) = await judged(asked.service, [submission], SHORT_PATIENCE_SECONDS, keep_output)
-    return Reply(encode(result))
+    return HttpReply(encode(result))
 
 
-async def batch(keep_output: bool, patience_seconds: float, asked: Asked) -> Reply:
+async def batch(keep_output: bool, patience_seconds: float, asked: Asked) -> HttpReply:
     core.refuse_long_batch(asked.body, b"solution")
     submitted = decode(asked.body, BatchSubmission, 422)
     results = await judged(asked.service, submitted.submissions, patience_seconds, keep_output)
-    return Reply(encode({"sub_id": submitted.sub_id or fresh_id(), "results": results}))
+    return HttpReply(encode({"sub_id": submitted.sub_id or fresh_id(), "results": results}))
 
 
 async def judged(
@@ -98,13 +98,13 @@ def fresh_id() -> str:
     return str(uuid.uuid4())
 
 
-async def status(asked: Asked) -> Reply:
+async def status(asked: Asked) -> HttpReply:
     client = asked.service.client
-    return Reply(encode({"queue": client.usage().waiting, "num_workers": client.info().slots}))
+    return HttpReply(encode({"queue": client.usage().waiting, "num_workers": client.info().slots}))
 
 
-async def ping(asked: Asked) -> Reply:
-    return Reply(b'"pong"')
+async def ping(asked: Asked) -> HttpReply:
+    return HttpReply(b'"pong"')
 
 
 def endpoints(prefix: str) -> list[Endpoint]:

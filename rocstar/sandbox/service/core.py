@@ -60,8 +60,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Sessions alive at once in each daemon."""
     preload: tuple[str, ...] = ("numpy", "sympy")
     """Modules imported before programs are forked."""
-    min_isolation: str = "L1"
-    """The service does not start below this level."""
+    min_isolation: str = "L3"
+    """The service does not start below this level, and a gateway uses no node below it."""
     token: str = ""
     """Asked of every caller, in a header or in the path; empty asks nothing."""
     open_to_network: bool = False
@@ -107,6 +107,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             slots=-(-self.all_slots // self.daemons),
             preload=self.preload,
             min_isolation=Isolation(self.min_isolation),
+            apart=True,
             session_slots=self.session_slots,
             session_idle_seconds=self.session_idle_seconds,
             max_queue=self.max_queue,
@@ -264,7 +265,7 @@ class Asked(NamedTuple):
     """What stands in the path for `{id}`."""
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """What goes back."""
 
     body: bytes
@@ -278,7 +279,7 @@ class Endpoint(NamedTuple):
 
     method: str
     path: str
-    serve: Callable[[Asked], Awaitable[Reply]]
+    serve: Callable[[Asked], Awaitable[HttpReply]]
     """Raises BadRequest."""
     says: str
     """One sentence for the description of the API."""

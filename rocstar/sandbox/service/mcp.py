@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rocstar.sandbox.call import Call, Response, ServiceOutcome
 from rocstar.sandbox.service.core import BadRequest, Service
-from rocstar.sandbox.service.native import CellShape, OpenSession, Sessions, limits_of
+from rocstar.sandbox.service.native import CellShape, HeldSessions, OpenSession, limits_of
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -24,7 +24,7 @@ INSTRUCTIONS = (
 )
 
 
-def server_of(service: Service, sessions: Sessions) -> "MCPServer[None]":
+def server_of(service: Service, sessions: HeldSessions) -> "MCPServer[None]":
     """An MCP server whose tools run programs of the service."""
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
@@ -84,7 +84,7 @@ class McpEndpoint:
     """MCP's streamable HTTP as an ASGI application, without connection state of its own. `_live` is a task that lasts
     as long as the service, starts with the first request, and holds the package's session manager open."""
 
-    def __init__(self, service: Service, sessions: Sessions) -> None:
+    def __init__(self, service: Service, sessions: HeldSessions) -> None:
         self.service, self.sessions = service, sessions
         self.loading: asyncio.Task[ASGIApp] | None = None
 

@@ -31,7 +31,7 @@ from rocstar.sandbox.call import (
     SessionLost,
 )
 from rocstar.sandbox.service import core
-from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, Reply, Service, Settings, decode, failed, says
+from rocstar.sandbox.service.core import Asked, BadRequest, Endpoint, HttpReply, Service, Settings, decode, failed, says
 from rocstar.sandbox.wire import FrameKind
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CallShape(CellShape, forbid_unknown_fields=True, frozen=True, kw_only=True
     limits: GivenLimits = msgspec.field(default_factory=dict)
 
 
-class Batch(Struct, forbid_unknown_fields=True, frozen=True):
+class CallBatch(Struct, forbid_unknown_fields=True, frozen=True):
     calls: Annotated[list[CallShape], says("Answered in this order.", min_length=1)]
 
 
@@ -100,7 +100,7 @@ class Base64(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
     base64: bytes
 
 
-async def run(asked: Asked) -> Reply:
+async def run(asked: Asked) -> HttpReply:
     service, shape = asked.service, decode(asked.body, CallShape)
     if shape.files:
         await asyncio.sleep(0)  # others first: decoding files takes a while
@@ -108,9 +108,9 @@ async def run(asked: Asked) -> Reply:
     return answer(service, await service.run(call))
 
 
-def answer(service: Service, response: Response) -> Reply:
+def answer(service: Service, response: Response) -> HttpReply:
     """The response to one program or cell, with the HTTP status that goes with its outcome."""
-    return Reply(full(response), STATUS.get(response.outcome, 200), retry_headers(service, response.outcome))
+    return HttpReply(full(response), STATUS.get(response.outcome, 200), retry_headers(service, response.outcome))
 
 
 def full(response: Response) -> bytes:
@@ -123,7 +123,7 @@ def retry_headers(service: Service, outcome: Outcome) -> Mapping[str, str]:
     return {"retry-after": str(service.retry_after_seconds())} if overloaded else {}
 
 
-async def batch(asked: Asked) -> Reply:
+async def batch(asked: Asked) -> HttpReply:
     core.refuse_long_batch(asked.body, b"code")
     size = 0
 
@@ -134,9 +134,9 @@ async def batch(asked: Asked) -> Reply:
             raise BadRequest(f"the results passed {MAX_REPLY_BYTES} bytes; send fewer calls at once", 413)
         return result
 
-    calls, settings = decode(asked.body, Batch).calls, asked.service.settings
+    calls, settings = decode(asked.body, CallBatch).calls, asked.service.settings
     results = await asked.service.run_all(calls, partial(call_or_rejected, settings), told)
-    return Reply(b'{"results":[' + b",".join(results) + b"]}")
+    return HttpReply(b'{"results":[' + b",".join(results) + b"]}")
 
 
 def call_or_rejected(settings: Settings, shape: CallShape) -> Call | Response:
@@ -215,7 +215,7 @@ class Held:
         return not self.under_way and time.monotonic() - self.used > self.idle_seconds
 
 
-class Sessions:
+class HeldSessions:
     """Those that callers hold over HTTP. A session ends by `close`, or when it had no cell for its `idle_seconds`."""
 
     def __init__(self, service: Service) -> None:
@@ -280,23 +280,23 @@ class Sessions:
         if self.held.pop(held.name, None) is not None:
             await held.session.close()
 
-    async def serve_open(self, asked: Asked) -> Reply:
+    async def serve_open(self, asked: Asked) -> HttpReply:
         return self.state(await self.open(decode(asked.body or b"{}", OpenSession)), 201)
 
-    async def serve_state(self, asked: Asked) -> Reply:
+    async def serve_state(self, asked: Asked) -> HttpReply:
         return self.state(await self.find(asked.name), 200)
 
-    async def serve_cell(self, asked: Asked) -> Reply:
+    async def serve_cell(self, asked: Asked) -> HttpReply:
         response = await self.run(await self.find(asked.name), decode(asked.body, CellShape))
         return answer(self.service, response)
 
-    async def serve_close(self, asked: Asked) -> Reply:
+    async def serve_close(self, asked: Asked) -> HttpReply:
         await self.close(await self.find(asked.name))
-        return Reply(b"", 204)
+        return HttpReply(b"", 204)
 
-    def state(self, held: Held, status: int) -> Reply:
+    def state(self, held: Held, status: int) -> HttpReply:
         state = {"session": held.name, "cells": held.cells, "idle_seconds": held.idle_seconds, "replay": held.replay}
-        return Reply(core.encode(state), status)
+        return HttpReply(core.encode(state), status)
 
     def endpoints(self) -> list[Endpoint]:
         root, one = "/v1/sessions", "/v1/sessions/{id}"
@@ -462,5 +462,5 @@ class FrameConnection:
 
 ENDPOINTS = [
     Endpoint("POST", "/v1/run", run, "Run one program; its Response.", CallShape),
-    Endpoint("POST", "/v1/batch", batch, "Run many; {results: [Response, ...]} in their order.", Batch),
+    Endpoint("POST", "/v1/batch", batch, "Run many; {results: [Response, ...]} in their order.", CallBatch),
 ]

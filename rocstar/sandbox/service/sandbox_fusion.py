@@ -25,7 +25,7 @@ from rocstar.sandbox.service.core import (
     Asked,
     BadRequest,
     Endpoint,
-    Reply,
+    HttpReply,
     Service,
     decode,
     decode_part,
@@ -91,7 +91,7 @@ class RunJupyter(Common, frozen=True, kw_only=True):
     kernel: Literal["python3"] = "python3"
 
 
-async def run_code(asked: Asked) -> Reply:
+async def run_code(asked: Asked) -> HttpReply:
     service, shape = asked.service, decode(asked.body, RunCode, 422)
     if shape.language != "python":
         raise BadRequest(f"language {shape.language!r} is not run here; only python is", 422)
@@ -110,7 +110,7 @@ async def run_code(asked: Asked) -> Reply:
     return answer(service, response, response.outcome, ran, {"run_result": None}, fetched)
 
 
-async def run_jupyter(asked: Asked) -> Reply:
+async def run_jupyter(asked: Asked) -> HttpReply:
     service, shape = asked.service, decode(asked.body, RunJupyter, 422)
     limits = shape.limits(service, shape.total_timeout)
     fetched = shape.fetched()
@@ -164,7 +164,7 @@ def answer(
     ran: Mapping[str, Any],
     not_run: Mapping[str, Any],
     fetched: Mapping[str, str],
-) -> Reply:
+) -> HttpReply:
     """`ran` and `not_run` are the dialect's fields in the two cases; the files are those of the last response."""
     files = {path: last.files[name] for path, name in fetched.items() if name in last.files}
     body = {"status": "Success" if outcome is ProgramOutcome.OK else "Failed", "message": "", **ran}
@@ -173,7 +173,7 @@ def answer(
         body |= {"status": "SandboxError", **not_run}
         status = 504
     body |= {"message": last.message, "executor_pod_name": None, "files": files}
-    return Reply(encode(body), status, native.retry_headers(service, outcome))
+    return HttpReply(encode(body), status, native.retry_headers(service, outcome))
 
 
 def command_result(response: Response, run_seconds: float) -> dict[str, Any]:

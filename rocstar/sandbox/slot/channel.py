@@ -6,9 +6,9 @@ the next call's process is forked from.
     daemon -> slot      one byte (RUN or RUN_AND_KEEP), with three descriptors: stdout, stderr, control
     daemon -> slot      SIGUSR1: end what runs
     slot -> daemon      ENDED, exactly one for each byte; a slot that cannot serve another call then exits
-    daemon -> program   on control: LENGTH, then a marshalled Program, Fetch or Notebook
+    daemon -> program   on control: LENGTH, then a marshalled Program, Fetch or NotebookPayload
     program -> daemon   on control: LENGTH, then a report (hostile: see `daemon.verdict`)
-    daemon -> notebook  on control: LENGTH, then a marshalled Cell; it answers each with a report
+    daemon -> notebook  on control: LENGTH, then a marshalled CellPayload; it answers each with a report
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Fetch(NamedTuple):
     paths: list[str]
 
 
-class Notebook(NamedTuple):
+class NotebookPayload(NamedTuple):
     """A session's process: it runs cells until its control connection closes."""
 
     seed: int
@@ -87,7 +87,7 @@ class Notebook(NamedTuple):
     processes: int
 
 
-class Cell(NamedTuple):
+class CellPayload(NamedTuple):
     """One cell of a session."""
 
     number: int
@@ -98,11 +98,11 @@ class Cell(NamedTuple):
     output_bytes: int
 
 
-PAYLOADS: dict[str, type] = {"program": Program, "fetch": Fetch, "notebook": Notebook, "cell": Cell}
+PAYLOADS: dict[str, type] = {"program": Program, "fetch": Fetch, "notebook": NotebookPayload, "cell": CellPayload}
 NAMES = {kind: name for name, kind in PAYLOADS.items()}
 
 
-def pack(payload: Program | Fetch | Notebook | Cell) -> bytes:
+def pack(payload: Program | Fetch | NotebookPayload | CellPayload) -> bytes:
     """Length and body, as they go over control."""
     body = marshal.dumps((NAMES[type(payload)], tuple(payload)))
     return LENGTH.pack(len(body)) + body

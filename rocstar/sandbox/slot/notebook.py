@@ -44,7 +44,7 @@ class Cell(Execution):
 
     flags = PyCF_ALLOW_TOP_LEVEL_AWAIT
 
-    def __init__(self, cell: channel.Cell, notebook: Notebook) -> None:
+    def __init__(self, cell: channel.CellPayload, notebook: Notebook) -> None:
         super().__init__(cell.code, f"<cell {cell.number}>", notebook.module, cell.output_bytes)
         self.notebook = notebook
 
@@ -76,7 +76,7 @@ class Notebook:
             except OSError:  # the cell has closed it, or the session is over: the status is all that can be told
                 os._exit(int(str(head["status"])))
 
-    def answer(self, cell: channel.Cell) -> tuple[dict[str, object], list[bytes]]:
+    def answer(self, cell: channel.CellPayload) -> tuple[dict[str, object], list[bytes]]:
         """Run it; the report. While it runs signals raise exceptions; what gets past its execution is its failure."""
         execution = Cell(cell, self)
         refused = ""
@@ -145,7 +145,7 @@ class Notebook:
         return self.loop
 
 
-def main(task: channel.Notebook, control: int, base: Base) -> NoReturn:
+def main(task: channel.NotebookPayload, control: int, base: Base) -> NoReturn:
     """Serve, and end the process. Descriptors are as for `program.main`."""
     try:
         os.environ["MPLBACKEND"] = "Agg"

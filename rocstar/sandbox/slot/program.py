@@ -270,11 +270,12 @@ def explained(error: BaseException, frames: int) -> list[Any]:
 
 
 def exit_status(error: SystemExit) -> int:
-    """As the interpreter does: None is 0, a number is itself, anything else is printed and is 1."""
+    """As the interpreter does: None is 0, a number is itself, one that is too large for C is 255, anything else is
+    printed and is 1."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
-        return error.code & 0xFF
+        return error.code & 0xFF if -(2**63) <= error.code < 2**63 else 0xFF
     write_stderr(f"{error.code}\n")
     return 1
 

@@ -95,7 +95,7 @@ def be_program(control: int, base: Base) -> NoReturn:
         task = channel.receive(control)
         if isinstance(task, channel.Program):
             program.main(task, control, base)
-        elif isinstance(task, channel.Notebook):
+        elif isinstance(task, channel.NotebookPayload):
             notebook.main(task, control, base)
         else:
             found = files.read(task.paths)

@@ -66,7 +66,7 @@ class Tree(NamedTuple):
     """The group that ours are made below."""
 
 
-class Group:
+class ControlGroup:
     """The group of one slot and all its programs; its keeper must not be killed for a program's memory, and stays out.
     Raises OSError when a file of it cannot be opened or written."""
 
@@ -132,9 +132,9 @@ class Groups:
         """By controller: a folder of this daemon's own, locked for as long as it lives."""
         self.versions: dict[str, int] = {}
         self.locks: list[int] = []
-        self.opened: dict[str, Group] = {}
+        self.opened: dict[str, ControlGroup] = {}
 
-    def open(self, name: str) -> Group | None:
+    def open(self, name: str) -> ControlGroup | None:
         """The group of this name, made if need be; None where there are no groups. Raises OSError."""
         if not self.folders:
             return None
@@ -142,7 +142,7 @@ class Groups:
             own = {controller: folder / name for controller, folder in self.folders.items()}
             for folder in own.values():
                 folder.mkdir(exist_ok=True)
-            self.opened[name] = Group(own, self.versions)
+            self.opened[name] = ControlGroup(own, self.versions)
         return self.opened[name]
 
     def close(self) -> None:

@@ -29,9 +29,9 @@ INSIDE_USER = 1000
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 PID = struct.Struct("=i")
 RENEW, RENEWED, FAILED = b"r", b"\1", b"\0"
-NO_SHARED_COUNTS = (resource.RLIMIT_CORE, resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE)
+SHARED_COUNTS = {resource.RLIMIT_CORE: 1, resource.RLIMIT_SIGPENDING: 0, resource.RLIMIT_MSGQUEUE: 0}
 """What the kernel counts by user, over all slots: a program that used it up would be felt by others. Signals but
-real-time ones need no place in a queue."""
+real-time ones need no place in a queue. A limit of 0 would not stop cores that go to a program (man 5 core), 1 does."""
 
 
 class Plan(NamedTuple):
@@ -277,8 +277,8 @@ def become(user: int) -> None:
 def confine(*, private_files: bool, own_files: bool, slot: int | None) -> tuple[str, ...]:
     """The parts that all plans share; what could not be had. Arguments are those of `seccomp.build`."""
     linux.drop_capabilities()
-    for limit in NO_SHARED_COUNTS:
-        resource.setrlimit(limit, (0, 0))
+    for limit, most in SHARED_COUNTS.items():
+        resource.setrlimit(limit, (most, most))
     try:
         rules = seccomp.build(linux.machine(), private_files=private_files, own_files=own_files, slot=slot)
         seccomp.install(rules)

@@ -30,30 +30,29 @@ copy_file_range 326 285, fallocate 285 47, ftruncate 77 46, stat 4 -, fstat 5 80
 access 21 -, faccessat 269 48, faccessat2 439 439, readlink 89 -, readlinkat 267 78, getdents 78 -, getdents64 217 61,
 getcwd 79 17, chdir 80 49, fchdir 81 50, umask 95 166, link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36,
 unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -,
-mknod 133 -, mknodat 259 33, getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12,
-flistxattr 196 13, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20,
-epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -, eventfd2 290 19,
-signalfd 282 -, signalfd4 289 74, timerfd_create 283 85, timerfd_settime 286 86, timerfd_gettime 287 87, brk 12 214,
-mmap 9 222, munmap 11 215, mremap 25 216, mprotect 10 226, msync 26 227, mlock 149 228, mlock2 325 284,
-munlock 150 229, mlockall 151 230, munlockall 152 231, get_mempolicy 239 236, pkey_alloc 330 289, pkey_free 331 290,
-pkey_mprotect 329 288, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, exit 60 93, exit_group 231 94,
-wait4 61 260, waitid 247 95, getpid 39 172, getppid 110 173, gettid 186 178, getpgid 121 155, getpgrp 111 -,
-getsid 124 156, setsid 112 157, set_tid_address 218 96, set_robust_list 273 99, get_robust_list 274 100, rseq 334 293,
-membarrier 324 283, futex 202 98, arch_prctl 158 -, prctl 157 167, rt_sigprocmask 14 135, rt_sigpending 127 136,
-rt_sigtimedwait 128 137, rt_sigsuspend 130 133, rt_sigreturn 15 139, sigaltstack 131 132, restart_syscall 219 128,
-pause 34 -, alarm 37 -, time 201 -, gettimeofday 96 169, clock_gettime 228 113, clock_getres 229 114,
-clock_nanosleep 230 115, nanosleep 35 101, times 100 153, getitimer 36 102, setitimer 38 103, timer_create 222 107,
-timer_settime 223 110, timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111, getuid 102 174,
-geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158,
-setuid 105 146, setgid 106 144, setreuid 113 145, setregid 114 143, setresuid 117 147, setresgid 119 149,
-setgroups 116 159, setfsuid 122 151, setfsgid 123 152, capget 125 90, capset 126 91, getrlimit 97 163,
-setrlimit 160 164, getrusage 98 165, getpriority 140 141, sched_yield 24 124, sched_getaffinity 204 123,
+mknod 133 -, mknodat 259 33, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -,
+epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -,
+eventfd2 290 19, signalfd 282 -, signalfd4 289 74, timerfd_create 283 85, timerfd_settime 286 86,
+timerfd_gettime 287 87, brk 12 214, mmap 9 222, munmap 11 215, mremap 25 216, mprotect 10 226, msync 26 227,
+mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152 231, get_mempolicy 239 236,
+pkey_alloc 330 289, pkey_free 331 290, pkey_mprotect 329 288, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281,
+exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, getpid 39 172, getppid 110 173, gettid 186 178,
+getpgid 121 155, getpgrp 111 -, getsid 124 156, setsid 112 157, set_tid_address 218 96, set_robust_list 273 99,
+get_robust_list 274 100, rseq 334 293, membarrier 324 283, futex 202 98, arch_prctl 158 -, rt_sigprocmask 14 135,
+rt_sigpending 127 136, rt_sigtimedwait 128 137, rt_sigsuspend 130 133, rt_sigreturn 15 139, sigaltstack 131 132,
+restart_syscall 219 128, pause 34 -, alarm 37 -, time 201 -, gettimeofday 96 169, clock_gettime 228 113,
+clock_getres 229 114, clock_nanosleep 230 115, nanosleep 35 101, times 100 153, getitimer 36 102, setitimer 38 103,
+timer_create 222 107, timer_settime 223 110, timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111,
+getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150,
+getgroups 115 158, setuid 105 146, setgid 106 144, setreuid 113 145, setregid 114 143, setresuid 117 147,
+setresgid 119 149, setgroups 116 159, setfsuid 122 151, setfsgid 123 152, capget 125 90, capset 126 91,
+getrlimit 97 163, getrusage 98 165, getpriority 140 141, sched_yield 24 124, sched_getaffinity 204 123,
 sched_getscheduler 145 120, sched_getparam 143 121, sched_getattr 315 275, sched_get_priority_max 146 125,
 sched_get_priority_min 147 126, sched_rr_get_interval 148 127, ioprio_get 252 31, getcpu 309 168, uname 63 160,
 sysinfo 99 179, getrandom 318 278, landlock_create_ruleset 444 444, landlock_add_rule 445 445,
 landlock_restrict_self 446 446, bind 49 200, connect 42 203, listen 50 201, accept 43 202, accept4 288 242,
-getsockname 51 204, getpeername 52 205, getsockopt 55 209, sendto 44 206, recvfrom 45 207, sendmsg 46 211,
-recvmsg 47 212, sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210
+getsockname 51 204, getpeername 52 205, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212,
+sendmmsg 307 269, recvmmsg 299 243, shutdown 48 210
 # Known to be dangerous: a program that makes one is told that it may not (EPERM).
 [refused]
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, pidfd_getfd 438 438,
@@ -63,21 +62,20 @@ fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr
 listmount 458 458, name_to_handle_at 303 264, open_by_handle_at 304 265, add_key 248 217, request_key 249 218,
 keyctl 250 219, bpf 321 280, perf_event_open 298 241, io_uring_setup 425 425, io_uring_enter 426 426,
 io_uring_register 427 427, io_setup 206 0, io_submit 209 2, userfaultfd 323 282, fanotify_init 300 262,
-fanotify_mark 301 263, seccomp 317 277, vmsplice 278 75, modify_ldt 154 -, lookup_dcookie 212 18,
-memfd_create 319 279, memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195, shmdt 67 197, semget 64 190,
-semctl 66 191, semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188,
-mq_open 240 180, mq_unlink 241 181, mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184,
-mq_getsetattr 245 185, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14,
-lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466, ioprio_set 251 30, mbind 237 235,
-set_mempolicy 238 237, set_mempolicy_home_node 450 450, syncfs 306 267, mincore 27 232, personality 135 92,
-iopl 172 -, ioperm 173 -, uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443, syslog 103 116,
-swapon 167 224, swapoff 168 225, reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105,
-finit_module 313 273, delete_module 176 106, create_module 174 -, settimeofday 164 170, clock_settime 227 112,
-clock_adjtime 305 266, adjtimex 159 171, sethostname 170 161, setdomainname 171 162, vhangup 153 58
+fanotify_mark 301 263, seccomp 317 277, vmsplice 278 75, modify_ldt 154 -, lookup_dcookie 212 18, memfd_create 319 279,
+memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195, shmdt 67 197, semget 64 190, semctl 66 191,
+semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, mq_open 240 180,
+mq_unlink 241 181, mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 245 185,
+setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14, lremovexattr 198 15,
+fremovexattr 199 16, removexattrat 466 466, ioprio_set 251 30, mbind 237 235, set_mempolicy 238 237,
+set_mempolicy_home_node 450 450, syncfs 306 267, mincore 27 232, personality 135 92, iopl 172 -, ioperm 173 -,
+uselib 134 -, acct 163 89, quotactl 179 60, quotactl_fd 443 443, syslog 103 116, swapon 167 224, swapoff 168 225,
+reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
+delete_module 176 106, create_module 174 -, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
+adjtimex 159 171, sethostname 170 161, setdomainname 171 162, vhangup 153 58
 # With 0 as first argument, and on no other process.
 [on-oneself]
-prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
-sched_setattr 314 274
+sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274
 # Said to be done, and not done: what they ask for (locks, disk writes, cache contents) is shared with other programs,
 # and no result of a program depends on it.
 [done-for-nobody]
@@ -90,15 +88,18 @@ utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88
 # cover truncating by path before Linux 6.2.
 [on-private-files]
 statfs 137 43, fstatfs 138 44, truncate 76 45
+# The same, and answered as by a file system that has no attributes, which copies of files take for an answer.
+[on-private-attributes]
+getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13
 # Not to the slot, which is named by the first argument, or by one of the first two.
 [signalling]
 kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434,
 pidfd_send_signal 424 424
 # Other arguments decide: see `rules`.
 [inspected]
-fcntl 72 25, ioctl 16 29, setsockopt 54 208, open 2 -, openat 257 56, pipe2 293 59, statx 332 291, madvise 28 233,
-setpgid 109 154, rt_sigaction 13 134, clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199,
-setpriority 141 140
+fcntl 72 25, ioctl 16 29, prctl 157 167, getsockopt 55 209, setsockopt 54 208, setrlimit 160 164, prlimit64 302 261,
+open 2 -, openat 257 56, pipe2 293 59, statx 332 291, madvise 28 233, setpgid 109 154, rt_sigaction 13 134,
+clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, setpriority 141 140
 """
 
 
@@ -124,9 +125,11 @@ X32_BIT = 0x40000000
 NO_NUMBER = 0xFFFFFFFF  # -1, which libraries and tracers use for "no call at all"
 FARTHEST = 255  # instructions that a conditional jump can pass over
 
-AF_UNIX, SOCK_DGRAM = 1, 2
+AF_UNIX, SOL_SOCKET, RLIMIT_CORE = 1, 1, 4
+SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_TYPE_MASK = 0xF  # the rest are flags
-SOL_SOCKET = 1
+CONNECTED = (SOCK_STREAM, SOCK_SEQPACKET)
+PR_SET_SECCOMP = 22
 PRIO_USER = 2
 SIGCHLD = 17
 CLONE_PARENT = 0x8000  # the child would be the slot's own
@@ -142,6 +145,14 @@ FCNTL_LOCKS = (6, 7, 37, 38)
 F_SETFL = 4
 IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5451, 0x5450, 0x540F, 0x5460)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TIOCGPGRP, FIOQSIZE."""
+PRCTL_ALLOWED = (1, 2, 3, 7, 15, 16, 21, 23, 27, 29, 30, 38, 39, 41, 42)
+"""PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_KEEPCAPS, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP,
+PR_CAPBSET_READ, PR_GET_SECUREBITS, PR_SET_TIMERSLACK, PR_GET_TIMERSLACK, PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS,
+PR_SET_THP_DISABLE, PR_GET_THP_DISABLE. Others take memory of the kernel that no limit counts (PR_FUTEX_HASH,
+PR_SET_SECCOMP) or are for debuggers and init processes."""
+SOCKET_FACTS_ALLOWED = (2, 3, 4, 6, 7, 8, 9, 13, 15, 16, 17, 18, 19, 20, 21, 30, 38, 39, 66, 67)
+"""The options below, and SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PEERCRED, SO_SNDLOWAT, SO_ACCEPTCONN, SO_PROTOCOL,
+SO_DOMAIN. Cookies count the sockets and network namespaces of the machine."""
 SOCKET_OPTIONS_ALLOWED = (2, 6, 9, 13, 15, 16, 18, 20, 21, 66, 67)
 """SO_REUSEADDR, SO_BROADCAST, SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_PASSCRED, SO_RCVLOWAT and timeouts. Larger
 buffers are memory that no limit counts."""
@@ -177,9 +188,9 @@ def load_high_half(index: int) -> bytes:
     return instruction(LOAD, AT_ARGUMENTS + 8 * index + 4)
 
 
-def switch(index: int, cases: Iterable[tuple[int, Code]], otherwise: Code) -> Code:
-    """What is done for each value of an argument."""
-    body = [load_argument(index)]
+def switch(index: int, cases: Iterable[tuple[int, Code]], otherwise: Code, mask: int | None = None) -> Code:
+    """What is done for each value of an argument, or of its bits in `mask`."""
+    body = [load_argument(index)] if mask is None else [load_argument(index), instruction(AND, mask)]
     for value, code in cases:
         body += [instruction(JUMP_EQUAL, value, 0, len(code)), *code]
     return (*body, *otherwise)
@@ -215,12 +226,22 @@ def fcntl_rule(machine: str) -> Code:
     return switch(1, cases, (answer(errno.EINVAL),))
 
 
+def asking(index: int, otherwise: bytes) -> Code:
+    """Allowed with a null pointer, by which a call asks and changes nothing."""
+    is_null = instruction(JUMP_EQUAL, 0, 1, 0)
+    return (load_argument(index), is_null, otherwise, load_high_half(index), is_null, otherwise, ALLOWING)
+
+
 def action_rule() -> Code:
     """A handler for SIGCHLD is not installed, though it is said to be: the kernel would drop the CPU time and memory of
-    children that their parent ignores. Asking for it (a null pointer) is allowed."""
-    is_null = instruction(JUMP_EQUAL, 0, 1, 0)
-    body = (load_argument(1), is_null, DONE, load_high_half(1), is_null, DONE, ALLOWING)
-    return switch(0, [(SIGCHLD, body)], (ALLOWING,))
+    children that their parent ignores."""
+    return switch(0, [(SIGCHLD, asking(1, DONE))], (ALLOWING,))
+
+
+def prctl_rule(private_files: bool) -> Code:
+    """Where signals are not kept in by a namespace, each program gets a filter of its own: see `deny_signals`."""
+    options = PRCTL_ALLOWED if private_files else (*PRCTL_ALLOWED, PR_SET_SECCOMP)
+    return one_of(0, options, answer(errno.EINVAL))
 
 
 def priority_rule(slot: int) -> Code:
@@ -235,15 +256,10 @@ def signal_rule(slot: int) -> Code:
     return none_of(0, {slot, 2**32 - slot} - {2**32 - 1}, REFUSING)
 
 
-def socket_rule(private_files: bool) -> Code:
-    return one_of(0, (AF_UNIX,), REFUSING) if private_files else (REFUSING,)
-
-
-def pair_rule(private_files: bool) -> Code:
-    """A connected pair reaches nobody else, unless it is of datagrams: those may name any receiver in sight."""
-    kind = load_argument(1), instruction(AND, SOCK_TYPE_MASK), instruction(JUMP_EQUAL, SOCK_DGRAM, 0, 1), REFUSING
-    body = (ALLOWING,) if private_files else (*kind, ALLOWING)
-    return switch(0, [(AF_UNIX, body)], (REFUSING,))
+def socket_rule(*types: int) -> Code:
+    """Local sockets of these types; none at all without any."""
+    kinds = switch(1, [(kind, (ALLOWING,)) for kind in types], (REFUSING,), SOCK_TYPE_MASK)
+    return switch(0, [(AF_UNIX, kinds)], (REFUSING,)) if types else (REFUSING,)
 
 
 def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | None) -> dict[int, Code]:
@@ -255,6 +271,7 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
         "done-for-nobody": (DONE,),
         "changing-modes": (REFUSING if own_files else ALLOWING,),
         "on-private-files": (ALLOWING if private_files else REFUSING,),
+        "on-private-attributes": (ALLOWING if private_files else answer(errno.EOPNOTSUPP),),
         "signalling": (ALLOWING,) if slot is None else signal_rule(slot),
         "inspected": (MISSING,),
     }
@@ -263,6 +280,8 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
     codes |= {
         "fcntl": fcntl_rule(machine),
         "ioctl": one_of(1, IOCTL_ALLOWED, answer(errno.ENOTTY)),
+        "prctl": prctl_rule(private_files),
+        "getsockopt": switch(1, [(SOL_SOCKET, one_of(2, SOCKET_FACTS_ALLOWED, REFUSING))], (REFUSING,)),
         "setsockopt": switch(1, [(SOL_SOCKET, one_of(2, SOCKET_OPTIONS_ALLOWED, REFUSING))], (REFUSING,)),
         "open": without_bits(1, O_TMPFILE, no_tmpfile),
         "openat": without_bits(2, O_TMPFILE, no_tmpfile),
@@ -273,8 +292,12 @@ def rules(machine: str, *, private_files: bool, own_files: bool, slot: int | Non
         "rt_sigaction": action_rule(),
         "clone": without_bits(0, NOT_CLONED, REFUSING),
         "clone3": (MISSING,),  # its flags lie in memory; libc falls back to clone
-        "socket": socket_rule(private_files),
-        "socketpair": pair_rule(private_files),
+        # Datagrams may be sent to any receiver in sight, and SOCK_RAW is another name for them.
+        "socket": socket_rule(*((*CONNECTED, SOCK_DGRAM) if private_files else ())),
+        "socketpair": socket_rule(*CONNECTED, *((SOCK_DGRAM,) if private_files else ())),
+        # Core files stay limited to one byte: at 0 the kernel would still start a program that handles cores.
+        "setrlimit": none_of(0, [RLIMIT_CORE], REFUSING),
+        "prlimit64": switch(0, [(0, switch(1, [(RLIMIT_CORE, asking(2, REFUSING))], (ALLOWING,)))], (REFUSING,)),
         "setpriority": only_zero(0, 1) if slot is None else priority_rule(slot),
     }
     if slot is not None:
