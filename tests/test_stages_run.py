@@ -43,7 +43,7 @@ def test_a_stage_ends_by_its_rule_and_the_run_says_so(finished: tuple[Path, Ende
     folder, ended = finished
     assert ended.code == 0, ended.told
     assert [(name, steps) for name, steps, _ in ends(folder)] == [("cold", SFT_STEPS), ("stage1", 2), ("stage3", 3)]
-    assert "stage1 is over after 2 of at most 4 steps: the mean reward of its last 1 steps" in ended.told
+    assert "stage1 is over after 2 of at most 4 steps: the mean reward of its last 1 step" in ended.told
     shown = json.loads(Command.start(folder, "runs", "show", "tiny", "--json").wait().out)
     assert [(stage["done"], bool(stage["ended"])) for stage in shown["stages"]] == [(110, True), (2, True), (3, True)]
     assert sorted(results(folder)) == [

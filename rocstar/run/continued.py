@@ -18,6 +18,7 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
+from rocstar.support.screen import plural
 
 PLACES = ("cluster.", "engine.", "run.stall_")
 THREADS = "run.threads"
@@ -102,7 +103,7 @@ def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
             yield {"step": step, "setting": key, "was": before.get(key), "now": after.get(key)}
     for stage in now.stage:
         if stage.name not in known:
-            told = f"{stage.kind}, {stage.steps} steps"
+            told = f"{stage.kind}, {plural(stage.steps, 'step')}"
             yield {"step": step, "setting": f"stage.{stage.name}", "was": None, "now": told}
 
 
@@ -142,7 +143,7 @@ def _refuse_what_is_over(
         return
     if stage.steps <= done:
         raise ConfigError(
-            f"stage {stage.name} has made its {done} steps at step {step} of the run, so {mine[0]!r} would change "
+            f"stage {stage.name} has made its {plural(done, 'step')} at step {step} of the run, so {mine[0]!r} would change "
             f"nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
             "stage.NAME.steps=NUMBER"
         )

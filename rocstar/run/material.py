@@ -43,6 +43,7 @@ from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
 from rocstar.run.tasks import heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
+from rocstar.support.screen import plural
 from rocstar.types import Problem
 
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -199,7 +200,7 @@ def few_problems(stage: RlStage, there: int) -> str | None:
     if there >= rollout.problems_per_step:
         return None
     return (
-        f"stage {stage.name} has {there} problems and rollout.problems_per_step is {rollout.problems_per_step}, so "
+        f"stage {stage.name} has {plural(there, 'problem')} and rollout.problems_per_step is {rollout.problems_per_step}, so "
         f"each step takes all {there} and makes {there * rollout.attempts_per_problem} attempts"
     )
 

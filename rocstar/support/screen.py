@@ -130,9 +130,8 @@ class Screen:
             self._print(changed_setting(change))
         for stage in shown.get("stages", ()):
             if stage.get("ended"):
-                self._print(
-                    f"{stage['name']} ended after {stage['done']} of at most {stage['steps']} steps: {stage['ended']}"
-                )
+                most = plural(stage["steps"], "step")
+                self._print(f"{stage['name']} ended after {stage['done']} of at most {most}: {stage['ended']}")
         for warning in shown.get("warnings", ()):
             self._print(f"warning at step {warning['step']}: {warning['evidence']}; {warning['action']}")
         if seconds := summary.get("cpu_seconds"):
@@ -307,6 +306,11 @@ def changed_setting(change: Metrics) -> str:
 # The step line
 
 
+def plural(number: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def percent(value: float) -> str:
     return f"{value * 100:.1f}%"
 
@@ -435,10 +439,10 @@ def _over_runs(figure: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 def _stands(run: Mapping[str, Any]) -> str:
     """How a run that is not finished stands, after its name."""
-    steps = run["step"]
+    steps = plural(run["step"], "step")
     if run["state"] == "running":
-        return f"is running, {steps} steps are done"
-    return f"{run['state']} after {steps} steps" + (f": {run['reason']}" if run["reason"] else "")
+        return f"is running and has made {steps}"
+    return f"{run['state']} after {steps}" + (f": {run['reason']}" if run["reason"] else "")
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

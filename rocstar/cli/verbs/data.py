@@ -15,6 +15,7 @@ import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
 from rocstar.support.exits import OK, USAGE
+from rocstar.support.screen import plural
 
 if TYPE_CHECKING:
     from rocstar.config.sections import ColumnsSection, Recipe
@@ -230,7 +231,7 @@ def _print_mix(sheet: Mapping[str, Any], out: Path) -> None:
 
 
 def _report_lines(report: FileReport) -> Iterator[str]:
-    yield f"{report.file}: {report.rows:,} {_rows(report.rows)}, sha256 {(report.sha256 or '-')[:16]}"
+    yield f"{report.file}: {plural(report.rows, 'row')}, sha256 {(report.sha256 or '-')[:16]}"
     if report.columns is not None:
         asked = " + ".join(report.columns.question)
         yield f"layout {report.columns.layout}: question from {asked}, answer from {report.columns.answer}"
@@ -248,7 +249,8 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     compared = (
         f"of {sum(report.compared_with.values()):,} benchmark questions" if report.compared_with else "nothing given"
     )
-    yield from _finding_lines(f"{_rows(report.bad.rows)} that cannot be read", report.bad)
+    rows_or_row = plural(report.bad.rows, "row").partition(" ")[2]
+    yield from _finding_lines(f"{rows_or_row} that cannot be read", report.bad)
     if not read:
         return
     yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
@@ -258,10 +260,6 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     yield from _finding_lines(f"overlap with benchmarks ({compared})", report.overlaps)
     for name, rows in report.by_benchmark.most_common():
         yield f"    {rows:>7,} {name}"
-
-
-def _rows(number: int) -> str:
-    return "row" if number == 1 else "rows"
 
 
 def _finding_lines(title: str, finding: FindingCount) -> Iterator[str]:

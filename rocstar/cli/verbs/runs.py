@@ -13,6 +13,7 @@ import typer
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
+from rocstar.support.screen import plural
 
 if TYPE_CHECKING:
     from rocstar.record.folder import RunFolder
@@ -161,7 +162,7 @@ def _compared(result: Mapping[str, Any]) -> Iterator[str]:
         if ".".join(row["setting"].split(".")[:2]) not in alone:
             yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
     for row in result["metrics"]:
-        yield f"  {row['stage']} after {row['steps']} steps, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
+        yield f"  {row['stage']} after {plural(row['steps'], 'step')}, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
     for row in result["evaluations"]:
         same = row["step_a"] == row["step_b"]
         at = f"step {row['step_a']}" if same else f"A at step {row['step_a']}, B at step {row['step_b']}"
