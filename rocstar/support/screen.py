@@ -10,7 +10,6 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -29,6 +28,7 @@ PIPE_COLUMNS = 200  # most width of a table that is written to a pipe; it is as 
 LINE_SECONDS = (
     1.0  # a log gets at most one progress line a second, and always the last one before something else is said
 )
+NAMED = 4  # earlier evaluations of one name
 SILENT_SECONDS = 10.0  # after which a log is told what is under way
 LOOK_SECONDS = 1.0
 
@@ -175,15 +175,18 @@ class Screen:
 
     def evaluations(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """A list of evaluations (`runs.evaluations.row_of`), a row a name: of one that was made after several steps the
-        last, and how often it was made."""
-        made = Counter(row["evaluation"].partition("@")[0] for row in rows)
-        table = _table("evaluation", "right answers", "problems", "made")
-        for row in {row["evaluation"].partition("@")[0]: row for row in rows}.values():
-            times = made[row["evaluation"].partition("@")[0]]
+        last, and the steps of the newest before it."""
+        named: dict[str, list[Mapping[str, Any]]] = {}
+        for row in rows:
+            named.setdefault(row["evaluation"].partition("@")[0], []).append(row)
+        table = _table("evaluation", "right answers", "problems", "also at")
+        for *earlier, row in named.values():
+            more = f"{len(earlier) - NAMED} more, " if len(earlier) > NAMED else ""
+            also = ", ".join(f"@{one['evaluation'].partition('@')[2]}" for one in earlier[-NAMED:])
             figure = row.get("accuracy")
             shown = f"cannot be read: {row['broken']}" if "broken" in row else _whole_figure(figure, percent)
             problems = figure.get("n") if isinstance(figure, Mapping) else None
-            table.add_row(row["evaluation"], shown, f"{problems or ''}", f"{times} times" if times > 1 else "")
+            table.add_row(row["evaluation"], shown, f"{problems or ''}", more + also)
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
