@@ -90,6 +90,15 @@ def record(run: RunFolder, made: Continued) -> None:
         write_json(run.resolved, made.recipe.resolved())
 
 
+def made_again(run: RunFolder, step: int) -> str:
+    """Which steps after the checkpoint of `step` (0: there is none) were made once, in words; empty where none were."""
+    last = max((row["step"] for row in read_journal(run.metrics)), default=0)
+    if last <= step:
+        return ""
+    steps = f"step {last} is" if last == step + 1 else f"steps {step + 1} to {last} are"
+    return f"; {steps} made again: " + (f"the last checkpoint is of step {step}" if step else "there is no checkpoint")
+
+
 def is_reopened(run: RunFolder, stage: str, step: int) -> bool:
     """Whether a stage that was over at `step` goes on there."""
     return any(row["step"] == step and row["setting"].startswith(f"stage.{stage}.") for row in run.changes)

@@ -30,7 +30,7 @@ from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.checkpoints import Checkpoints, Progress, latest
-from rocstar.run.continued import is_reopened
+from rocstar.run.continued import is_reopened, made_again
 from rocstar.run.material import (
     Material,
     fingerprint,
@@ -142,8 +142,8 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
     """Progress and newest checkpoint. When resuming, the folder's records after that step are removed."""
     progress, checkpoint = (latest(folder) if resume else None) or (Progress(), None)
     if resume:
+        screen.note(f"going on after step {progress.step}{made_again(folder, progress.step)}")
         folder.rewind(progress.step)
-        screen.note(f"going on after step {progress.step}")
         for change in folder.changes:
             if change["step"] == progress.step:
                 screen.note(changed_setting(change))
