@@ -276,9 +276,11 @@ def _line(row: Mapping[str, Any]) -> str:
     from rocstar.record.page import visible
 
     errors = ", ".join(failures(row["turns"]))
+    graded = row["reward"] not in (None, float(row["verdict"] == "right"))
+    verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
     answer = f"{row['extracted']!r} for {row['gold']!r}" if row["extracted"] is not None else "no answer"
     return visible(
-        f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {row['verdict'] or 'undecided':9} "
+        f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {verdict} "
         f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
         f"tokens, {row['stop']}: {answer[:80]}"
     ).replace("\n", " ")
