@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from rocstar.run.checkpoints import Checkpoints, Progress, latest
 from rocstar.run.continued import is_reopened, made_again
 from rocstar.run.material import (
     Material,
+    cramped,
     fingerprint,
     fresh_codec,
     layouts_at_first,
@@ -66,6 +67,7 @@ async def opened_run(
             made = _opened_model(material, folder, screen, checkpoints.newest)
         if material.pretrained is None:
             material = without_long_prompts(material, made.codec)
+            material = replace(material, notes=[*material.notes, *cramped(material, made.codec)])
         for told in material.notes:
             screen.note(told)
         recipe = material.recipe
