@@ -40,7 +40,7 @@ from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
-from rocstar.run.tasks import heldout_problems, make_task, require_demonstrations, training_problems
+from rocstar.run.tasks import FileTask, heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
 from rocstar.support.screen import plural
@@ -140,16 +140,19 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
+    tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
+    problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
+    leaving = ((name, own.left_out) for name, own in tasks.items() if isinstance(own, FileTask))
     material = Material(
         recipe=recipe,
         task=task,
         heldout=heldout,
-        problems={stage.name: _problems(stage, task_of(recipe, stage), heldout) for stage in recipe.rl_stages},
+        problems=problems,
         layouts=layouts,
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=told,
+        notes=[*told, *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question

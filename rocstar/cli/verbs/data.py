@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,6 +112,7 @@ def check_problems(
             verify,
             _wording(chosen, tokenizer),
             _benchmarks(against or []),
+            _held_out(file, chosen),
         )
     lines = (f"{line}\n" for line in _report_lines(report))
     print_json(report.as_json()) if as_json else write(sys.stdout, "".join(lines))
@@ -159,6 +160,15 @@ def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
         (data.columns for data in (stage.data for stage in recipe.rl_stages) if file in data.train_files),
         recipe.data.columns,
     )
+
+
+def _held_out(file: str, recipe: Recipe) -> Set[str]:
+    """Ids of the problems that the recipe holds out; none for a file of those. Raises DataError."""
+    from rocstar.run.material import task_of
+
+    if recipe.data.source != "files" or file in recipe.data.test_files:
+        return frozenset()
+    return {problem.id for problem in task_of(recipe, recipe).heldout()}
 
 
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
@@ -254,6 +264,8 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     if not read:
         return
     yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
+    if report.held_out.rows:
+        yield from _finding_lines("held out by the recipe, and so not learnt from", report.held_out)
     yield from _finding_lines("same text, another answer", report.conflicts)
     yield from _finding_lines("same text, same answer", report.duplicates)
     yield from _finding_lines("nearly the same text, same answer", report.near)
