@@ -103,8 +103,9 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         run.screen.note(few)
     run.announce(
         stage,
-        f"{plural(stage.steps, 'step')} of {min(rollout.problems_per_step, len(pool))} problems x {rollout.attempts_per_problem} "
-        f"attempts from {len(pool)} problems, at most {rollout.max_response_tokens} tokens",
+        f"{plural(stage.steps, 'step')} of {min(rollout.problems_per_step, len(pool))} problems x "
+        f"{rollout.attempts_per_problem} attempts from {len(pool)} problems, "
+        f"at most {rollout.max_response_tokens} tokens",
     )
     with steps_of(run, stage, learner) as steps:
         async with ahead_of_learning(run, stage, roller, pool) as attempts:

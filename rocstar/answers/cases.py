@@ -81,7 +81,8 @@ def load_cases(
 ) -> list[Case]:
     """The cases of a file, in its order. text, gold, expected, tolerance: column names; where a default one is absent
     and exactly one usual synonym is there, that is used; a row may lack a tolerance. limit: read only the first so
-    many. graded: where one that is expected is no verdict but a reward, such as 0.5, all are rewards. Raises DataError naming file, line and field."""
+    many. graded: where one that is expected is no verdict but a reward, such as 0.5, all are rewards.
+    Raises DataError naming file, line and field."""
     file = Path(path)
     cases = []
     for line, row in islice(_rows(file), limit):

@@ -96,7 +96,7 @@ LEVELS = (
         least=0.8,
         tools_only=True,
         says="{:.0%} of the tool calls fail",
-        action="look at what they fail with (rocstar analyze RUN; rollouts/*.parquet): a module that the sandbox lacks, "
+        action="look at what they fail with (rocstar analyze RUN): a module that the sandbox lacks, "
         "limits of [sandbox] that are too tight, or a form of calls that a longer cold start must show",
     ),
     Level(
@@ -232,7 +232,12 @@ def _errors_grow(rows: Sequence[Row]) -> Alarm | None:
     )
 
 
-TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (_hardly_any_right, _reward_collapse, _entropy_growth, _errors_grow)
+TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (
+    _hardly_any_right,
+    _reward_collapse,
+    _entropy_growth,
+    _errors_grow,
+)
 
 
 def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> Alarm | None:

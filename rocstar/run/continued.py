@@ -152,8 +152,8 @@ def _refuse_what_is_over(
         return
     if stage.steps <= done:
         raise ConfigError(
-            f"stage {stage.name} has made its {plural(done, 'step')} at step {step} of the run, so {mine[0]!r} would change "
-            f"nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
+            f"stage {stage.name} has made its {plural(done, 'step')} at step {step} of the run, so {mine[0]!r} would "
+            f"change nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
             "stage.NAME.steps=NUMBER"
         )
     if state["stage_complete"] and not is_reopened(run, stage.name, step) and not changes:

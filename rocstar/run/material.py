@@ -207,8 +207,9 @@ def few_problems(stage: RlStage, there: int) -> str | None:
     if there >= rollout.problems_per_step:
         return None
     return (
-        f"stage {stage.name} has {plural(there, 'problem')} and rollout.problems_per_step is {rollout.problems_per_step}, so "
-        f"each step takes all {there} and makes {there * rollout.attempts_per_problem} attempts"
+        f"stage {stage.name} has {plural(there, 'problem')} and rollout.problems_per_step is "
+        f"{rollout.problems_per_step}, so each step takes all {there} and makes "
+        f"{there * rollout.attempts_per_problem} attempts"
     )
 
 

@@ -102,7 +102,8 @@ def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[st
             there, batch = rows[stage.name], stage.sft.batch_rows
             steps = ceil(stage.epochs * there / min(batch, there))
             told.append(
-                f"stage {stage.name}: epochs {stage.epochs:g} of {plural(there, 'row')}, {batch} a step, are {plural(steps, 'step')}"
+                f"stage {stage.name}: epochs {stage.epochs:g} of {plural(there, 'row')}, {batch} a step, are "
+                f"{plural(steps, 'step')}"
             )
             if stage.sft.warmup_steps > steps:
                 raise ConfigError(

@@ -262,11 +262,16 @@ def test_a_model_that_nobody_asks_for_a_box_is_told_before_the_first_step(
 ) -> None:
     compact = {"rollout": {"template": "compact", "max_turns": 1}}
     (told,) = material(RL, **pretrained, **compact).notes
-    assert told.startswith(r"warning: no sft stage comes before rl and the prompt does not ask for \boxed{}, where eval")
+    assert told.startswith(
+        r"warning: no sft stage comes before rl and the prompt does not ask for \boxed{}, where eval"
+    )
     asking = {"rollout": {**compact["rollout"], "preamble": r"Answer in \boxed{}. "}}
     assert material(RL, **pretrained, **asking).notes == []
     assert material(imitating(tmp_path), RL, **pretrained, **compact).notes == []
-    assert material(RL, **pretrained, **compact, evaluate={"verifier": "rocstar.adapters.rewards:compute_score"}).notes == []
+    assert (
+        material(RL, **pretrained, **compact, evaluate={"verifier": "rocstar.adapters.rewards:compute_score"}).notes
+        == []
+    )
 
 
 def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_call_is_told(
@@ -276,7 +281,9 @@ def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_
         stage = {**RL, "rollout": {"max_response_tokens": tokens, **rollout}}
         return material(imitating(tmp_path), stage, **pretrained, rollout={"template": "compact"})
 
-    with pytest.raises(ConfigError, match=r"stage rl: rollout.max_response_tokens is 9, and \\boxed\{0\} takes 10 with"):
+    with pytest.raises(
+        ConfigError, match=r"stage rl: rollout.max_response_tokens is 9, and \\boxed\{0\} takes 10 with"
+    ):
         capped(9)
     assert capped(10, max_turns=1).notes == capped(9, max_turns=1, truncated="graded").notes == []
     (told,) = capped(30).notes

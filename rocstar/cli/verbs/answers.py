@@ -22,7 +22,9 @@ app = typer.Typer(**STYLE, help="Reward functions, ours and others'.")
 Text = Annotated[str, typer.Option(metavar="COLUMN", help="Column with what the model wrote.")]
 Gold = Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Only a box inside <answer> counts.")]
-Expected = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the verdict, or reward, that is expected.")]
+Expected = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Column with the verdict, or reward, that is expected.")
+]
 Graders = Annotated[
     str | None, typer.Option("--graders", metavar="NAMES", help="Comma list, in order: numbers,text,prime,math_verify.")
 ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,6 @@ import typer
 
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json, stoppable, write
 from rocstar.support.exits import OK, USAGE
-from rocstar.support.screen import plural
 
 if TYPE_CHECKING:
     from rocstar.config.sections import ColumnsSection, Recipe
@@ -99,12 +98,15 @@ def check_problems(
     from rocstar.answers.extract import boxed_answer
     from rocstar.data.pool.check import check_file
     from rocstar.data.problems import columns_of
+    from rocstar.run.material import task_of
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
     chosen = _recipe(recipe, [*(settings or []), *given])
     columns = _columns_for(file, chosen)
     asked = tuple(columns.question)
+    is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
+    held_out = {problem.id for problem in task_of(chosen, chosen).heldout()} if is_for_training else frozenset()
     with verifier(boxed_answer) as verify:
         report = check_file(
             file,
@@ -112,7 +114,7 @@ def check_problems(
             verify,
             _wording(chosen, tokenizer),
             _benchmarks(against or []),
-            _held_out(file, chosen),
+            held_out,
         )
     lines = (f"{line}\n" for line in _report_lines(report))
     print_json(report.as_json()) if as_json else write(sys.stdout, "".join(lines))
@@ -160,15 +162,6 @@ def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
         (data.columns for data in (stage.data for stage in recipe.rl_stages) if file in data.train_files),
         recipe.data.columns,
     )
-
-
-def _held_out(file: str, recipe: Recipe) -> Set[str]:
-    """Ids of the problems that the recipe holds out; none for a file of those. Raises DataError."""
-    from rocstar.run.material import task_of
-
-    if recipe.data.source != "files" or file in recipe.data.test_files:
-        return frozenset()
-    return {problem.id for problem in task_of(recipe, recipe).heldout()}
 
 
 def _benchmarks(files: list[str]) -> Iterator[BenchmarkQuestion]:
@@ -241,6 +234,8 @@ def _print_mix(sheet: Mapping[str, Any], out: Path) -> None:
 
 
 def _report_lines(report: FileReport) -> Iterator[str]:
+    from rocstar.support.screen import plural
+
     yield f"{report.file}: {plural(report.rows, 'row')}, sha256 {(report.sha256 or '-')[:16]}"
     if report.columns is not None:
         asked = " + ".join(report.columns.question)

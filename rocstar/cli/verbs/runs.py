@@ -13,7 +13,6 @@ import typer
 from rocstar.cli.verbs.common import STYLE, AsJson, print_json
 from rocstar.errors import ConfigError
 from rocstar.support.exits import need
-from rocstar.support.screen import plural
 
 if TYPE_CHECKING:
     from rocstar.record.folder import RunFolder
@@ -153,6 +152,7 @@ def _steps_by_name(run: RunFolder) -> dict[str, list[int]]:
 
 def _compared(result: Mapping[str, Any]) -> Iterator[str]:
     from rocstar.record.differences import LAST_STEPS
+    from rocstar.support.screen import plural
 
     yield f"A {result['a']}, B {result['b']}; metrics are means of the last {LAST_STEPS} of so many steps"
     alone = _alone(result["settings"])
@@ -162,7 +162,8 @@ def _compared(result: Mapping[str, Any]) -> Iterator[str]:
         if ".".join(row["setting"].split(".")[:2]) not in alone:
             yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
     for row in result["metrics"]:
-        yield f"  {row['stage']} after {plural(row['steps'], 'step')}, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
+        steps = plural(row["steps"], "step")
+        yield f"  {row['stage']} after {steps}, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
     for row in result["evaluations"]:
         same = row["step_a"] == row["step_b"]
         at = f"step {row['step_a']}" if same else f"A at step {row['step_a']}, B at step {row['step_b']}"

@@ -152,7 +152,8 @@ def check_file(
     benchmarks: Iterable[BenchmarkQuestion],
     held_out: Set[str] = frozenset(),
 ) -> FileReport:
-    """Read the file once. held_out: ids of problems. Raises DataError when it cannot be read at all, or holds no row. Source: ours."""
+    """Read the file once. held_out: ids of problems. Raises DataError when it cannot be read at all, or holds
+    no row. Source: ours."""
     report = FileReport(file=path, unit=wording.unit)
     report.sha256 = (fingerprint(path) or (None,))[0]
     index = BenchmarkIndex(benchmarks)
