@@ -268,7 +268,8 @@ def cramped(material: Material, codec: Codec | None) -> list[str]:
         if most < least:
             raise ConfigError(f"{cap}, and {answer} takes {least} with its end; raise it, or no attempt can be right")
         if codec and stage.rollout.has_tools and material.parts.specs:
-            call = text_of(template.calls.render(material.parts.specs[0].name, {}))
+            spec = material.parts.specs[0]
+            call = text_of(template.calls.render(spec.name, dict.fromkeys(spec.parameters.get("required", ()), "")))
             least += len(codec.encode(call + template.stop + text_of(template.reply([""]))))
             if most < least:
                 told.append(f"{cap}, and a tool call, its reply and {answer} take at least {least}; raise it")
