@@ -31,7 +31,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "protocols": (271, 1),
     "record": (2841, 17),
     "rollout": (1870, 12),
-    "run": (3163, 20),
+    "run": (3164, 20),
     "sandbox": (8203, 43),
     "serving": (823, 5),
     "support": (1295, 9),
