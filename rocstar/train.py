@@ -40,7 +40,7 @@ from rocstar.run.rows import load_sft_rows, rows_of_step
 from rocstar.run.run import Run
 from rocstar.run.steps import steps_of
 from rocstar.run.stopper import Stopper
-from rocstar.support.screen import Screen
+from rocstar.support.screen import Screen, plural
 from rocstar.types import BatchRow, Group, Problem, Resampled, Update, Weights, seed_for
 
 
@@ -68,7 +68,7 @@ async def imitate(run: Run, stage: SftStage) -> None:
     learner = SftLearner(run.policy, stage.sft, steps=stage.steps)
     if run.progress.stage_step and run.checkpoints.newest:
         learner.restore(run.checkpoints.newest)
-    run.announce(stage, f"{stage.steps} steps of imitation, {stage.sft.batch_rows} demonstrations each")
+    run.announce(stage, f"{plural(stage.steps, 'step')} of imitation, {stage.sft.batch_rows} demonstrations each")
     with steps_of(run, stage, learner) as steps:
         for step in steps.left():
             with run.meter.phase("sft"), run.watch.telling(lambda seconds: update_told(seconds, *run.policy.learnt)):
@@ -103,8 +103,9 @@ async def reinforce(run: Run, stage: RlStage) -> None:
         run.screen.note(few)
     run.announce(
         stage,
-        f"{stage.steps} steps of {min(rollout.problems_per_step, len(pool))} problems x {rollout.attempts_per_problem} "
-        f"attempts from {len(pool)} problems, at most {rollout.max_response_tokens} tokens",
+        f"{plural(stage.steps, 'step')} of {min(rollout.problems_per_step, len(pool))} problems x "
+        f"{rollout.attempts_per_problem} attempts from {len(pool)} problems, "
+        f"at most {rollout.max_response_tokens} tokens",
     )
     with steps_of(run, stage, learner) as steps:
         async with ahead_of_learning(run, stage, roller, pool) as attempts:

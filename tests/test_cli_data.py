@@ -136,5 +136,12 @@ def test_data_check_takes_columns_template_and_turns_of_a_recipe(
     told = json.loads(capsys.readouterr().out)
     assert (told["columns"]["question"], told["columns"]["answer"]) == (["ask"], "says")
     assert told["prompt"] == "<|im_start|>user\n1 + 1?«<|im_end|>»\n<|im_start|>assistant\n"
+    assert told["held_out"]["rows"] == 0
+    (folder / "run.toml").write_text(recipe.replace('["rows.jsonl"]', '["rows.jsonl"]\ntest_files = ["test.jsonl"]'))
+    (folder / "test.jsonl").write_text((folder / "rows.jsonl").read_text())
+    assert run(["data", "check", "rows.jsonl", "--recipe", "run.toml"]) == 0
+    assert (
+        "      1 held out by the recipe, and so not learnt from\n          line 1: 1 + 1?\n" in capsys.readouterr().out
+    )
     assert run(["data", "check", "rows.jsonl", "learning.clip_low=0.1"]) == 2
     assert "learning.clip_low is not read here" in capsys.readouterr().err

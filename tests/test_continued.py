@@ -13,7 +13,7 @@ from rocstar.record.atomic import write_json
 from rocstar.record.branch import fill_branch
 from rocstar.record.folder import RunFolder
 from rocstar.record.show import show_run
-from rocstar.run.continued import continued, is_reopened, record
+from rocstar.run.continued import continued, is_reopened, made_again, record
 from rocstar.support.screen import changed_setting
 
 RL: dict[str, Any] = {"kind": "rl", "steps": 4}
@@ -132,3 +132,10 @@ def test_a_branch_from_before_a_change_has_it_from_its_own_first_step_on(run: Ru
         fill=lambda folder: fill_branch(folder, run, 4, anew=made.anew, changes=made.changes),
     )
     assert fresh.changes == [{"step": 4, "setting": "stage.one.steps", "was": 4, "now": 9}]
+
+
+def test_steps_after_the_last_checkpoint_are_named_as_made_again(run: RunFolder) -> None:
+    assert made_again(run, 6) == ""
+    assert made_again(run, 5) == "; step 6 is made again: the last checkpoint is of step 5"
+    assert made_again(run, 4) == "; steps 5 to 6 are made again: the last checkpoint is of step 4"
+    assert made_again(run, 0) == "; steps 1 to 6 are made again: there is no checkpoint"

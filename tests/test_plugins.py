@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from rocstar.engines.scripted import ScriptedEngine
 from rocstar.errors import ConfigError
 from rocstar.parts.build import AttemptParts
 from rocstar.parts.lengths import prompt_tokens
+from rocstar.rollout.episode import run_episode
 from rocstar.support.plugins import check_call, is_reference, load, named
+from rocstar.tools.scripted import ScriptedTool
+from rocstar.types import Sampling, Stop
+from tests.rollout.examples import ANSWER, CODEC, PROBLEM, conversation, limits
 
 
 def write(path: Path, text: str) -> None:
@@ -136,3 +141,35 @@ def test_an_environment_that_raises_or_is_none_is_told_in_one_sentence(modules: 
     with pytest.raises(ConfigError) as refused:
         prompt_tokens(nobody, nobody, AttemptParts(recipe).environment)
     assert str(refused.value) == f"rollout.environment{said}"
+
+
+WORLD = """
+from rocstar.rollout.environment import ToolEnvironment
+class World(ToolEnvironment):
+    {method}(self, *given):
+        {does}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "does", "said"),
+    [
+        ("async def reply", "1 / 0", "ZeroDivisionError: division by zero (plug_world.py, line 5)"),
+        ("async def reply", "return 1", "TypeError: it gave 1; let it return a rocstar.protocols.Reply"),
+        ("def budget", "raise KeyError('x')", "KeyError: 'x' (plug_world.py, line 5)"),
+        ("async def close", "1 / 0", "ZeroDivisionError: division by zero (plug_world.py, line 5)"),
+    ],
+)
+async def test_an_environment_that_raises_in_an_attempt_is_a_fault_that_names_it(
+    modules: Path, method: str, does: str, said: str
+) -> None:
+    """It ended the run as a fault of rocstar itself."""
+    write(modules / "plug_world.py", WORLD.format(method=method, does=does))
+    run, rollout = SimpleNamespace(modules=[modules]), SimpleNamespace(environment="plug_world:World")
+    recipe: Any = SimpleNamespace(run=run, rollout=rollout)
+    made = AttemptParts(recipe).environment(PROBLEM, conversation(ScriptedTool({})), limits(), 0)
+    engine, sampling = ScriptedEngine(CODEC, [ANSWER]), Sampling(max_new_tokens=1)
+    attempt = await run_episode(engine, made, PROBLEM, index=0, sampling=sampling, session_id="s")
+    assert (attempt.stop, attempt.outcome) == (Stop.ENVIRONMENT_FAILED, None)
+    failed = f"rollout.environment: World.{method.split()[-1]} failed at problem 'What is 2 + 3?': {said}"
+    assert attempt.fault is not None and attempt.fault.startswith(failed)

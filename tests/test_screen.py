@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocstar.support.screen import STEP_LINE, Screen, share, small, step_line, transcript
+from rocstar.support.screen import STEP_LINE, Screen, plural, share, small, step_line, transcript
 
 METRICS = {
     "reward/mean": 0.413,
@@ -233,6 +233,15 @@ def test_a_run_that_failed_says_why_and_shows_no_table_of_nothing() -> None:
     failed = {"name": "tiny", "state": "failed", "reason": "the sandbox is gone", "step": 3}
     screen.summary({**failed, "summary": {"accuracy_before": None, "cpu_seconds": {}, "benchmarks": []}})
     assert results.getvalue() == "tiny failed after 3 steps: the sandbox is gone\n"
+
+
+def test_one_step_is_no_steps() -> None:
+    assert [plural(count, "step") for count in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
+    screen, _, results = screens()
+    stage = {"name": "one", "done": 1, "steps": 1, "ended": "a person asked for it"}
+    screen.summary({"name": "tiny", "state": "stopped", "reason": "", "step": 1, "summary": {}, "stages": [stage]})
+    told = "tiny stopped after 1 step\none ended after 1 of at most 1 step: a person asked for it\n"
+    assert results.getvalue() == told
 
 
 def test_a_run_that_failed_says_why_before_its_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def test_a_stage_ends_by_its_rule_and_the_run_says_so(finished: tuple[Path, Ende
     folder, ended = finished
     assert ended.code == 0, ended.told
     assert [(name, steps) for name, steps, _ in ends(folder)] == [("cold", SFT_STEPS), ("stage1", 2), ("stage3", 3)]
-    assert "stage1 is over after 2 of at most 4 steps: the mean reward of its last 1 steps" in ended.told
+    assert "stage1 is over after 2 of at most 4 steps: the mean reward of its last 1 step" in ended.told
     shown = json.loads(Command.start(folder, "runs", "show", "tiny", "--json").wait().out)
     assert [(stage["done"], bool(stage["ended"])) for stage in shown["stages"]] == [(110, True), (2, True), (3, True)]
     assert sorted(results(folder)) == [
@@ -138,7 +139,8 @@ def test_a_run_leaves_out_long_prompts_and_counts_epochs_and_says_so(tmp_path: P
     with (folder / "train.jsonl").open("a") as train:
         train.write(json.dumps({"question": "Add 9 and 3" + " please" * 60, "answer": "12"}) + "\n")
     epochs = ("stage.cold.steps=-1", "stage.cold.epochs=1")  # 18 rows, 12 a step
-    given = (*epochs, "stage.stage3.steps=0", "evaluate.problems=0", "data.max_prompt_tokens=150")
+    given = (*epochs, "stage.stage3.steps=0", "evaluate.problems=0", "data.max_prompt_tokens=150",
+             "run.checkpoint_seconds=1000")  # fmt: skip
     told = (
         "stage stage1: data.max_prompt_tokens leaves out 1 of 5 problems, whose prompts have more than 150 tokens: tra"
     )
@@ -149,6 +151,7 @@ def test_a_run_leaves_out_long_prompts_and_counts_epochs_and_says_so(tmp_path: P
     assert command.after_step(3, command.process.kill).code == -signal.SIGKILL
     ended = Command.start(folder, "train", "--resume", "tiny").wait()
     assert ended.code == 0 and told in ended.told, ended.told
+    assert re.search("going on after step 2; steps? 3 .* made again: the last checkpoint is of step 2", ended.told)
     (cold, *_) = json.loads((run_of(folder) / "config.resolved.json").read_text())["stage"]
     assert (cold["steps"], cold["epochs"]) == (2, 0) and "epochs 1 of 18 rows" not in ended.told
     assert {row["question"][:5] for row in attempts(folder)} == {"Add 2", "Add 3", "Add 4", "Add 5"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import time
 import zlib
@@ -48,8 +49,8 @@ class Case:
     """What a model wrote, or an answer alone."""
     gold: str
     """The reference; where it is a transcript itself, what that one boxes counts."""
-    expected: Verdict | None = None
-    """What somebody says about it; None when nobody does."""
+    expected: Verdict | float | None = None
+    """What somebody says about it, a verdict or the reward it should have; None when nobody does."""
     tolerance: tuple[Fraction, ...] = ()
     """Absolute tolerances published with the reference; empty for none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -76,16 +77,18 @@ def load_cases(
     expected: str | None = None,
     tolerance: str | None = None,
     limit: int | None = None,
+    graded: bool = False,
 ) -> list[Case]:
     """The cases of a file, in its order. text, gold, expected, tolerance: column names; where a default one is absent
     and exactly one usual synonym is there, that is used; a row may lack a tolerance. limit: read only the first so
-    many. Raises DataError naming file, line and field."""
+    many. graded: where one that is expected is no verdict but a reward, such as 0.5, all are rewards.
+    Raises DataError naming file, line and field."""
     file = Path(path)
     cases = []
     for line, row in islice(_rows(file), limit):
         golds = _column(file, line, row, gold, "gold", GOLD_SYNONYMS, taken=text)
         texts = _column(file, line, row, text, "text", TEXT_SYNONYMS, taken=golds)
-        wanted = None if expected is None else _expected(file, line, row, expected)
+        wanted = None if expected is None else _expected(file, line, row, expected, graded)
         cases.append(
             Case(
                 line=line,
@@ -98,7 +101,9 @@ def load_cases(
         )
     if not cases:
         raise DataError(f"{file} has no rows; give one JSON object a line.")
-    return cases
+    if not any(isinstance(case.expected, float) for case in cases):
+        return cases
+    return [replace(case, expected=_reward(case.expected)) for case in cases]
 
 
 def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
@@ -151,9 +156,9 @@ def summary(found: Sequence[Decided]) -> dict[str, Any]:
     }
 
 
-def agreement(pairs: Iterable[tuple[Verdict, Verdict | None]]) -> dict[str, Any]:
+def agreement(pairs: Iterable[tuple[Verdict | float, Verdict | float | None]]) -> dict[str, Any]:
     """How often what was found is what somebody expected; empty where nobody expected anything."""
-    agreed = [found is expected for found, expected in pairs if expected is not None]
+    agreed = [found == expected for found, expected in pairs if expected is not None]
     share = {"expected": len(agreed), "agreed": sum(agreed), "agreement": round(sum(agreed) / max(1, len(agreed)), 4)}
     return share if agreed else {}
 
@@ -256,11 +261,18 @@ def _tolerance(file: Path, line: int, row: Mapping[str, Any], name: str) -> tupl
         raise DataError(f"{file}, line {line}, field {name!r}: {told}.") from error
 
 
-def _expected(file: Path, line: int, row: Mapping[str, Any], name: str) -> Verdict:
+def _expected(file: Path, line: int, row: Mapping[str, Any], name: str, graded: bool) -> Verdict | float:
     value = row.get(name)
     plain = value.strip().lower() if isinstance(value, str) else value
     if plain in YES:
         return Verdict.RIGHT
     if plain in NO:
         return Verdict.WRONG
-    raise DataError(f"{file}, line {line}, field {name!r}: expected true or false, got {value!r}.")
+    if graded and isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    wanted = "true, false or a reward" if graded else "true or false"
+    raise DataError(f"{file}, line {line}, field {name!r}: expected {wanted}, got {value!r}.")
+
+
+def _reward(expected: Verdict | float | None) -> float | None:
+    return float(expected is Verdict.RIGHT) if isinstance(expected, Verdict) else expected

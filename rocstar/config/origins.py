@@ -51,7 +51,8 @@ def _given(recipe: Recipe, layers: Sequence[Layer], settings: Sequence[str], oth
     for key, value in values.items():
         base = key.split(".", 2)[2] if key.startswith("stage.") else key
         default = values.get(base, ABSENT) if base != key else defaults.get(key, ABSENT)
-        if value != default and not key.endswith(".name") and value not in ([], None):
+        counted = key.endswith(".epochs") and value == 0  # the steps are shown, which epochs have come to
+        if value != default and not counted and not key.endswith(".name") and value not in ([], None):
             yield Provenance(key=key, value=value, default=default, source=_source(key, layers, changes) or otherwise)
 
 

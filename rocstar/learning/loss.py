@@ -52,7 +52,7 @@ def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> To
     same, advantages = logprobs.detach(), torch.tensor([1.0, -1.0, 0.0])
     tokens = PolicyTokens(logprobs=logprobs, old_logprobs=same, sampled_logprobs=same, advantages=advantages)
     with own_code(f"{said} failed on three tokens", found):
-        losses, bounded = found(tokens, settings)
+        losses, bounded = _both(found(tokens, settings), said)
         (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
     if not (losses.shape == bounded.shape == (3,) and gradient.isfinite().all()):
         raise ConfigError(
@@ -63,7 +63,7 @@ def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> To
     def checked(tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(tokens.logprobs)
         with own_code(f"{said} failed on {count} tokens", found):
-            losses, bounded = found(tokens, settings)
+            losses, bounded = _both(found(tokens, settings), said)
             fits = losses.shape == bounded.shape == (count,) and losses.requires_grad
         if not fits:
             raise ConfigError(
@@ -74,6 +74,17 @@ def loss_of(settings: LearningSection, folders: Sequence[Path | str] = ()) -> To
         return losses, bounded
 
     return checked if is_reference(settings.loss) else lambda tokens: found(tokens, settings)
+
+
+def _both(given: object, said: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a loss of the user's own returned. Raises ConfigError."""
+    several = tuple(given) if isinstance(given, tuple | list) else (given,)
+    if len(several) == 2 and all(isinstance(one, torch.Tensor) for one in several):
+        return several
+    raise ConfigError(
+        f"{said} returned {', '.join(type(one).__name__ for one in several) or 'nothing'}; let it return two tensors: "
+        "the loss of each token, and for each token whether a bound has taken its gradient (all False without a bound)"
+    )
 
 
 def importance_weights(

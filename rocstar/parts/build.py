@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,8 +24,9 @@ from rocstar.dialogue.templates import template_for
 from rocstar.engines.process import EngineSettings, ProcessEngine
 from rocstar.engines.vllm import VllmEngine
 from rocstar.engines.vllm_server import StartServer, VllmSettings
-from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.protocols import Engine, Environment, RestartableEngine, ToolSpec
+from rocstar.errors import ConfigError, EngineUnavailable, Unavailable
+from rocstar.parts.lengths import named
+from rocstar.protocols import Engine, Environment, Reply, RestartableEngine, ToolSpec
 from rocstar.rollout.collect import Roller
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
 from rocstar.rollout.episode import Note, note_nothing
@@ -36,7 +37,7 @@ from rocstar.sandbox.call import Limits
 from rocstar.sandbox.client import SandboxClient
 from rocstar.support.plugins import check_call, load, own_code
 from rocstar.tools.choose import NO_TOOLS, Tools, make_tools
-from rocstar.types import Problem, ToolResult
+from rocstar.types import Completion, Problem, ToolResult
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class AttemptParts:
                 if not hasattr(environment, name):
                     kind = type(environment).__name__
                     raise ConfigError(f"{said} made {kind}, which has no {name}; see rocstar.protocols.Environment")
-            return environment
+            return _OwnEnvironment(environment, problem)
 
         return made
 
@@ -162,6 +163,41 @@ class AttemptParts:
             environment=self.environment,
             note=note,
         )
+
+
+class _OwnEnvironment:
+    """An environment of the user's own. What it raises in an attempt is a fault that names it, never a reward."""
+
+    def __init__(self, inner: Environment, problem: Problem) -> None:
+        self._inner, self._problem = inner, problem
+
+    def opening(self) -> tuple[int, ...]:
+        with own_code("rollout.environment: opening failed", self._inner):
+            return self._inner.opening()
+
+    def budget(self) -> int:
+        with self._faults("budget"):
+            return self._inner.budget()
+
+    async def reply(self, completion: Completion) -> Reply:
+        with self._faults("reply"):
+            reply = await self._inner.reply(completion)
+            if not isinstance(reply, Reply):
+                raise TypeError(f"it gave {reply!r:.60}; let it return a rocstar.protocols.Reply")
+            return reply
+
+    async def close(self) -> None:
+        with self._faults("close"):
+            await self._inner.close()
+
+    @contextmanager
+    def _faults(self, method: str) -> Iterator[None]:
+        place = f"{type(self._inner).__name__}.{method} failed at problem {named(self._problem)}"
+        try:
+            with own_code(f"rollout.environment: {place}", self._inner):
+                yield
+        except ConfigError as error:
+            raise Unavailable(str(error)) from error
 
 
 def as_evaluated(recipe: Recipe) -> Recipe:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from rocstar.errors import ConfigError
 from rocstar.rollout.environment import AttemptLimits, Conversation, EnvironmentFactory, ToolEnvironment
-from rocstar.support.plugins import own_code
 from rocstar.types import Problem
 
 SHOWN_CHARS, SHOWN_PROBLEMS = 60, 5  # in a message
@@ -16,11 +15,7 @@ UNLIMITED = AttemptLimits(max_turns=1, max_response_tokens=1, max_parallel_calls
 def prompt_tokens(
     problem: Problem, conversation: Conversation, environment: EnvironmentFactory = ToolEnvironment
 ) -> int:
-    made = environment(problem, conversation, UNLIMITED, 0)
-    if type(made) is ToolEnvironment:
-        return len(made.opening())
-    with own_code("rollout.environment: opening failed", made):
-        return len(made.opening())
+    return len(environment(problem, conversation, UNLIMITED, 0).opening())
 
 
 def named(problem: Problem) -> str:

@@ -61,7 +61,9 @@ async def run_episode(
     except Unavailable as error:
         stop, fault = Stop.ENVIRONMENT_FAILED, str(error)
     finally:
-        await asyncio.shield(_close(engine, environment, session_id, note))
+        unclosed = await asyncio.shield(_close(engine, environment, session_id, note))
+    if unclosed:
+        stop, fault = Stop.ENVIRONMENT_FAILED, fault or unclosed
     return Trajectory(
         problem_id=problem.id,
         index=index,
@@ -79,10 +81,14 @@ def answered(turn: Turn, reply: Reply, tool_seconds: float) -> Turn:
     return replace(turn, calls=reply.calls, results=reply.results, reply_ids=reply.reply_ids, tool_seconds=tool_seconds)
 
 
-async def _close(engine: Engine, environment: Environment, session_id: str, note: Note) -> None:
+async def _close(engine: Engine, environment: Environment, session_id: str, note: Note) -> str | None:
+    """Why the environment could not be closed; None where it could."""
     note(session_id, "its end")
     try:
         await environment.close()
+        return None
+    except Unavailable as error:
+        return str(error)
     finally:
         await engine.close_session(session_id)
         note(session_id, None)

@@ -13,6 +13,7 @@ from rocstar.run.stages import Row, window_mean, window_means
 
 WINDOW = 5  # steps
 RIGHT = "verdict/right"  # rewards of one's own may be of any scale
+FEW_RIGHT, SOME_RIGHT = 0.02, 0.05  # shares of attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,15 @@ LEVELS = (
         action="a longer cold start (more steps of an sft stage) shows the model how",
     ),
     Level(
+        metric="tool/error_rate",
+        name="failed calls",
+        least=0.8,
+        tools_only=True,
+        says="{:.0%} of the tool calls fail",
+        action="look at what they fail with (rocstar analyze RUN): a module that the sandbox lacks, "
+        "limits of [sandbox] that are too tight, or a form of calls that a longer cold start must show",
+    ),
+    Level(
         metric="group/solved_share",
         name="too easy",
         least=0.9,
@@ -141,7 +151,7 @@ LEVELS = (
     ),
 )
 
-FOLLOW = ("nothing learnt", "truncation", "no tool")
+FOLLOW = ("nothing learnt", "truncation", "no tool", "hardly any right")
 """What else there is to see where every attempt is cut."""
 
 
@@ -151,14 +161,13 @@ def alarms(
     """The alarms that hold after these steps. rows: metrics of the stage, one a step. tools: whether attempts have any.
     steps: of the stage; one shorter than WINDOW is looked at as a whole, for levels only."""
     all_cut = _all_cut(rows, tools)
-    levels = [level for level in LEVELS if all_cut is None or level.name not in FOLLOW]
     found = [
         all_cut,
-        *(level.alarm(rows, tools, min(WINDOW, steps)) for level in levels),
+        *(level.alarm(rows, tools, min(WINDOW, steps)) for level in LEVELS),
         *(judge(rows) for judge in TRENDS),
         _evaluation_lags(rows, evaluations),
     ]
-    return [alarm for alarm in found if alarm is not None]
+    return [alarm for alarm in found if alarm and not (all_cut and alarm.name in FOLLOW)]
 
 
 def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
@@ -175,9 +184,23 @@ def _all_cut(rows: Sequence[Row], tools: bool) -> Alarm | None:
     )
 
 
+def _hardly_any_right(rows: Sequence[Row]) -> Alarm | None:
+    """Graded rewards may teach where nothing is right yet; one that fell is a collapse."""
+    right, reward = (list(window_means(rows, name, WINDOW)) for name in (RIGHT, "reward/mean"))
+    if not right or max(right) >= SOME_RIGHT or max(right[-1], *reward[-1:]) >= FEW_RIGHT:
+        return None
+    return Alarm(
+        name="hardly any right",
+        evidence=f"{right[-1]:.1%} of the attempts of {WINDOW} steps are right, so hardly a group teaches anything",
+        action="read some (rocstar runs rollouts RUN --wrong --full): where the answers are good, the prompt does not "
+        "ask for the form that evaluate.verifier reads, or the references have another; where they are not, take "
+        "easier problems or a longer cold start (more steps of an sft stage)",
+    )
+
+
 def _reward_collapse(rows: Sequence[Row]) -> Alarm | None:
     means = list(window_means(rows, RIGHT, WINDOW))
-    if not means or max(means) < 0.05 or means[-1] > 0.7 * max(means):
+    if not means or max(means) < SOME_RIGHT or means[-1] > 0.7 * max(means):
         return None
     return Alarm(
         name="reward collapse",
@@ -209,7 +232,12 @@ def _errors_grow(rows: Sequence[Row]) -> Alarm | None:
     )
 
 
-TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (_reward_collapse, _entropy_growth, _errors_grow)
+TRENDS: tuple[Callable[[Sequence[Row]], Alarm | None], ...] = (
+    _hardly_any_right,
+    _reward_collapse,
+    _entropy_growth,
+    _errors_grow,
+)
 
 
 def _evaluation_lags(rows: Sequence[Row], evaluations: Sequence[Evaluated]) -> Alarm | None:

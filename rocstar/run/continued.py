@@ -18,6 +18,7 @@ from rocstar.errors import ConfigError
 from rocstar.record.atomic import write_json
 from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.journal import read_journal
+from rocstar.support.screen import plural
 
 PLACES = ("cluster.", "engine.", "run.stall_")
 THREADS = "run.threads"
@@ -89,6 +90,15 @@ def record(run: RunFolder, made: Continued) -> None:
         write_json(run.resolved, made.recipe.resolved())
 
 
+def made_again(run: RunFolder, step: int) -> str:
+    """Which steps after the checkpoint of `step` (0: there is none) were made once, in words; empty where none were."""
+    last = max((row["step"] for row in read_journal(run.metrics)), default=0)
+    if last <= step:
+        return ""
+    steps = f"step {last} is" if last == step + 1 else f"steps {step + 1} to {last} are"
+    return f"; {steps} made again: " + (f"the last checkpoint is of step {step}" if step else "there is no checkpoint")
+
+
 def is_reopened(run: RunFolder, stage: str, step: int) -> bool:
     """Whether a stage that was over at `step` goes on there."""
     return any(row["step"] == step and row["setting"].startswith(f"stage.{stage}.") for row in run.changes)
@@ -102,7 +112,7 @@ def _differ(was: Recipe, now: Recipe, step: int) -> Iterator[Change]:
             yield {"step": step, "setting": key, "was": before.get(key), "now": after.get(key)}
     for stage in now.stage:
         if stage.name not in known:
-            told = f"{stage.kind}, {stage.steps} steps"
+            told = f"{stage.kind}, {plural(stage.steps, 'step')}"
             yield {"step": step, "setting": f"stage.{stage.name}", "was": None, "now": told}
 
 
@@ -142,8 +152,8 @@ def _refuse_what_is_over(
         return
     if stage.steps <= done:
         raise ConfigError(
-            f"stage {stage.name} has made its {done} steps at step {step} of the run, so {mine[0]!r} would change "
-            f"nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
+            f"stage {stage.name} has made its {plural(done, 'step')} at step {step} of the run, so {mine[0]!r} would "
+            f"change nothing; give it more steps with {own}steps=NUMBER, or add a stage with stage.NAME.kind=rl and "
             "stage.NAME.steps=NUMBER"
         )
     if state["stage_complete"] and not is_reopened(run, stage.name, step) and not changes:

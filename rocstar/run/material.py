@@ -40,9 +40,10 @@ from rocstar.record.folder import HELD_OUT
 from rocstar.rollout.environment import Conversation
 from rocstar.run.benchmarks import NamedBenchmark, read_benchmarks
 from rocstar.run.rows import Layout, layouts_of, rows_of_layouts, with_steps
-from rocstar.run.tasks import heldout_problems, make_task, require_demonstrations, training_problems
+from rocstar.run.tasks import FileTask, heldout_problems, make_task, require_demonstrations, training_problems
 from rocstar.support.exits import need
 from rocstar.support.plugins import is_reference
+from rocstar.support.screen import plural
 from rocstar.types import Problem
 
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -51,6 +52,8 @@ TOKENIZER_ROWS = 3000
 """Demonstrations a fresh tokenizer is trained on; more change nothing that matters."""
 COVERED = 0.5
 """Share of a model's embedding that its tokenizer must cover; real ones cover 95% and more, the rest is padding."""
+SHORTEST = {"boxed": "\\boxed{0}", "boxed_strict": "<answer>\\boxed{0}</answer>"}
+"""An answer that takes as little room as any, by `evaluate.verifier`."""
 BYTES, ACROSS_WORDS = 4, 8
 """Bytes of text in a token; ACROSS_WORDS where merges may cross spaces, on texts that repeat phrases."""
 
@@ -137,16 +140,19 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     recipe, told = with_steps(recipe, {name: len(shown) for name, shown in layouts.items() if shown is not None})
     if any(stage.steps == BY_EPOCHS for stage in recipe.stage):
         raise ConfigError("a run that goes on does not read its rows again, so it takes no epochs; give steps")
+    tasks = {stage.name: task_of(recipe, stage) for stage in recipe.rl_stages}
+    problems = {stage.name: _problems(stage, tasks[stage.name], heldout) for stage in recipe.rl_stages}
+    leaving = ((name, own.left_out) for name, own in tasks.items() if isinstance(own, FileTask))
     material = Material(
         recipe=recipe,
         task=task,
         heldout=heldout,
-        problems={stage.name: _problems(stage, task_of(recipe, stage), heldout) for stage in recipe.rl_stages},
+        problems=problems,
         layouts=layouts,
         pretrained=pretrained,
         template=template,
         benchmarks=benchmarks,
-        notes=told,
+        notes=[*told, *(f"stage {name}: {left}" for name, left in leaving if left)],
     )
     if recipe.model.device == "cuda":
         from rocstar.learning.models import device_of  # torch, which is loaded for nothing less than this question
@@ -157,6 +163,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
         codec.stop_ids(material.template)
         material = without_long_prompts(material, codec)
         positions = positions_of(material, codec, facts.positions)
+        material = replace(material, notes=[*material.notes, *_unasked(material), *cramped(material, codec)])
         read = {
             name: [len(row.token_ids) for row in rows_of_layouts(name, layouts, codec, template, facts.positions)]
             for name, layouts in material.layouts.items()
@@ -166,6 +173,7 @@ def read_material(recipe: Recipe, *, rows: Set[str] | None = None) -> Material:
     else:
         if heldout or material.problems:
             _refuse_long_caps(recipe.model.max_positions, recipe.rollouts, benchmarks)
+        cramped(material, None)
         own = template_named(recipe.rollout.template)
         atoms = atoms_of(task, own, recipe.rollout.tool_name)
         refuse_small_vocabulary(recipe.model.vocab_size, own.markers, atoms)
@@ -199,8 +207,9 @@ def few_problems(stage: RlStage, there: int) -> str | None:
     if there >= rollout.problems_per_step:
         return None
     return (
-        f"stage {stage.name} has {there} problems and rollout.problems_per_step is {rollout.problems_per_step}, so "
-        f"each step takes all {there} and makes {there * rollout.attempts_per_problem} attempts"
+        f"stage {stage.name} has {plural(there, 'problem')} and rollout.problems_per_step is "
+        f"{rollout.problems_per_step}, so each step takes all {there} and makes "
+        f"{there * rollout.attempts_per_problem} attempts"
     )
 
 
@@ -245,6 +254,37 @@ def without_long_prompts(material: Material, codec: Codec) -> Material:
             raise ConfigError(f"{notes[-1]}, so nothing is left; raise it")
     named = dict(zip((stage.name for stage in stages), kept, strict=False))
     return replace(material, problems=named, heldout=kept[-1], notes=list(dict.fromkeys(notes)))
+
+
+def cramped(material: Material, codec: Codec | None) -> list[str]:
+    """Stages in which no attempt can call a tool and answer, in words. Raises ConfigError for one in which none can
+    answer. Without a tokenizer an answer may be a single token."""
+    recipe, template, told = material.recipe, material.template, []
+    answer = SHORTEST.get(recipe.evaluate.verifier)
+    for stage in recipe.rl_stages if answer else ():
+        most, end = stage.rollout.max_response_tokens, int(stage.rollout.truncated == "wrong")
+        least = end + (len(codec.encode(str(answer))) if codec else 1)
+        cap = f"stage {stage.name}: rollout.max_response_tokens is {most}"
+        if most < least:
+            raise ConfigError(f"{cap}, and {answer} takes {least} with its end; raise it, or no attempt can be right")
+        if codec and stage.rollout.has_tools and material.parts.specs:
+            spec = material.parts.specs[0]
+            call = text_of(template.calls.render(spec.name, dict.fromkeys(spec.parameters.get("required", ()), "")))
+            least += len(codec.encode(call + template.stop + text_of(template.reply([""]))))
+            if most < least:
+                told.append(f"{cap}, and a tool call, its reply and {answer} take at least {least}; raise it")
+    return told
+
+
+def _unasked(material: Material) -> Iterator[str]:
+    """Whether RL begins with a model that nobody has shown or told how answers are written."""
+    first, verifier = next(iter(material.recipe.stage), None), material.recipe.evaluate.verifier
+    if isinstance(first, RlStage) and verifier in SHORTEST and "boxed" not in (first_prompt(material) or ""):
+        yield (
+            f"warning: no sft stage comes before {first.name} and the prompt does not ask for \\boxed{{}}, where "
+            f"evaluate.verifier {verifier!r} looks: unless the model writes it of itself, every attempt is wrong; take "
+            "rollout.template 'paper' or 'model', set rollout.preamble, or begin with an sft stage"
+        )
 
 
 def positions_of(material: Material, codec: Codec, model_positions: int) -> int:

@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from rocstar.record.folder import RunFolder, read_json
 from rocstar.record.tracker import RunTracker
 from rocstar.rollout.fleet import Tell
 from rocstar.run.checkpoints import Checkpoints, Progress, latest
-from rocstar.run.continued import is_reopened
+from rocstar.run.continued import is_reopened, made_again
 from rocstar.run.material import (
     Material,
+    cramped,
     fingerprint,
     fresh_codec,
     layouts_at_first,
@@ -68,6 +69,7 @@ async def opened_run(
             made = _opened_model(material, folder, screen, checkpoints.newest)
         if material.pretrained is None:
             material = without_long_prompts(material, made.codec)
+            material = replace(material, notes=[*material.notes, *cramped(material, made.codec)])
         for told in material.notes:
             screen.note(told)
         recipe = material.recipe
@@ -156,8 +158,8 @@ def _starting_point(material: Material, folder: RunFolder, screen: Screen, *, re
     """Progress and newest checkpoint. When resuming, the folder's records after that step are removed."""
     progress, checkpoint = (latest(folder) if resume else None) or (Progress(), None)
     if resume:
+        screen.note(f"going on after step {progress.step}{made_again(folder, progress.step)}")
         folder.rewind(progress.step)
-        screen.note(f"going on after step {progress.step}")
         for change in folder.changes:
             if change["step"] == progress.step:
                 screen.note(changed_setting(change))

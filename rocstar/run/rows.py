@@ -22,6 +22,7 @@ from rocstar.record.atomic import write_atomic
 from rocstar.record.folder import RunFolder
 from rocstar.record.rollouts import read_table
 from rocstar.run.tasks import demonstrations_of
+from rocstar.support.screen import plural
 from rocstar.types import SftRow, Status, ToolResult, seed_for
 
 Layout = Sequence[Piece]
@@ -101,7 +102,8 @@ def with_steps(recipe: Recipe, rows: Mapping[str, int]) -> tuple[Recipe, list[st
             there, batch = rows[stage.name], stage.sft.batch_rows
             steps = ceil(stage.epochs * there / min(batch, there))
             told.append(
-                f"stage {stage.name}: epochs {stage.epochs:g} of {there:,} rows, {batch} a step, are {steps:,} steps"
+                f"stage {stage.name}: epochs {stage.epochs:g} of {plural(there, 'row')}, {batch} a step, are "
+                f"{plural(steps, 'step')}"
             )
             if stage.sft.warmup_steps > steps:
                 raise ConfigError(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from rocstar.config.sections import EndSection
+from rocstar.support.screen import plural
 
 Row = Mapping[str, float | None]
 """Metrics of one step."""
@@ -28,8 +29,8 @@ def _saturated(rule: EndSection, rows: Sequence[Row]) -> str | None:
     if rule.solved_share is None or share is None or share < rule.solved_share:
         return None
     return (
-        f"every attempt was right in {share:.0%} of the groups of its last {rule.window} steps (end.solved_share is "
-        f"{rule.solved_share:g})"
+        f"every attempt was right in {share:.0%} of the groups of its last {plural(rule.window, 'step')} "
+        f"(end.solved_share is {rule.solved_share:g})"
     )
 
 
@@ -41,8 +42,8 @@ def _declined(rule: EndSection, rows: Sequence[Row]) -> str | None:
     if best - last < rule.reward_loss:
         return None
     return (
-        f"the mean reward of its last {rule.window} steps, {last:.3f}, is {best - last:.3f} below the best so many "
-        f"steps (end.reward_loss is {rule.reward_loss:g})"
+        f"the mean reward of its last {plural(rule.window, 'step')}, {last:.3f}, is {best - last:.3f} below the best "
+        f"so many steps (end.reward_loss is {rule.reward_loss:g})"
     )
 
 
@@ -53,8 +54,8 @@ def _flat(rule: EndSection, rows: Sequence[Row]) -> str | None:
     if rule.truncated_share is not None and not _is_truncation_stable(rule, rows):
         return None
     return (
-        f"the mean reward of its last {rule.window} steps, {last:.3f}, is {last - before:+.3f} against the steps "
-        f"before them (end.reward_gain is {rule.reward_gain:g})"
+        f"the mean reward of its last {plural(rule.window, 'step')}, {last:.3f}, is {last - before:+.3f} against the "
+        f"steps before them (end.reward_gain is {rule.reward_gain:g})"
     )
 
 

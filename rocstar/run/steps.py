@@ -16,6 +16,7 @@ from rocstar.run.alarms import Alarm, Evaluated, alarms
 from rocstar.run.checkpoints import Learner
 from rocstar.run.run import Run
 from rocstar.run.stages import why_over
+from rocstar.support.screen import plural
 
 TRAINER_PHASES = ("rollout", "learning", "record", "sft")
 
@@ -70,7 +71,7 @@ class StageSteps:
             steps = progress.stage_step
             run.tracker.event("stage_end", name=stage.name, step=progress.step, steps=steps, reason=over)
             if steps < stage.steps:
-                run.screen.note(f"{stage.name} is over after {steps} of at most {stage.steps} steps: {over}")
+                run.screen.note(f"{stage.name} is over after {steps} of at most {plural(stage.steps, 'step')}: {over}")
         # An evaluation that takes longer than a step is gone on with after a kill: the run is saved before it.
         evaluates = stage.rollouts and run.recipe.evaluate.is_due_after(progress.stage_step)
         if over or evaluates or run.checkpoints.is_due() or run.stopper.asked:
@@ -103,7 +104,7 @@ class StageSteps:
     def _why_over(self) -> str | None:
         stage, run = self._stage, self._run
         if run.progress.stage_step == stage.steps:
-            return f"its {stage.steps} steps are done"
+            return f"it has made its {plural(stage.steps, 'step')}"
         if run.folder.asks_to_end(stage.name):
             return "a person asked for it"
         return why_over(stage.end, self._rows)

@@ -17,6 +17,7 @@ from rocstar.data.problems import load_problems
 from rocstar.errors import ConfigError
 from rocstar.protocols import DemonstratingTask, Task
 from rocstar.support.plugins import check_call, is_reference, load, own_code
+from rocstar.support.screen import plural
 from rocstar.types import Demonstration, Problem, seed_for
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -57,13 +58,20 @@ class FileTask(Task):
         self._data = data
         self._seed = seed
         self._count = heldout
+        self.left_out = ""
+        """How many problems the last call of `problems` left out because they are held out; empty for none."""
 
     def problems(self, exclude: Set[str] = frozenset()) -> list[Problem]:
         """Problems in the order of the files."""
         if not self._data.train_files:
             raise ConfigError("data.train_files is empty; give at least one JSONL, CSV or parquet file")
         held = exclude | {problem.id for problem in self.heldout()}
-        return [problem for problem in self._read(self._data.train_files) if problem.id not in held]
+        there = self._read(self._data.train_files)
+        kept = [problem for problem in there if problem.id not in held]
+        if left := len(there) - len(kept):
+            told = f"{left} of the {plural(len(there), 'problem')} in data.train_files"
+            self.left_out = f"{told} {'is' if left == 1 else 'are'} held out, and so not learnt from"
+        return kept
 
     def heldout(self) -> list[Problem]:
         """The first `evaluate.problems` of the test files, in a seeded order."""

@@ -100,6 +100,7 @@ def serve(
             with ended_by_signals(server):
                 say(f"{name} at {url_of(host, place.getsockname()[1])}/v1 (Ctrl-C ends)")
                 await server.serve(sockets=[place])
+                await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # cancelled; see them out
 
     with place:
         asyncio.run(run())

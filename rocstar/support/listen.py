@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -31,12 +32,20 @@ def url_of(host: str, port: int) -> str:
 def ended_by_signals(server: Any) -> Iterator[None]:
     """While the context lasts, Ctrl-C and SIGTERM end this uvicorn.Server in order. To be entered by the main thread
     before anyone is told of the server: uvicorn itself hears of signals only once its loop runs, and a
-    KeyboardInterrupt before that is lost where Python happens to raise it in a destructor."""
+    KeyboardInterrupt before that is lost where Python happens to raise it in a destructor. Answers that are then cut
+    are no faults, so uvicorn logs none."""
+    log = logging.getLogger("uvicorn.error")
+
+    def goes_on(record: logging.LogRecord) -> bool:
+        return not server.should_exit
+
+    log.addFilter(goes_on)
     server.capture_signals = nullcontext
     end: Callable[..., None] = server.handle_exit
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        log.removeFilter(goes_on)
         for number, handler in before.items():
             signal.signal(number, handler)

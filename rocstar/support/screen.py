@@ -10,7 +10,6 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -29,6 +28,7 @@ PIPE_COLUMNS = 200  # most width of a table that is written to a pipe; it is as 
 LINE_SECONDS = (
     1.0  # a log gets at most one progress line a second, and always the last one before something else is said
 )
+NAMED = 4  # earlier evaluations of one name
 SILENT_SECONDS = 10.0  # after which a log is told what is under way
 LOOK_SECONDS = 1.0
 
@@ -130,9 +130,8 @@ class Screen:
             self._print(changed_setting(change))
         for stage in shown.get("stages", ()):
             if stage.get("ended"):
-                self._print(
-                    f"{stage['name']} ended after {stage['done']} of at most {stage['steps']} steps: {stage['ended']}"
-                )
+                most = plural(stage["steps"], "step")
+                self._print(f"{stage['name']} ended after {stage['done']} of at most {most}: {stage['ended']}")
         for warning in shown.get("warnings", ()):
             self._print(f"warning at step {warning['step']}: {warning['evidence']}; {warning['action']}")
         if seconds := summary.get("cpu_seconds"):
@@ -176,15 +175,18 @@ class Screen:
 
     def evaluations(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """A list of evaluations (`runs.evaluations.row_of`), a row a name: of one that was made after several steps the
-        last, and how often it was made."""
-        made = Counter(row["evaluation"].partition("@")[0] for row in rows)
-        table = _table("evaluation", "right answers", "problems", "made")
-        for row in {row["evaluation"].partition("@")[0]: row for row in rows}.values():
-            times = made[row["evaluation"].partition("@")[0]]
+        last, and the steps of the newest before it."""
+        named: dict[str, list[Mapping[str, Any]]] = {}
+        for row in rows:
+            named.setdefault(row["evaluation"].partition("@")[0], []).append(row)
+        table = _table("evaluation", "right answers", "problems", "also at")
+        for *earlier, row in named.values():
+            more = f"{len(earlier) - NAMED} more, " if len(earlier) > NAMED else ""
+            also = ", ".join(f"@{one['evaluation'].partition('@')[2]}" for one in earlier[-NAMED:])
             figure = row.get("accuracy")
             shown = f"cannot be read: {row['broken']}" if "broken" in row else _whole_figure(figure, percent)
             problems = figure.get("n") if isinstance(figure, Mapping) else None
-            table.add_row(row["evaluation"], shown, f"{problems or ''}", f"{times} times" if times > 1 else "")
+            table.add_row(row["evaluation"], shown, f"{problems or ''}", more + also)
         self._print(table)
 
     def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -305,6 +307,11 @@ def changed_setting(change: Metrics) -> str:
 
 
 # The step line
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def percent(value: float) -> str:
@@ -435,10 +442,10 @@ def _over_runs(figure: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 def _stands(run: Mapping[str, Any]) -> str:
     """How a run that is not finished stands, after its name."""
-    steps = run["step"]
+    steps = plural(run["step"], "step")
     if run["state"] == "running":
-        return f"is running, {steps} steps are done"
-    return f"{run['state']} after {steps} steps" + (f": {run['reason']}" if run["reason"] else "")
+        return f"is running and has made {steps}"
+    return f"{run['state']} after {steps}" + (f": {run['reason']}" if run["reason"] else "")
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

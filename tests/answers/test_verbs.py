@@ -145,3 +145,16 @@ def test_rewards_are_compared_with_verdicts_that_somebody_expected(
     assert cli.run(["reward", "test", "rocstar.adapters.rewards:compute_score", *asked]) == OK
     out = capsys.readouterr().out
     assert "cases: 2\n" in out and "expected: 2\nagreed: 1\n" in out
+
+
+def test_a_graded_reward_is_compared_with_the_grade_that_somebody_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half_reward_for_a_test.py").write_text("def f(completions, grade, **columns):\n    return [0.5]\n")
+    data = tmp_path / "graded.jsonl"
+    data.write_text("".join(json.dumps({"text": "1", "gold": "2", "grade": grade}) + "\n" for grade in (0.5, 1, 0.25)))
+    asked = ["reward", "test", f"{tmp_path}/half_reward_for_a_test.py:f", "--batch", "1", "--data", str(data)]
+    assert cli.run([*asked, "--expected", "grade"]) == OK
+    assert "expected: 3\nagreed: 1\n" in capsys.readouterr().out
+    assert cli.run(["verify", "--cases", str(data), "--expected", "grade"]) == USAGE  # it gives verdicts only
+    assert "expected true or false, got 0.5" in capsys.readouterr().err

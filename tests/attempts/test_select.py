@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,16 @@ def test_what_is_not_there_is_answered_with_what_is(files: list[Path], asked: li
     shown = CliRunner().invoke(app, ["rollouts", run.name, "--runs", str(run.parent), *asked])
     assert shown.exit_code == 0, shown.output
     assert shown.output.strip() == f"{run.name} has no such attempt{told}"
+
+
+def test_a_graded_reward_is_shown_beside_the_verdict(tmp_path: Path) -> None:
+    folder, whole, half = run(tmp_path), trajectory(0), trajectory(1, verdict=Verdict.WRONG)
+    assert half.outcome is not None
+    graded = replace(half, outcome=replace(half.outcome, reward=0.5))
+    records = [AttemptRecord(problem=PROBLEM, trajectory=t, choice=None, policy_version=1) for t in (whole, graded)]
+    write_attempts(folder.rollout_file(1), 1, records, decode)
+    shown = CliRunner().invoke(app, ["rollouts", folder.name, "--runs", str(folder.path.parent)]).output
+    assert " wrong     reward 0.5 " in shown and shown.count("reward") == 1
 
 
 def test_those_with_most_come_first(files: list[Path]) -> None:

@@ -96,7 +96,11 @@ def test_good_tokens_become_likelier_and_bad_ones_do_not(loss: TokenLosses, spre
     [
         ("def loss(tokens): ...", "should take (tokens, settings)"),
         ("def loss(tokens, settings): return 1 / 0", "failed on three tokens: ZeroDivisionError: division by zero"),
-        ("def loss(tokens, settings): return -tokens.logprobs", "failed on three tokens: "),
+        ("def loss(tokens, settings): return -tokens.logprobs", "returned Tensor; let it return two tensors: the loss"),
+        (
+            "def loss(tokens, settings): return -tokens.logprobs, 0.5",
+            "returned Tensor, float; let it return two tensors",
+        ),
         ("def loss(tokens, settings): return -tokens.logprobs.sum(), tokens.logprobs > 0", "gave losses 6.0"),
         ("def loss(tokens, settings): return tokens.advantages, tokens.logprobs > 0", "failed on three tokens: "),
         ("def loss(tokens, settings): raise SystemExit(3)", "SystemExit: 3 (plug_loss.py, line 1)"),

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter
 
+from rocstar.analysis.sweep import values_of
 from rocstar.cli.main import USAGE_ERROR, app
 from rocstar.config.layers import parse_override
 from rocstar.config.recipe import load_recipe
@@ -63,11 +64,12 @@ def parse_in_part(arguments: list[str]) -> None:
 
 def check_settings(arguments: list[str]) -> None:
     """Every `section.key=value` is a key, and a value that fits it. Raises ConfigError or ValueError."""
-    settings = [word for word in arguments if SETTING.fullmatch(word)]
+    given = [word for word in arguments if SETTING.fullmatch(word)]
+    values = [values_of(setting) if arguments[0] == "sweep" else [setting] for setting in given]
     recipe = next((ROOT / word for word in arguments if word.startswith("recipes/")), None)
     if recipe is not None and "--resume" not in arguments and arguments[0] != "data":
-        load_recipe(recipe, settings)
-    for setting in settings:
+        load_recipe(recipe, [several[0] for several in values])
+    for setting in (value for several in values for value in several):
         check_setting(setting)
 
 

@@ -52,6 +52,15 @@ def test_right_settings_pass(setting: str) -> None:
     commands.check_settings(["train", "mine.toml", setting])
 
 
+def test_each_value_of_a_sweep_is_checked() -> None:
+    commands.check_settings(["sweep", "mine.toml", "run.seed=0..2", "learning.learning_rate=1e-6,3e-6"])
+    for wrong in ("run.seed=0,many", "run.seed=2..0"):
+        with pytest.raises((ValidationError, ConfigError)):
+            commands.check_settings(["sweep", "mine.toml", wrong])
+    with pytest.raises(ValidationError):
+        commands.check_settings(["train", "mine.toml", "run.seed=0..2"])
+
+
 def test_settings_are_checked_with_the_recipe_that_they_change() -> None:
     with pytest.raises(ConfigError):
         commands.check_settings(["train", "recipes/quickstart.toml", "resample.keep=10000"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_the_list_is_a_table_and_an_object(base: Path, capsys: pytest.CaptureFix
     (base / "evals" / "weak" / "broken" / "result.json").write_text("[]")
     assert run(["evals", "list", "--runs", str(base)]) == 0
     table = capsys.readouterr().out
-    assert f"weak/aime24-{HASH}" in table and "first/after@12" in table and "2 times" in table
+    assert f"weak/aime24-{HASH}" in table and re.search(r"first/after@12 .* @6\b", table)
     assert "first/after@6" not in table and "cannot be read" in table
     assert run(["evals", "list", "--runs", str(base), "--json"]) == 0
     rows = {row["evaluation"]: row for row in json.loads(capsys.readouterr().out)["evaluations"]}

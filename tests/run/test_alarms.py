@@ -14,6 +14,7 @@ HEALTHY: Row = {
     "learn/skipped": 0.0,
     "len/truncated": 0.1,
     "tool/none_share": 0.1,
+    "tool/error_rate": 0.4,
     "tool/failed_call_share_in_correct": 0.1,
     "group/solved_share": 0.2,
     "policy/entropy": 0.3,
@@ -63,6 +64,14 @@ def test_a_step_whose_attempts_are_all_cut_is_told_at_once_and_before_what_follo
 def test_without_tools_nobody_misses_them() -> None:
     rows = stage({"tool/none_share": 1.0})
     assert names(rows) == ["no tool"] and names(rows, tools=False) == []
+
+
+def test_a_stage_in_which_hardly_anything_is_right_is_told_once_it_has_lasted() -> None:
+    poor: Row = {**HEALTHY, "verdict/right": 0.019, "reward/mean": 0.019}
+    assert names([poor] * (WINDOW - 1)) == [] and names([poor] * WINDOW) == ["hardly any right"]
+    assert names([{**poor, "verdict/right": 0.021}] * WINDOW) == []
+    assert names([{**poor, "reward/mean": 0.3}] * WINDOW) == [], "a graded reward teaches"
+    assert names(stage(poor)) == ["reward collapse"], "the first cause alone"
 
 
 def test_a_reward_that_falls_by_a_third_is_a_collapse() -> None:

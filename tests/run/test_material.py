@@ -56,6 +56,7 @@ def test_problems_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None
     made = material(cold, RL, data=data)
     assert [p.question for p in made.problems["rl"]] == ["0+1?", "1+1?"]
     assert len(made.heldout) == 2 and len(made.layouts["cold"]) == 1
+    assert made.notes == ["stage rl: 2 of the 4 problems in data.train_files are held out, and so not learnt from"]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,8 @@ def test_epochs_become_steps_once_the_rows_are_known(tmp_path: Path, rows: int, 
     (stage,) = made.recipe.stage
     assert (stage.steps, stage.model_dump()["epochs"]) == (steps, 0)
     assert steps * min(8, rows) >= epochs * rows
-    assert made.notes == [f"stage cold: epochs {epochs:g} of {rows} rows, 8 a step, are {steps} steps"]
+    told = f"stage cold: epochs {epochs:g} of {rows} rows, 8 a step, are {steps} step" + "s" * (steps > 1)
+    assert made.notes == [told]
 
 
 @pytest.mark.parametrize(
@@ -237,3 +239,55 @@ def test_epochs_become_steps_once_the_rows_are_known(tmp_path: Path, rows: int, 
 def test_epochs_that_cannot_be_obeyed_are_refused(tmp_path: Path, stage: dict[str, Any], told: str) -> None:
     with pytest.raises((ConfigError, ValidationError), match=told):
         epochs_of(tmp_path, 32, **stage)
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> dict[str, Any]:
+    """A model of its own and a problem."""
+    pytest.importorskip("torch")
+    from rocstar.config.sections import ModelSection
+    from rocstar.dialogue.templates import template_named
+    from rocstar.learning.models import random_model
+    from rocstar.learning.policy import Policy
+    from tests.learning.examples import SHAPE, codec
+
+    made = random_model(SHAPE.model_copy(update={"max_positions": 256}), 0)
+    Policy(made, codec(), template_named("compact"), ModelSection()).save(tmp_path / "model")
+    data = {"source": "files", "train_files": [write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})]}
+    return {"model": {"path": str(tmp_path / "model")}, "data": data}
+
+
+def test_a_model_that_nobody_asks_for_a_box_is_told_before_the_first_step(
+    tmp_path: Path, pretrained: dict[str, Any]
+) -> None:
+    compact = {"rollout": {"template": "compact", "max_turns": 1}}
+    (told,) = material(RL, **pretrained, **compact).notes
+    assert told.startswith(
+        r"warning: no sft stage comes before rl and the prompt does not ask for \boxed{}, where eval"
+    )
+    asking = {"rollout": {**compact["rollout"], "preamble": r"Answer in \boxed{}. "}}
+    assert material(RL, **pretrained, **asking).notes == []
+    assert material(imitating(tmp_path), RL, **pretrained, **compact).notes == []
+    assert (
+        material(RL, **pretrained, **compact, evaluate={"verifier": "rocstar.adapters.rewards:compute_score"}).notes
+        == []
+    )
+
+
+def test_a_cap_under_what_an_answer_takes_is_refused_and_one_without_room_for_a_call_is_told(
+    tmp_path: Path, pretrained: dict[str, Any]
+) -> None:
+    def capped(tokens: int, **rollout: Any) -> Material:
+        stage = {**RL, "rollout": {"max_response_tokens": tokens, **rollout}}
+        return material(imitating(tmp_path), stage, **pretrained, rollout={"template": "compact"})
+
+    with pytest.raises(
+        ConfigError, match=r"stage rl: rollout.max_response_tokens is 9, and \\boxed\{0\} takes 10 with"
+    ):
+        capped(9)
+    assert capped(10, max_turns=1).notes == capped(9, max_turns=1, truncated="graded").notes == []
+    (told,) = capped(30).notes
+    least = int(told.split()[-3].rstrip(";"))
+    assert "a tool call, its reply and" in told and capped(least).notes == [] != capped(least - 1).notes
+    with pytest.raises(ConfigError, match="takes 2 with its end"):  # nobody knows its tokens yet
+        material(imitating(tmp_path), {**RL, "rollout": {"max_response_tokens": 1}}, data=pretrained["data"])

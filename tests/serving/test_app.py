@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from rocstar.serving import app
 from rocstar.serving.app import Agent, app_of
 from tests.rollout.examples import ANSWER, CODEC, QUESTION, TEMPLATE, program
-from tests.serving.examples import Piecewise, agent_over
+from tests.serving.examples import Piecewise, agent_over, roller_over
 
 RUN = program("print(2+3)")
 ASKED = {"model": "small", "messages": [{"role": "user", "content": QUESTION}]}
@@ -127,3 +135,35 @@ async def test_the_token_is_needed_where_there_is_one_and_web_pages_are_refused(
     assert (await ask(agent, ASKED, authorization="Bearer wrong")).status_code == 401
     assert (await ask(agent, ASKED, authorization="Bearer secret", origin="http://evil")).status_code == 403
     assert (await ask(agent, ASKED, authorization="Bearer secret")).status_code == 200
+
+
+class Endless(Piecewise):
+    """Is asked for an answer when SIGTERM comes, and never has it."""
+
+    async def generate(self, *_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+
+def test_a_server_that_is_ended_in_the_middle_of_an_answer_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Uvicorn printed a traceback of "Exception in ASGI application"."""
+    subject = SimpleNamespace(run=None, model=Path("small"), holds=1000, specs=[])
+
+    @asynccontextmanager
+    async def opened(*_: Any, **__: Any) -> Any:
+        yield roller_over(Endless([]))
+
+    monkeypatch.setattr(app, "checked", lambda *_: subject)
+    monkeypatch.setattr(app, "opened_agent", opened)
+    clients: list[threading.Thread] = []
+
+    def say(told: str) -> None:
+        url = f"{told.split()[2]}/chat/completions"
+        clients.append(threading.Thread(target=lambda: httpx.post(url, json=ASKED, timeout=60)))
+        clients[0].start()
+
+    app.serve(model="small", settings=[], host="127.0.0.1", port=0, rows=1, context=None, runs=Path(), say=say)
+    clients[0].join()
+    assert capfd.readouterr().err == ""

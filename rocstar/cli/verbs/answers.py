@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from rocstar.support.exits import FAILED, OK
 
 if TYPE_CHECKING:
     from rocstar.answers.cases import Case, Decided
+    from rocstar.answers.rewards import Scored
     from rocstar.types import Verdict
 
 app = typer.Typer(**STYLE, help="Reward functions, ours and others'.")
@@ -20,7 +22,9 @@ app = typer.Typer(**STYLE, help="Reward functions, ours and others'.")
 Text = Annotated[str, typer.Option(metavar="COLUMN", help="Column with what the model wrote.")]
 Gold = Annotated[str, typer.Option(metavar="COLUMN", help="Column with the reference answer.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Only a box inside <answer> counts.")]
-Expected = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the verdict that is expected.")]
+Expected = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Column with the verdict, or reward, that is expected.")
+]
 Graders = Annotated[
     str | None, typer.Option("--graders", metavar="NAMES", help="Comma list, in order: numbers,text,prime,math_verify.")
 ]
@@ -98,7 +102,7 @@ def test(
             raise ConfigError(f"--expected names a column of cases, and {data} holds problems; leave it out.")
         loaded = _made_up(data, question or ["question"], "answer" if gold == "gold" else gold, limit)
     else:
-        loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit)
+        loaded = load_cases(data, text=text, gold=gold, expected=expected, limit=limit, graded=True)
     scored = score(called, signature or signature_of(called, function), loaded, batch=batch, chat=chat)
     ours = _decide(loaded, strict=strict)
     rows = [
@@ -117,7 +121,7 @@ def test(
     ]
     figures = {
         **_reward_figures(rows, right_above),
-        **agreement([(_said(one.reward, right_above), one.case.expected) for one in scored if one.reward is not None]),
+        **agreement([(_judged(one, right_above), one.case.expected) for one in scored if one.reward is not None]),
     }
     print_json({"rows": rows, "summary": figures}) if as_json else _print(rows, tuple(rows[0]), figures)
     raise typer.Exit(FAILED if figures["errors"] else OK)
@@ -204,6 +208,14 @@ def _said(reward: float, right_above: float) -> Verdict:
     from rocstar.types import Verdict
 
     return Verdict.RIGHT if reward > right_above else Verdict.WRONG
+
+
+def _judged(one: Scored, right_above: float) -> Verdict | float:
+    """What the reward says, in the form of what was expected."""
+    assert one.reward is not None
+    if not isinstance(one.case.expected, float):
+        return _said(one.reward, right_above)
+    return one.case.expected if math.isclose(one.reward, one.case.expected, abs_tol=1e-6) else one.reward
 
 
 def _print(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], figures: Mapping[str, Any]) -> None:

@@ -98,12 +98,15 @@ def check_problems(
     from rocstar.answers.extract import boxed_answer
     from rocstar.data.pool.check import check_file
     from rocstar.data.problems import columns_of
+    from rocstar.run.material import task_of
 
     options = {"data.columns.question": question, "data.columns.answer": answer, "rollout.template": template}
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value]
     chosen = _recipe(recipe, [*(settings or []), *given])
     columns = _columns_for(file, chosen)
     asked = tuple(columns.question)
+    is_for_training = chosen.data.source == "files" and file not in chosen.data.test_files
+    held_out = {problem.id for problem in task_of(chosen, chosen).heldout()} if is_for_training else frozenset()
     with verifier(boxed_answer) as verify:
         report = check_file(
             file,
@@ -111,6 +114,7 @@ def check_problems(
             verify,
             _wording(chosen, tokenizer),
             _benchmarks(against or []),
+            held_out,
         )
     lines = (f"{line}\n" for line in _report_lines(report))
     print_json(report.as_json()) if as_json else write(sys.stdout, "".join(lines))
@@ -230,7 +234,9 @@ def _print_mix(sheet: Mapping[str, Any], out: Path) -> None:
 
 
 def _report_lines(report: FileReport) -> Iterator[str]:
-    yield f"{report.file}: {report.rows:,} {_rows(report.rows)}, sha256 {(report.sha256 or '-')[:16]}"
+    from rocstar.support.screen import plural
+
+    yield f"{report.file}: {plural(report.rows, 'row')}, sha256 {(report.sha256 or '-')[:16]}"
     if report.columns is not None:
         asked = " + ".join(report.columns.question)
         yield f"layout {report.columns.layout}: question from {asked}, answer from {report.columns.answer}"
@@ -248,20 +254,19 @@ def _report_lines(report: FileReport) -> Iterator[str]:
     compared = (
         f"of {sum(report.compared_with.values()):,} benchmark questions" if report.compared_with else "nothing given"
     )
-    yield from _finding_lines(f"{_rows(report.bad.rows)} that cannot be read", report.bad)
+    rows_or_row = plural(report.bad.rows, "row").partition(" ")[2]
+    yield from _finding_lines(f"{rows_or_row} that cannot be read", report.bad)
     if not read:
         return
     yield from _finding_lines(f"references the verifier refuses, of {read:,}", report.refused)
+    if report.held_out.rows:
+        yield from _finding_lines("held out by the recipe, and so not learnt from", report.held_out)
     yield from _finding_lines("same text, another answer", report.conflicts)
     yield from _finding_lines("same text, same answer", report.duplicates)
     yield from _finding_lines("nearly the same text, same answer", report.near)
     yield from _finding_lines(f"overlap with benchmarks ({compared})", report.overlaps)
     for name, rows in report.by_benchmark.most_common():
         yield f"    {rows:>7,} {name}"
-
-
-def _rows(number: int) -> str:
-    return "row" if number == 1 else "rows"
 
 
 def _finding_lines(title: str, finding: FindingCount) -> Iterator[str]:

@@ -152,6 +152,7 @@ def _steps_by_name(run: RunFolder) -> dict[str, list[int]]:
 
 def _compared(result: Mapping[str, Any]) -> Iterator[str]:
     from rocstar.record.differences import LAST_STEPS
+    from rocstar.support.screen import plural
 
     yield f"A {result['a']}, B {result['b']}; metrics are means of the last {LAST_STEPS} of so many steps"
     alone = _alone(result["settings"])
@@ -161,7 +162,8 @@ def _compared(result: Mapping[str, Any]) -> Iterator[str]:
         if ".".join(row["setting"].split(".")[:2]) not in alone:
             yield f"  {row['setting']}: {_short(row['a'])} -> {_short(row['b'])}"
     for row in result["metrics"]:
-        yield f"  {row['stage']} after {row['steps']} steps, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
+        steps = plural(row["steps"], "step")
+        yield f"  {row['stage']} after {steps}, {row['metric']}: {row['a']:.4g} -> {row['b']:.4g}"
     for row in result["evaluations"]:
         same = row["step_a"] == row["step_b"]
         at = f"step {row['step_a']}" if same else f"A at step {row['step_a']}, B at step {row['step_b']}"
@@ -275,9 +277,11 @@ def _line(row: Mapping[str, Any]) -> str:
     from rocstar.record.page import visible
 
     errors = ", ".join(failures(row["turns"]))
+    graded = row["reward"] not in (None, float(row["verdict"] == "right"))
+    verdict = f"{row['verdict'] or 'undecided':9}" + (f" reward {row['reward']:g}" if graded else "")
     answer = f"{row['extracted']!r} for {row['gold']!r}" if row["extracted"] is not None else "no answer"
     return visible(
-        f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {row['verdict'] or 'undecided':9} "
+        f"step {row['step']} {row['problem_id'][:8]} #{row['index']:<3} {verdict} "
         f"{row['reason'] or '':22} {row['calls']} calls{f' ({errors})' if errors else ''}, {row['response_tokens']} "
         f"tokens, {row['stop']}: {answer[:80]}"
     ).replace("\n", " ")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,8 @@ class FileReport:
     bad: FindingCount = field(default_factory=FindingCount)
     refused: FindingCount = field(default_factory=FindingCount)
     """References that the verifier does not accept when they are fed back."""
+    held_out: FindingCount = field(default_factory=FindingCount)
+    """Problems that the recipe holds out, so that training leaves them out."""
     conflicts: FindingCount = field(default_factory=FindingCount)
     """Questions that were there before with another answer."""
     duplicates: FindingCount = field(default_factory=FindingCount)
@@ -138,14 +140,20 @@ class FileReport:
         }
 
 
-FINDINGS = ("bad", "refused", "conflicts", "duplicates", "near", "overlaps")
+FINDINGS = ("bad", "refused", "held_out", "conflicts", "duplicates", "near", "overlaps")
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
 def check_file(
-    path: str, columns: ColumnsOf, check: Check, wording: Wording, benchmarks: Iterable[BenchmarkQuestion]
+    path: str,
+    columns: ColumnsOf,
+    check: Check,
+    wording: Wording,
+    benchmarks: Iterable[BenchmarkQuestion],
+    held_out: Set[str] = frozenset(),
 ) -> FileReport:
-    """Read the file once. Raises DataError when it cannot be read at all, or holds no row. Source: ours."""
+    """Read the file once. held_out: ids of problems. Raises DataError when it cannot be read at all, or holds
+    no row. Source: ours."""
     report = FileReport(file=path, unit=wording.unit)
     report.sha256 = (fingerprint(path) or (None,))[0]
     index = BenchmarkIndex(benchmarks)
@@ -158,6 +166,8 @@ def check_file(
             accepted, method = check(problem.answer, f"\\boxed{{{problem.answer}}}")
             if not accepted:
                 report.refused.add(f'line {problem.metadata["line"]}: "{problem.answer[:60]}" ({method})')
+            if problem.id in held_out:
+                report.held_out.add(f"line {problem.metadata['line']}: {problem.question[:60]}")
             _compare(report, problem, check, seen, index)
     if not report.rows:
         raise DataError(f"{path} has no rows; give a file with at least one problem.")

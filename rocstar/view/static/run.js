@@ -47,7 +47,7 @@ function Header({ run }) {
 function Stage({ stage: { name, kind, steps, done, ended } }) {
   const over = ended !== null || done >= steps;
   const early = ended !== null && done < steps;
-  const told = over ? `✓ ${number(done)} steps` : `${number(done)}/${number(steps)}`;
+  const told = over ? `✓ ${number(done)} ${done === 1 ? "step" : "steps"}` : `${number(done)}/${number(steps)}`;
   return html`<li style=${{ flexGrow: Math.max(1, over ? done : steps) }} class=${over ? "over" : done ? "now" : ""}>
     <span>${visible(name)} <span class="dim">${kind} · ${told}${early && ` of at most ${number(steps)}`}</span></span>
     <progress max=${over ? 1 : steps || 1} value=${over ? 1 : done} aria-label=${`steps of ${name}`}></progress>
