@@ -16,7 +16,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1248, 9),
     "analysis": (2234, 12),
-    "answers": (3630, 22),
+    "answers": (3655, 22),
     "cli": (3295, 23),
     "cluster": (686, 8),
     "config": (1830, 11),
@@ -40,7 +40,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (518, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 559, 3849
+CLASSES, FUNCTIONS = 559, 3850
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 8
 ENTRIES_AT_THE_TOP = 27
