@@ -36,6 +36,7 @@ EQUALS = ("=", "\\approx", "\\simeq")
 _NO_SIDE = re.compile(r"^$|[<>]$|[A-Za-z]\s*!$")  # of `x <= 6` and `x != 6`
 _UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
 _THOUSAND = re.compile(r",0\d\d")  # no list has such an item
+_TUPLE = re.compile(r"[=(]|\\langle")  # what a bare list of values does not have
 _CLOSED = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
@@ -106,8 +107,8 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         return Verdict.WRONG, "brackets"
     if wanted and given and are_opposed(gold, predicted):
         return Verdict.WRONG, "brackets"
-    signs = "\\pm" in gold or "\\pm" in predicted
-    if wanted and given and (_clash(wanted, given) or (signs and {wanted.opening, given.opening} == {"(", ""})):
+    listed = "\\pm" in gold or "\\pm" in predicted or not _TUPLE.search(gold)
+    if wanted and given and (_clash(wanted, given) or (listed and {wanted.opening, given.opening} == {"(", ""})):
         return Verdict.WRONG, "brackets"
     if wanted and given and _misplaced(wanted, given):
         return Verdict.WRONG, "names"
@@ -158,11 +159,9 @@ def _misplaced(wanted: Pieces, given: Pieces) -> bool:
 
 
 def _clash(wanted: Pieces, given: Pieces) -> bool:
-    """A tuple is no set and no answer for a bare list, a matrix no determinant."""
+    """A tuple is no set, a matrix no determinant."""
     kinds = {wanted.opening, given.opening}
     several = min(len(wanted.items), len(given.items)) > 1
-    if several and (wanted.opening, given.opening) == ("", "(") and not wanted.named():
-        return True
     return (several and kinds == {"(", "{"}) or (len(kinds) == 2 and bool(kinds & {"v", "V"}) and "m" in kinds)
 
 

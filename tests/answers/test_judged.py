@@ -146,7 +146,7 @@ def test_what_a_third_judge_found_right(grader: Grader, gold: str, predicted: st
             ("\\{x\\mid x>2\\}", "\\{y\\mid y<2\\}"),
         )),
         *((gold, predicted, Verdict.RIGHT) for gold, predicted in (
-            ("x=2,y=5", "(2,5)"), ("A, C", "(A, C)"), ("[1,\\infty]", "[1,\\infty)"), ("f(x)=x^2", "y=x^2"),
+            ("x=2,\\ y=5", "(2,5)"), ("A, C", "(A, C)"), ("[1,\\infty]", "[1,\\infty)"), ("f(x)=x^2", "y=x^2"),
             ("12000", "12{,}\\!000"), ("3.14159265", "3.141\\,592\\,65"), ("\\frac32", "(2)(\\frac34)"),
             ("D", "\\text{D: }\\frac{3}{4}"), ("48", "{\\bf 48}"), ("12", "12\\enspace"), ("12", "12\\\\[4pt]"),
             ("10", "\\cong 10"), ("1.2\\text{ kWh}", "1200\\text{ Wh}"),
