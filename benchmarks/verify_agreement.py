@@ -11,9 +11,10 @@ whether names of variables matter, and how far numbers may be off stands in PREC
     as_reward    the default graders when a prediction without a box must be the answer and nothing else, as in training
     as_it_stands ours without PRECISION
 
-Beside these, and never mixed with them, the parts of answers_judged.jsonl, our own pairs, which two of us judged by
+Beside these, and never mixed with them, the parts of answers_judged.jsonl, our own pairs, which three of us judged by
 hand: `dev` was looked at when rules were made, `held` was not, and `fresh` was run once before its disagreements were
-looked at; only those of `dev` are printed. They are answers, no transcripts, and are not searched.
+looked at; `dev2` and `held2` are halves of a later set. Only disagreements of `dev` and `dev2` are printed. All are
+answers, no transcripts, and are not searched.
 
 Rules that fit the rows they were made with show on the others: --seeds N splits all rows into random halves N times and
 prints both halves of each. --cases FILE adds files of any origin with the columns gold, pred and expected. Prints the
@@ -43,7 +44,7 @@ from rocstar.answers.tolerance import parse_tolerance
 from rocstar.types import Verdict
 
 JUDGED = Path(__file__).with_name("answers_judged.jsonl")
-HALVES = ("dev", "held", "fresh")
+HALVES = ("dev", "held", "fresh", "dev2", "held2")
 COLUMNS = ("ours", "prime", "math_verify", "wrapped", "as_reward", "as_it_stands")
 MARKS = ("$", "\\(", "\\[", "\\boxed")
 ANY_NAMES = (*DEFAULT[:-1], "math_verify_any_names")
@@ -189,7 +190,7 @@ def main() -> int:
     judged = judged_halves(asyncio.run(run_all([JUDGED])))
     parts |= {f"judged, {half}": figures(of_half) for half, of_half in judged.items()}
     show(parts)
-    show_disagreements([*rows, *judged["dev"]])
+    show_disagreements([*rows, *judged["dev"], *judged["dev2"]])
     print()
     print(json.dumps({"benchmark": "verify_agreement", **parts}))
     return 0

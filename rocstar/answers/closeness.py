@@ -23,17 +23,7 @@ MAX_LETTERS = 8
 EQUATION = "rocstar_equation"  # marks left minus right of an equation
 _POINTS = (0.7310, 1.3941, -0.6124, 2.1773, -1.8319, 3.4027)  # no special values of the usual functions among them
 # For formulas with steps or corners: integers, their neighbourhood, and far out.
-_WIDE = (
-    *map(str, range(-12, 31)),
-    "-1000",
-    "1000",
-    "-999999.63",
-    "1000000.37",
-    "-6.004",
-    "-0.004",
-    "0.004",
-    "9.996",
-)
+_WIDE = (*map(str, range(-12, 31)), "-1000", "1000", "-999999.63", "1000000.37", "-6.004", "-0.004", "0.004", "9.996")
 SMALL = 7  # of the integers, those where 2^(2^n) is quickly computed
 # The grammar drops bases without a word; they are left to numbers.py.
 _BASE = re.compile(r"\d\s*_")

@@ -121,7 +121,7 @@ def parse_number(text: str, *, letters: bool = False) -> PlainNumber | None:
     if number is None:
         return _in_steps(whole, name)
     value, places, comma = number
-    return PlainNumber(value * scale, places, percent=shorter != body, name=name, unit=unit, comma=comma)
+    return PlainNumber(value * scale, places, percent=shorter != body, name=name, unit=unit, comma=comma and scale == 1)
 
 
 def _based(found: re.Match[str], name: str) -> PlainNumber | None:
@@ -203,7 +203,7 @@ def _parse_signed(body: str) -> tuple[Fraction, int | None, bool] | None:
         return (
             sign * Fraction(f"{re.sub('[^0-9]', '', found['whole'])}.{found['part']}"),
             len(found["part"]),
-            found["whole"].isdigit(),
+            found["whole"].isdigit() and found["part"] != "00",
         )
     for read in (_fraction, _mixed, _repeating):
         if (value := read(body)) is not None:

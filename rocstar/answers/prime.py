@@ -35,6 +35,9 @@ MAX_NESTING = 4
 EQUALS = ("=", "\\approx", "\\simeq")
 _NO_SIDE = re.compile(r"^$|[<>]$|[A-Za-z]\s*!$")  # of `x <= 6` and `x != 6`
 _UNITS = re.compile(r"\\(?:text|mathrm|circ|degree)(?![A-Za-z])|[\d}]\s*[A-Za-z]{2}")
+_THOUSAND = re.compile(r",0\d\d")  # no list has such an item
+_TUPLE = re.compile(r"[=(]|\\langle")  # what a bare list of values does not have
+_CLOSED = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
@@ -76,14 +79,18 @@ def same_answer(gold: str, predicted: str, nesting: int = 0) -> bool | None:
 
 
 def same_text(gold: str, predicted: str) -> bool:
-    """Equal after either normalisation, which drops units."""
+    """Equal after either normalisation, which drops units: degrees, too, but not inside a function of angles."""
+    if _ANGLES.search(gold) and len({"\\circ" in text for text in (gold, predicted)}) > 1:
+        return False
     return any(style(gold) == style(predicted) != "" for style in (math_style, loose_style))
 
 
 def _prepared(gold: str, predicted: str) -> tuple[str, str]:
     gold, predicted = without_range(bare(gold), bare(predicted))
-    if not take_apart(gold):
+    if not take_apart(gold) or _THOUSAND.search(predicted):
         predicted = without_thousands(predicted)
+    if not take_apart(predicted):
+        gold = without_thousands(gold)
     return without_names(gold, without_point(gold, predicted))
 
 
@@ -96,10 +103,12 @@ def _settled(gold: str, predicted: str) -> tuple[Verdict, str] | None:
         if found is None and are_strangers(words_after(gold), words_after(predicted)):
             found = False
         return None if found is None else (Verdict.RIGHT if found else Verdict.WRONG, "unit")
+    if _CLOSED.search(predicted) and not _CLOSED.search(gold):
+        return Verdict.WRONG, "brackets"
     if wanted and given and are_opposed(gold, predicted):
         return Verdict.WRONG, "brackets"
-    signs = "\\pm" in gold or "\\pm" in predicted
-    if wanted and given and (_clash(wanted, given) or (signs and {wanted.opening, given.opening} == {"(", ""})):
+    listed = "\\pm" in gold or "\\pm" in predicted or not _TUPLE.search(gold)
+    if wanted and given and (_clash(wanted, given) or (listed and {wanted.opening, given.opening} == {"(", ""})):
         return Verdict.WRONG, "brackets"
     if wanted and given and _misplaced(wanted, given):
         return Verdict.WRONG, "names"
@@ -198,7 +207,10 @@ def _same_items(gold: str, predicted: str) -> bool:
 
 
 def _pieces(gold: str, predicted: str) -> tuple[Pieces | None, Pieces | None]:
-    """Both taken apart; an inequality is the interval that it means where the other is one."""
+    """Both taken apart; an inequality is the interval that it means where the other is one, and two sets of all x with
+    a property are intervals."""
+    if gold.startswith("\\{") and predicted.startswith("\\{"):
+        gold, predicted = as_interval(gold), as_interval(predicted)
     wanted, given = take_apart(gold), take_apart(predicted)
     if wanted and wanted.is_interval:
         given = take_apart(as_interval(predicted)) or given

@@ -50,7 +50,9 @@ def compare_text(gold: str, predicted: str) -> tuple[Verdict, str] | None:
     option = _GOLD_OPTION.fullmatch(wanted)
     if wanted == given != "" or (option and option[2] == given):
         return Verdict.RIGHT, "text"
-    if not wanted.isalpha() and all(map(_LETTERS.fullmatch, (wanted, given))) and _capitals(wanted) == _capitals(given):
+    letters = [text.strip("()[]") for text in (wanted, given)]
+    listed = all(map(_LETTERS.fullmatch, letters)) and not all(map(str.isalpha, letters))
+    if listed and _capitals(wanted) == _capitals(given):
         return Verdict.RIGHT, "choice"
     said = _said(wanted), _said(given)
     if (

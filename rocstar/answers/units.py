@@ -68,6 +68,7 @@ _PREFIXED: tuple[tuple[str, str, str, Fraction | int], ...] = (
     ("N", "newton", "g m s-2", 1000),
     ("J", "joule", "g m2 s-2", 1000),
     ("W", "watt", "g m2 s-3", 1000),
+    ("Wh", "watthour", "g m2 s-2", 3_600_000),
     ("Pa", "pascal", "g m-1 s-2", 1000),
     ("Hz", "hertz", "s-1", 1),
     ("A", "ampere amp", "A", 1),
@@ -96,6 +97,7 @@ _GAP = re.compile(r"\\[,;:! ]|[~\s]+")
 _TIMES = re.compile(r"\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|·")
 _FACTOR = re.compile(r"[ *]*(?:(/|per\b)[ *]*)?([A-Za-z]+)\.?(?:\^(-?\d))?")
 _START = re.compile(r"(?<![A-Za-z\\^_])[A-Za-z]")
+_MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)\s*|(?<=\{)\s*\\mu\s*")
 _SPEED = re.compile(r"(?<=\d )m/s(?:\^2)?$")
 _SCALE_OF_DEGREES = re.compile(r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\(?:text|mathrm)\{\s*)?([CF])\s*\}?$")
 _DEGREE_SIGN = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))$")
@@ -139,7 +141,7 @@ def split_unit(text: str, *, bare: bool = False) -> tuple[str, str]:
 def _split_words(text: str, *, bare: bool) -> tuple[str, str]:
     if not text or not (text[-1].isalnum() or text[-1] in "}."):
         return text, ""
-    flat = _BRACED_POWER.sub(r"^\1", text)
+    flat = _BRACED_POWER.sub(r"^\1", _MICRO.sub(r"\1u", text))
     plain = _GAP.sub(" ", _TIMES.sub("*", _QUOTIENT.sub(r" \1/\2", _WRAPPED.sub(r" \1", flat)))).strip()
     plain = _WRAPPED.sub(r" \1", plain.replace("\\Omega", " ohm")).replace("  ", " ")
     explicit = bare or _WRAPPED.search(flat) is not None or _SPEED.search(plain) is not None

@@ -13,27 +13,29 @@ import unicodedata
 
 _FOLDED = {
     0x2212: "-", 0x2013: "-", 0x2014: "-", 0xD7: "\\times ", 0xB7: "\\cdot ", 0xF7: "/", 0x2044: "/",
-    0xB0: "^{\\circ}", 0x3C0: "\\pi ", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ",
-    0x222A: "\\cup ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0xB2: "^{2}", 0xB3: "^{3}", 0x221A: "\\sqrt ",
-    0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "\\text{EUR}",
+    0xB0: "^{\\circ}", 0x221E: "\\infty ", 0x2264: "\\le ", 0x2265: "\\ge ", 0xB1: "\\pm ", 0x2213: "\\mp ",
+    0x222A: "\\cup ", 0x2229: "\\cap ", 0x2205: "\\emptyset ", 0x2208: "\\in ", 0x221A: "\\sqrt ",
+    0x2248: "\\approx ", 0x2260: "\\ne ", 0x3002: ".", 0x2018: "'", 0x2019: "'", 0x20AC: "\\text{EUR}",
     0xA3: "\\text{GBP}", 0xA5: "\\text{JPY}", 0x20B9: "\\text{INR}", 0xA2: "\\text{cents}",
-    0x2030: "\\cdot 10^{-3}", 0x3A9: "\\Omega ", 0x2126: "\\Omega ",
+    0x2030: "\\cdot 10^{-3}", 0x2126: "\\Omega ",
 }  # fmt: skip
 _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # control, format (right-to-left marks), surrogates, unassigned
 _KEPT_CONTROLS = "\n\t\r\f"
 _TAIL = re.compile(
-    r"(?:\\[,;:! ]|\\q?quad(?![A-Za-z])|\\\\|\\$|\\(?:[hv]space|phantom)\{[^{}]*\}|\\checkmark|[~,;:\s])+$"
+    r"(?:\\[,;:! ]|\\(?:q?quad|enspace|(?:thin|med|thick)space|newline|hfill|checkmark|(?:black)?square)(?![A-Za-z])"
+    r"|\\\\(?:\[\w+\])?|\\$|\\(?:[hv]space|[hv]?phantom|tag)\{[^{}]*\}|[~,;:\s])+$"
 )
 _FONT = re.compile(r"^\\(?:color\s*\{\w+\}|(?:large|Large|huge|bf|rm|it)(?![A-Za-z]))\s*")
 _LOOKS = re.compile(
-    r"\\(?:textcolor\s*\{\w+\}|underline|uline|boldsymbol|bm|mathbf|textbf|mathit|textit|emph)\s*\{(?P<inner>.*)\}\.?"
+    r"(?:\\(?:textcolor\s*\{\w+\}|underline|uline|boldsymbol|bm|mathbf|textbf|mathit|textit|emph)\s*\{"
+    r"|\{\s*\\(?:large|Large|huge|bf|rm|it|em|color\s*\{\w+\})(?![A-Za-z]))(?P<inner>.*)\}\.?"
     r"|\\(?:text|textnormal|textrm|mathrm|mathsf|mbox)\s*\{(?P<plain>[^{}A-Za-z\\]*\d[^{}A-Za-z\\]*)\}",
     re.DOTALL,
 )
 _NEARLY = re.compile(
-    r"^\\(?:approx|sim|simeq|thickapprox)(?![A-Za-z])\s*(?=[\d$\\.-])"
-    r"|^(?:\\text\{\s*)?(?:about|approximately|approx\.?|roughly)\b\s*\}?\s*(?=[\d$\\.-])"
-    r"|^\\text\{(?:about|approximately|approx\.?|roughly)\s+(?=[\d.-]+\}$)"
+    r"^\\(?:approx|sim|simeq|cong|thickapprox)(?![A-Za-z])\s*(?=[\d$\\.-])"
+    r"|^(?:\\text\{\s*)?(?:about|around|exactly|approximately|approx\.?|roughly)\b\s*\}?\s*(?=[\d$\\.-])"
+    r"|^\\text\{(?:about|around|exactly|approximately|approx\.?|roughly)\s+(?=[\d.-]+\}$)"
 )
 _NEARLY_IS = re.compile(r"^([A-Za-z]\s*)\\(?:approx|simeq)(?![A-Za-z])(?=\s*[\d$\\.-])")
 SCALES = {
@@ -45,14 +47,17 @@ HEDGE = (
     "|wrong|false|invalid|incorrect|impossible|excluded|except|too|never|cannot"  # it is denied
     r"|(?<![a-z] )(?:squared|cubed|factorial)|plus|minus|and a half|hal(?:f|ves)|thirds"  # another number
     r"|(?:four|fif|six|seven|eigh|nin|ten|twentie|hundred|thousand|million)ths?"
-    r"|ago|below zero|BCE?|B\.C|base \d|(?:\w+-)?fold|bps|pp[mb]|per ?mille?|basis points?"
+    r"|ago|below zero|BCE?|B\.C|base \d|(?:\w+-)?fold|bps|pp[mb]|per ?mille?|(?:basis|percentage) points?"
 )
 """Words with which a number is no longer the answer."""
 NO_UNIT = rf"(?:{HEDGE}|or|and|at|to|(?:{'|'.join(SCALES)})s?)"
-_LABEL = re.compile(rf"^\\text\{{(?![^{{}}]*\b(?:{HEDGE})\b)[A-Za-z ]+(?:\bis|\bare|:|=)\s*\}}\s*")
+_LABEL = re.compile(rf"^\\text\{{(?![A-J]:|[^{{}}]*\b(?:{HEDGE})\b)[A-Za-z ]+(?:\bis|\bare|:|=)\s*\}}\s*")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
 _RATIO = re.compile(r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)")
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\text\{\s*)?infinity\s*\}?$", re.IGNORECASE)
+_GREEK = re.compile(r"GREEK (SMALL|CAPITAL) (?:LETTER )?(?:FINAL )?(\w+)")
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b\u207f\u00ba]+|[\u2080-\u208b]+")
+_CHOOSE = re.compile(r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}")
 _BOXED_SIGN = re.compile("\\\\text\\{([€£¥₹¢‰])\\}")
 _MONEY = re.compile(r"\\pounds(?![A-Za-z])")
 _E_POWER = re.compile(r"\^e(?![A-Za-z])")  # the grammar reads it in braces alone
@@ -62,8 +67,10 @@ _BRACES = re.compile(r"(?<!\\)[{}]")
 MAX_LOOKS = 4
 _SIZES = re.compile(r"\\(?:left|right)\s*\.(?!\d)|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
 _BLACKBOARD = re.compile(r"(\\math(?:bb|cal|frak))\s+([A-Za-z])(?![A-Za-z])")
-_THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|limits|nolimits)(?![A-Za-z])")
-_DIGIT_GAP = re.compile(r"(?<=[\d,.])\\[!,;:]\s*(?=\d)")
+_THIN = re.compile(r"\\[!,;:]|\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
+_NO_GAP = re.compile(r"(?<=[\d,.}])\\!\s*(?=\d)")
+_DIGITS = re.compile(r"(?<![\d.])\d{1,3}(?:\\[,;:]\s*\d{3})+(?!\d|\\[,;:]\s*\d)|\.\d+(?:\\[,;:]\s*\d+)+")
+_PRODUCT = re.compile(r"(?<![\w^.])(\d+\)?)\s*(?=\(\s*\\frac\{\d+\}\{\d+\}\s*\))")  # no mixed number
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{([A-Za-z])\}")
 _GLUED = re.compile(r"([A-Za-z])(\\(?:mathrm|mathit|mathbf|mathsf|operatorname|rm|bf|it)\s*\{[A-Za-z]\})")
@@ -92,7 +99,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|\\(?:text|m
 _NAME = r"(?:[A-Za-z]\w?|\\[A-Za-z]+)(?:_(?:\{[\w\\]+\}|\w))?(?:\s*\([A-Za-z, \\]{1,20}\))?"
 _IS_NAME = re.compile(_NAME)
 _NAMED = re.compile(rf"^\s*{_NAME}\s*(?:=|\\approx)\s*(?=[^=])")
-_LETTER = re.compile(r"^\s*([A-Za-z])\s*(?:=|\\approx)\s*[^=]")
+_LETTER = re.compile(r"^\s*([A-Za-z])\s*(\([A-Za-z]\))?\s*(?:=|\\approx)\s*[^=]")
 _POINT = re.compile(r"^[A-Z]'?\s*(?=\(.*,.*\)$)")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
@@ -131,7 +138,7 @@ def clean(text: str) -> str:
     if text.isascii() and text.isdigit():
         return text
     if not text.isascii() or not text.isprintable():
-        text = "".join(_visible(letter) for letter in _BOXED_SIGN.sub(r"\1", text))
+        text = "".join(_visible(letter) for letter in _RAISED.sub(_level, _BOXED_SIGN.sub(r"\1", text)))
     text = _SMALL_O.sub(r"^{\\circ}", _unadorned(_TAIL.sub("", text.strip()))).replace(":=", "=")
     text = _LABEL.sub("", _RATIO.sub(":", _INFINITY.sub(r"\1\\infty", _ORDINAL.sub(r"\\text{th}", text))))
     text = _E_POWER.sub("^{e}", _ABSOLUTE.sub(r"-\3 \2 \1 \2 \3", text))
@@ -167,9 +174,10 @@ def clean_latex(text: str) -> str:
     """The part of `clean` that touches commands of LaTeX only, for running text."""
     if "\\" not in text:
         return text
-    text = _THIN.sub(" ", _DIGIT_GAP.sub("", text))
+    text = _THIN.sub(" ", _DIGITS.sub(lambda found: _THIN.sub("", found[0]), _NO_GAP.sub("", text)))
     text = _BARE_FRACTION.sub(_braced_fraction, _FRACTIONS.sub(r"\\frac", _SIZES.sub("", text)))
-    text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", text))
+    text = _PRODUCT.sub(r"\1\\cdot ", text)
+    text = _BLACKBOARD.sub(r"\1{\2}", _MONEY.sub(r"\\text{GBP}", _CHOOSE.sub(r"\\binom{\1}{\2}", text)))
     text = _EMPTY.sub(r"\\emptyset ", _BARE_ROOT.sub(r"\\sqrt{\1}", text))
     return _SUBSCRIPT.sub(_plain_subscript, _ONE_LETTER.sub(r"\1", _GLUED.sub(r"\1 \2", text)))
 
@@ -267,8 +275,8 @@ def without_point(gold: str, predicted: str) -> str:
 def without_names(gold: str, predicted: str) -> tuple[str, str]:
     """`x = 5` -> `5`, `f(x) = 5` -> `5`; an equation whose left side is more than a name stays, so do both of `x = 5`
     and `y = 5`, which differ, and the names of a list, `x = 3, y = 4`."""
-    letters = [found[1] if (found := _LETTER.match(text)) else None for text in (gold, predicted)]
-    if None not in letters and letters[0] != letters[1]:
+    ours, others = (_LETTER.match(text) for text in (gold, predicted))
+    if ours and others and bool(ours[2]) == bool(others[2]) and ours.groups() != others.groups():
         return gold, predicted
     unnamed = [text if _has_several_names(text) else _NAMED.sub("", text) for text in (gold, predicted)]
     return unnamed[0], unnamed[1]
@@ -280,19 +288,29 @@ def _has_several_names(text: str) -> bool:
 
 
 def _visible(letter: str) -> str:
-    code = ord(letter)
-    if code in _FOLDED:
-        return _FOLDED[code]
-    if 0xFF01 <= code <= 0xFF5E:  # full-width forms of ASCII
-        return chr(code - 0xFEE0)
+    if unicodedata.decomposition(letter).startswith(("<wide>", "<font>", "<fraction>", "<compat>")):
+        letter = unicodedata.normalize("NFKC", letter)
+    if len(letter) > 1:
+        top, _, bottom = letter.partition("\u2044")
+        return rf"\frac{{{top}}}{{{bottom}}}" if bottom else letter
+    if ord(letter) in _FOLDED:
+        return _FOLDED[ord(letter)]
     if letter in _KEPT_CONTROLS:
         return letter
+    if found := _GREEK.fullmatch(unicodedata.name(letter, "").replace("LAMDA", "LAMBDA")):
+        return f"\\{found[2].lower() if found[1] == 'SMALL' else found[2].capitalize()} "
     kind = unicodedata.category(letter)
     if kind in _INVISIBLE:
         return ""
     if kind == "Nd":
         return str(unicodedata.decimal(letter))
     return " " if kind[0] == "Z" else letter
+
+
+def _level(found: re.Match[str]) -> str:
+    """Digits and signs that Unicode raises or lowers: `10⁻⁵` -> `10^{-5}`."""
+    plain = unicodedata.normalize("NFKC", found[0]).replace("\u2212", "-")
+    return f"{'^' if '<super>' in unicodedata.decomposition(found[0][0]) else '_'}{{{plain}}}"
 
 
 def _plain_subscript(found: re.Match[str]) -> str:

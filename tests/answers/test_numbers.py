@@ -134,6 +134,8 @@ def test_anything_else_is_not_a_plain_number(text: str) -> None:
         ("15", "12 3", (WRONG, "not_a_number")),
         ("15", "many", (WRONG, "not_a_number")),
         ("15", "fifteen", (RIGHT, "integer")),
+        ("1500000", r"1,5\text{ million}", (RIGHT, "integer")),
+        ("1500000", r"15\text{ lakh}", (RIGHT, "integer")),
         ("15", r"\sqrt{225}", None),
         ("Evelyn", "15", None),
     ],

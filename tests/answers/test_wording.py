@@ -42,6 +42,12 @@ from rocstar.answers.wording import clean, is_running, loose_style, math_style, 
         (r"\text{about }1.5", "1.5"),
         (r"\{ \}", r"\emptyset"),
         ("∅", r"\emptyset"),
+        ("2½", r"2\frac{1}{2}"),
+        ("10⁻¹²x₁₀", "10^{-12}x_{10}"),
+        ("θ+λ+Δ", r"\theta +\lambda +\Delta"),
+        (r"{5 \choose 2}", r"\binom{5}{2}"),
+        ("≈ 4\uff12", "42"),
+        ("2\U0001d465…", "2x..."),
     ],
 )
 def test_what_nobody_sees_goes(text: str, cleaned: str) -> None:

@@ -16,7 +16,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "__main__": (17, 1),
     "adapters": (1250, 9),
     "analysis": (2234, 12),
-    "answers": (3642, 22),
+    "answers": (3666, 22),
     "cli": (3318, 23),
     "cluster": (678, 8),
     "config": (1885, 11),
@@ -40,7 +40,7 @@ LINES_AND_FILES: Mapping[str, tuple[int, int]] = {
     "types": (518, 1),
     "view": (1578, 8),
 }
-CLASSES, FUNCTIONS = 560, 3870
+CLASSES, FUNCTIONS = 560, 3871
 LONGEST_CHAIN = 17
 DOUBLED_CLASS_NAMES = 0
 ENTRIES_AT_THE_TOP = 27
