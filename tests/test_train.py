@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -324,7 +325,9 @@ def test_a_run_learns_from_graded_rewards(start: tuple[str, ...], tmp_path: Path
     learnt = [row for row in made if row["advantage"]]
     assert {row["reward"] for row in learnt} >= {0.5, 1.0}
     rl = [row for row in metrics(folder) if "reward/mean" in row]
-    assert any(row["reward/mean"] > row["verdict/right"] for row in rl)
+    of_steps = [[attempt["reward"] for attempt in made if attempt["step"] == row["step"]] for row in rl]
+    assert [row["reward/mean"] for row in rl] == pytest.approx([fmean(rewards) for rewards in of_steps])
+    assert any(row["reward/mean"] != row["verdict/right"] for row in rl)
     found = [json.loads(path.read_text())["accuracy"]["value"] for path in (folder / "runs").rglob("result.json")]
     assert found and all(value in (0.0, 0.5, 1.0) for value in found)  # of two problems
 
