@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from rocstar.support.threads import quiet_torch
 
@@ -17,23 +19,17 @@ quiet_torch(threads=1)
 with suppress(ModuleNotFoundError):  # of the adapters' environments
     from hypothesis import settings
 
-    settings.register_profile("whenever", deadline=None)  # on a busy machine an example takes as long as it takes
+    # On a busy machine an example takes as long as it takes; who needs more examples asks for them.
+    settings.register_profile("whenever", deadline=None, max_examples=50)
     settings.load_profile("whenever")
 
+BY_TEST = ("test_tutorials", "test_train", "test_stages_run")
+"""Files whose tests take long and share only what `tiny_run.once` made: several processes may take part in one."""
 LONGEST = (
-    "test_tutorials.py",
-    *("test_train.py", "test_stages_run.py", "test_engine.py", "test_daemon_sessions.py", "test_daemon_calls.py"),
-    *("test_starts.py", "test_watchers.py", "test_command.py", "test_cli.py", "test_families.py", "test_using_up.py"),
-    *(
-        "test_blocks.py",
-        "test_word_problems.py",
-        "test_browser.py",
-        "test_invariance.py",
-        "test_verifier.py",
-        "test_gateway.py",
-        "test_stalled_run.py",
-        "test_own_model.py",
-    ),
+    *BY_TEST,
+    *("test_engine", "test_daemon_sessions", "test_daemon_calls", "test_starts", "test_watchers", "test_command"),
+    *("test_cli", "test_families", "test_using_up", "test_blocks", "test_word_problems", "test_browser"),
+    *("test_invariance", "test_verifier", "test_gateway", "test_stalled_run", "test_own_model", "test_sweep"),
 )
 """Files that take more than five seconds of CPU, those that take most first: where several processes share the tests,
 the others must not wait for one of these at the end."""
@@ -45,9 +41,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 2
 
 
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return nodeid if Path(file).stem in BY_TEST else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """In the place of `--dist loadfile`, whose name pyproject.toml gives."""
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
+    items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.fixture

@@ -359,10 +359,7 @@ def test_traceback_shows_where_an_error_came_from() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train", "tiny.toml", "rollout.max_turn=2"], "did you mean rollout.max_turns?"),
-        (["train", "rollout.max_turns=2"], "give a recipe first"),
         (["train"], "give a recipe first"),
-        (["train", "tin.toml"], "did you mean tiny.toml?"),
         (["train", "--resume", "last"], "there is no run last in runs"),
         (["runs", "show", "x"], "there is no run x in runs"),
         (["trian"], "rocstar: no such command 'trian'"),

@@ -248,8 +248,6 @@ def test_the_copied_text_says_where_it_came_from(folder: Path) -> None:
          ["stage.w.rollout.template; rollout.template holds for the whole run; set it in [rollout]"]),
         ("[[stage]]\nname='w'\nkind='sft'\nsteps=1\n[stage.rollout]\nmax_turns=2\n", 5,
          ["unknown key stage.w.rollout; rollout belongs to a stage of another kind ('rl')"]),
-        ("[[stage]]\nname='w'\nsteps=1\n", 1, ["stage.w.kind is missing; set it to one of 'sft', 'rl'"]),
-        ("[[stage]]\nname='w'\nkind='rll'\n", 1, ["stage.w.kind is unknown; set it to one of 'sft', 'rl'"]),
         ("[[engine]]\nname='e'\nkind='torhc'\n", 1, ["engine.e.kind is unknown; set it to one of 'torch', 'vllm'"]),
         ("[[engine]]\nname='e'\nkind='vllm'\nurl='http://a'\ncount=2\n", 1, ["url names one server that runs already"]),
         ("[[engine]]\nname='e'\nkind='torch'\ncount=0\n", 4, ["engine.e.count = 0", "greater than or equal to 1"]),

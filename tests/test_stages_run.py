@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocstar.record.journal import read_journal
-from tests.tiny_run import SFT_STEPS, Command, Ended, attempts, finished_run, metrics, results, workplace
+from tests.tiny_run import COLD_STEPS, Command, Ended, attempts, begun, metrics, plain_run, results, run_once, workplace
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -34,33 +34,38 @@ def ends(folder: Path, name: str = "tiny") -> list[tuple[str, int, str]]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    return begun(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def finished(start: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """Its first RL stage ends after two of four steps, because no reward rises by 1."""
-    folder = workplace(tmp_path_factory.mktemp("whole") / "w")
-    return folder, Command.start(folder, "train", "tiny.toml", *RULES).wait()
+    given = ("train", "tiny.toml", *start, *RULES)
+    return run_once(tmp_path_factory.getbasetemp(), "by rule", lambda made: Command.start(made, *given).wait())
 
 
 def test_a_stage_ends_by_its_rule_and_the_run_says_so(finished: tuple[Path, Ended]) -> None:
     folder, ended = finished
     assert ended.code == 0, ended.told
-    assert [(name, steps) for name, steps, _ in ends(folder)] == [("cold", SFT_STEPS), ("stage1", 2), ("stage3", 3)]
+    assert [(name, steps) for name, steps, _ in ends(folder)] == [("cold", COLD_STEPS), ("stage1", 2), ("stage3", 3)]
     assert "stage1 is over after 2 of at most 4 steps: the mean reward of its last 1 step" in ended.told
     shown = json.loads(Command.start(folder, "runs", "show", "tiny", "--json").wait().out)
-    assert [(stage["done"], bool(stage["ended"])) for stage in shown["stages"]] == [(110, True), (2, True), (3, True)]
+    assert [(stage["done"], bool(stage["ended"])) for stage in shown["stages"]] == [(2, True), (2, True), (3, True)]
     assert sorted(results(folder)) == [
-        "evals/after/step=000115/result.json",
-        "evals/before/step=000110/result.json",
-        "evals/during/step=000112/result.json",
-        "evals/during/step=000114/result.json",
+        "evals/after/step=000007/result.json",
+        "evals/before/step=000002/result.json",
+        "evals/during/step=000004/result.json",
+        "evals/during/step=000006/result.json",
     ]
 
 
 def test_a_run_killed_around_the_end_of_a_stage_takes_the_same_decisions(
-    finished: tuple[Path, Ended], tmp_path: Path
+    finished: tuple[Path, Ended], start: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = workplace(tmp_path / "w")
-    command = Command.start(folder, "train", "tiny.toml", *RULES)
-    for step in (SFT_STEPS + 1, SFT_STEPS + 2, SFT_STEPS + 4):
+    command = Command.start(folder, "train", "tiny.toml", *start, *RULES)
+    for step in (COLD_STEPS + 1, COLD_STEPS + 2, COLD_STEPS + 4):
         assert command.after_step(step, command.process.kill).code == -signal.SIGKILL
         command = Command.start(folder, "train", "--resume", "tiny")
     assert command.wait().code == 0
@@ -70,15 +75,15 @@ def test_a_run_killed_around_the_end_of_a_stage_takes_the_same_decisions(
     assert set(ends(folder)) == set(ends(finished[0]))
 
 
-def test_a_person_ends_a_stage(tmp_path: Path) -> None:
+def test_a_person_ends_a_stage(start: tuple[str, ...], tmp_path: Path) -> None:
     folder = workplace(tmp_path / "w")
-    command = Command.start(folder, "train", "tiny.toml", "stage.stage1.steps=500", "evaluate.problems=0")
+    command = Command.start(folder, "train", "tiny.toml", *start, "stage.stage1.steps=500", "evaluate.problems=0")
 
     def ask() -> None:
         asked = Command.start(folder, "runs", "end-stage", "tiny").wait()
         assert asked.code == 0, asked.told
 
-    ended = command.after_step(SFT_STEPS + 1, ask)
+    ended = command.after_step(COLD_STEPS + 1, ask)
     assert ended.code == 0, ended.told
     (name, steps, reason) = ends(folder)[1]
     assert (name, reason) == ("stage1", "a person asked for it") and steps < 500
@@ -89,40 +94,40 @@ def test_a_person_ends_a_stage(tmp_path: Path) -> None:
 def test_a_branch_goes_on_from_a_stage_and_leaves_the_run_as_it_is(finished: tuple[Path, Ended]) -> None:
     folder = finished[0]
     before = (metrics(folder), results(folder), attempts(folder))
-    branch = ("train", "--branch", f"tiny@{SFT_STEPS + 2}")
+    branch = ("train", "--branch", f"tiny@{COLD_STEPS + 2}")
     refused = Command.start(folder, *branch, "stage.cold.steps=999").wait()
-    assert refused.code == 2 and "stage cold was over at step 112" in refused.told
+    assert refused.code == 2 and "stage cold was over at step 4" in refused.told
     refused = Command.start(folder, *branch, "run.seed=4").wait()
     assert refused.code == 2 and "takes no 'run.seed=4'" in refused.told
     ended = Command.start(folder, *branch, "stage.stage3.rollout.max_turns=2", "run.name=second").wait()
     assert ended.code == 0, ended.told
     assert (metrics(folder), results(folder), attempts(folder)) == before
     rows = read_journal(run_of(folder, "second") / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, SFT_STEPS + 6))
+    assert [row["step"] for row in rows] == list(range(1, COLD_STEPS + 6))
     identity: dict[str, Any] = json.loads((run_of(folder, "second") / "run.json").read_text())
-    assert identity["branched_from"] == {"run": str(run_of(folder).resolve()), "step": SFT_STEPS + 2}
+    assert identity["branched_from"] == {"run": str(run_of(folder).resolve()), "step": COLD_STEPS + 2}
     same = Command.start(folder, *branch, "run.name=third").wait()
     assert same.code == 0, same.told
     assert metrics(folder, "third") == metrics(folder)
 
 
 def test_a_run_that_is_given_more_steps_makes_the_numbers_of_one_that_had_them_from_the_start(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    start: tuple[str, ...], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Killed where its second part begins, too."""
-    whole, folder = finished_run(tmp_path_factory.getbasetemp())[0], workplace(tmp_path / "w")
-    first = Command.start(folder, "train", "tiny.toml", "stage.stage1.steps=2", "stage.stage3.steps=0").wait()
+    whole, folder = plain_run(tmp_path_factory.getbasetemp()), workplace(tmp_path / "w")
+    first = Command.start(folder, "train", "tiny.toml", *start, "stage.stage1.steps=2", "stage.stage3.steps=0").wait()
     assert first.code == 0, first.told
     more = ("train", "--resume", "tiny", "stage.stage1.steps=4", "stage.stage3.steps=3")
     command = Command.start(folder, *more)
-    assert command.after_step(SFT_STEPS + 3, command.process.kill).code == -signal.SIGKILL
+    assert command.after_step(COLD_STEPS + 3, command.process.kill).code == -signal.SIGKILL
     ended = Command.start(folder, "train", "--resume", "tiny").wait()
     assert ended.code == 0, ended.told
     assert metrics(folder) == metrics(whole)
     assert attempts(folder) == attempts(whole)
     theirs, ours = results(whole), results(folder)
-    assert ours.keys() - theirs.keys() == {f"evals/after/step={SFT_STEPS + 2:06d}/result.json"}
-    told = f"after step {SFT_STEPS + 2}: stage.stage1.steps = 4 (before it 2)"
+    assert ours.keys() - theirs.keys() == {f"evals/after/step={COLD_STEPS + 2:06d}/result.json"}
+    told = f"after step {COLD_STEPS + 2}: stage.stage1.steps = 4 (before it 2)"
     assert told in Command.start(folder, "runs", "show", "tiny").wait().out
     changed = ("stage.stage3.steps=4", "stage.stage3.learning.learning_rate=1e-5", "stage.again.kind=sft",
                "stage.again.steps=2", f"stage.again.sft.rows_file={folder / 'rows.jsonl'}")  # fmt: skip

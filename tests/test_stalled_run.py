@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_run import SFT_STEPS, Command, metrics, workplace
+from tests.tiny_run import COLD_STEPS, Command, begun, metrics, workplace
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -32,11 +32,13 @@ SETTINGS = (
 )
 
 
-def test_a_run_whose_attempts_hang_halts_with_a_report_and_is_resumed(tmp_path: Path) -> None:
+def test_a_run_whose_attempts_hang_halts_with_a_report_and_is_resumed(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = workplace(tmp_path / "w")
     (folder / "hanging.py").write_text(ENVIRONMENT)
-    command = Command.start(folder, "train", "tiny.toml", *SETTINGS)
-    ended = command.after_step(SFT_STEPS + 1, (folder / "hang").touch)
+    command = Command.start(folder, "train", "tiny.toml", *begun(tmp_path_factory.getbasetemp()), *SETTINGS)
+    ended = command.after_step(COLD_STEPS + 1, (folder / "hang").touch)
     assert ended.code == 1 and "Traceback" not in ended.told, ended.told
     sentence = ended.told.splitlines()[-1]
     assert "wait for a tool" in sentence and sentence.endswith("rocstar train --resume tiny"), ended.told
@@ -47,4 +49,4 @@ def test_a_run_whose_attempts_hang_halts_with_a_report_and_is_resumed(tmp_path: 
     assert "Hanging.reply" in (run / "logs" / stall["log"]).read_text()
     (folder / "hang").unlink()
     assert Command.start(folder, "train", "--resume", "tiny", "run.stall_policy=warn").wait().code == 0
-    assert len(metrics(folder)) == SFT_STEPS + 4
+    assert len(metrics(folder)) == COLD_STEPS + 4

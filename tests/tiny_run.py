@@ -9,6 +9,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 SFT_STEPS, RL_STEPS = 110, 7  # of the stages of RECIPE
+COLD_STEPS = 2  # of a run that `begun` is given to
 LOADED = (
     *(
         "rocstar.cli.main",
@@ -175,9 +177,7 @@ class Command:
     @classmethod
     def start(cls, folder: Path, *arguments: str) -> Command:
         said = [TemporaryFile(), TemporaryFile()]  # noqa: SIM115 (read once the command is over)
-        paths = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in said]
-        process = _forks().Process(target=_as_a_shell_would, args=(folder, arguments, dict(os.environ), paths))
-        process.start()
+        process = forked(rocstar, *arguments, folder=folder, said=[opened_by(os.getpid(), f.fileno()) for f in said])
         return cls(folder=folder, process=process, said=said)
 
     def wait(self) -> Ended:
@@ -207,6 +207,27 @@ def started_cold(folder: Path, *arguments: str) -> Ended:
     return Ended(code=done.returncode, out=done.stdout, told=done.stderr)
 
 
+def opened_by(process: int, descriptor: int) -> str:
+    return f"/proc/{process}/fd/{descriptor}"
+
+
+def rocstar(*arguments: str) -> None:
+    """The command, in this process."""
+    from rocstar.cli.main import main
+
+    sys.argv[:] = ["rocstar", *arguments]
+    main()
+
+
+def forked(
+    act: Callable[..., None], *given: str, folder: str | Path, said: Sequence[str], environment: Any = os.environ
+) -> ForkServerProcess:
+    """Start it in a process that has loaded torch. said: the files behind its stdout and stderr."""
+    process = _forks().Process(target=_as_a_shell_would, args=(act, given, folder, said, dict(environment)))
+    process.start()
+    return process
+
+
 @cache
 def _forks() -> ForkServerContext:
     """Of this test process; its server ends with it."""
@@ -215,35 +236,61 @@ def _forks() -> ForkServerContext:
     return context
 
 
-def _as_a_shell_would(folder: Path, arguments: tuple[str, ...], environment: dict[str, str], said: list[str]) -> None:
+def _as_a_shell_would(
+    act: Callable[..., None], given: Sequence[str], folder: str, said: Sequence[str], environment: dict[str, str]
+) -> None:
     """Carry out a command in this process, which was forked for it."""
     import numpy
-
-    from rocstar.cli.main import main
 
     os.setsid()
     os.chdir(folder)
     for descriptor, path in zip((1, 2), said, strict=True):
-        with open(path, "wb") as file:
-            os.dup2(file.fileno(), descriptor)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv[:] = ["rocstar", *arguments]
     sys.path.insert(0, "")
     numpy.random.seed()  # Python's own generator does so after a fork
-    main()
+    act(*given)
 
 
 def finished_run(base: Path) -> tuple[Path, Ended]:
-    """An uninterrupted run of the recipe, to be read only: made by the first process of a test session that asks, while
-    the others wait. base: pytest's base folder of this process."""
+    """An uninterrupted run of the recipe, to be read only. base: pytest's base folder of this process."""
+    return run_once(base, "finished", lambda folder: started_cold(folder, "train", "tiny.toml"))
+
+
+def begun(base: Path, steps: int = COLD_STEPS) -> tuple[str, ...]:
+    """Settings that start from the model that the cold start of `finished_run` left, and learn next to nothing in their
+    own: for tests of what comes after it."""
+    model = finished_run(base)[0] / "runs" / "tiny" / "checkpoints" / f"step={SFT_STEPS:06d}" / "model"
+    alike = ("sft.optimizer=adamw", "sft.adamw_learning_rate=1e-5", "sft.dropout=0", "sft.warmup_steps=0")
+    return (f"model.path={model}", f"stage.cold.steps={steps}", *alike)  # however many ranks there are
+
+
+def plain_run(base: Path) -> Path:
+    """What a run with the settings of `begun` and no others left behind, to be read only."""
+    given = begun(base)
+    folder, ended = run_once(base, "plain", lambda made: Command.start(made, "train", "tiny.toml", *given).wait())
+    assert ended.code == 0, ended.told
+    return folder
+
+
+def run_once(base: Path, name: str, carry_out: Callable[[Path], Ended]) -> tuple[Path, Ended]:
+    """In a workplace of that name."""
+    folder, ended = once(base, name, lambda folder: asdict(carry_out(workplace(folder))))
+    return folder, Ended(**ended)
+
+
+def once(base: Path, name: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
+    """The folder that `make` made, and what it returned: by the first process of a test session that asks, while the
+    others wait. base: pytest's base folder of this process."""
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, said = shared / "finished", shared / "finished.json"
-    with (shared / "finished.lock").open("w") as lock:
+    folder, said = shared / name, shared / f"{name}.json"
+    with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not said.exists():
-            said.write_text(json.dumps(asdict(started_cold(workplace(folder), "train", "tiny.toml"))))
-    return folder, Ended(**json.loads(said.read_text()))
+            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+            said.write_text(json.dumps(make(folder)))
+    return folder, json.loads(said.read_text())
 
 
 def metrics_lines(folder: Path, name: str = "tiny") -> list[str]:

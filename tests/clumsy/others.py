@@ -12,11 +12,6 @@ OTHERS = [
     ),
     start("resume of a name that is not there", ["train", "--resume", "sond"], ["there is no run sond", "sound"]),
     start(
-        "resume with settings",
-        ["train", "--resume", "sound", "run.seed=1"],
-        ["'run.seed=1'", "leave that out"],
-    ),
-    start(
         "resume with other settings than it wrote",
         ["train", "--resume", "sound"],
         ["config.resolved.json", "run.sede"],

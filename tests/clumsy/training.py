@@ -30,76 +30,24 @@ def train(name: str, arguments: Sequence[str], words: Sequence[str], spoil: Spoi
 RECIPES = [
     train("no such recipe", ["tny.toml"], ["there is no recipe tny.toml", "did you mean tiny.toml?"]),
     train("no recipe at all", ["rollout.max_turns=2"], ["give a recipe first"]),
-    train("a folder as recipe", ["runs"], ["recipe runs cannot be read", "give the path of a TOML file"]),
     train(
         "UTF-16 recipe", BAD, ["bad.toml is not UTF-8", "save it as UTF-8"], text("bad.toml", RECIPE.encode("utf-16"))
     ),
-    train("not TOML", BAD, ["bad.toml line 2", "not valid TOML"], recipe("a = = 1")),
     train("nothing to do", BAD, ["bad.toml has no [[stage]]"], text("bad.toml", "")),
-    train(
-        "parent missing", BAD, ["line 1: extends", "did you mean tiny.toml?"], text("bad.toml", 'extends = "tyny.toml"')
-    ),
-    train("circle", BAD, ["extend each other in a circle", "remove one"], text("bad.toml", 'extends = "bad.toml"')),
-    train("unknown section", BAD, ["bad.toml line 2: unknown key rolout", "did you mean rollout?"], recipe("[rolout]")),
-    train(
-        "unknown key",
-        BAD,
-        ["line 3: unknown key rollout.max_turn", "rollout.max_turns"],
-        recipe("[rollout]\nmax_turn = 2"),
-    ),
-    train("key of another section", BAD, ["did you mean resample.keep?"], recipe("[rollout]\nkeep = 8")),
-    train(
-        "key of the run in a stage",
-        BAD,
-        ["model holds for the whole run; set it in [model]"],
-        recipe('[[stage]]\nname = "stage1"\n[stage.model]\ndevice = "cpu"'),
-    ),
-    train(
-        "key of another kind of stage",
-        BAD,
-        ["unknown key stage.cold.rollout", "'rl'"],
-        recipe('[[stage]]\nname = "cold"\n[stage.rollout]\nmax_turns = 2'),
-    ),
-    train("stage without a name", BAD, ["[[stage]] number 1 has no name"], recipe("[[stage]]\nsteps = 1")),
     *(
         train(f"stage named {name!r}", BAD, [repr(name), "letters, digits, - _"], replaced('"cold"', f'"{name}"'))
         for name in ("a/b", "", "../../x", "x" * 51)
     ),
-    train("stage in single brackets", BAD, ["two brackets"], recipe('[stage]\nname = "x"')),
-    train("two stages of one name", BAD, ["called 'cold' like another"], replaced('name = "stage1"', 'name = "cold"')),
-    train(
-        "stage without a kind",
-        BAD,
-        ["stage.new.kind is missing", "'sft', 'rl'"],
-        recipe('[[stage]]\nname = "new"\nsteps = 1'),
-    ),
     train("a pool's recipe", ["pool.toml"], ["pool.toml", "unknown key"]),
-    train("override of no form", [*TINY, "max_turns"], ["override 'max_turns'", "section.key=value"]),
-    train(
-        "override of an unknown key",
-        [*TINY, "rollout.max_turn=2"],
-        ["override 'rollout.max_turn=2'", "rollout.max_turns"],
-    ),
-    train("override of no stage", [*TINY, "stage.stge1.steps=2"], ["no stage 'stge1'", "did you mean stage1?"]),
 ]
 
 VALUES = [
-    train(
-        "negative rate", [*TINY, "learning.learning_rate=-1e-4"], ["learning.learning_rate = -0.0001", "greater than 0"]
-    ),
-    train("rate that is no number", [*TINY, "learning.learning_rate=nan"], ["learning.learning_rate = nan", "finite"]),
-    train("infinite", [*TINY, "rollout.temperature=inf"], ["rollout.temperature = inf", "finite"]),
     train("huge rate", [*TINY, "sft.adamw_learning_rate=50"], ["sft.adamw_learning_rate = 50", "less than 1"]),
-    train("text for a number", [*TINY, "rollout.max_turns=many"], ["rollout.max_turns = 'many'", "integer"]),
     train("half a turn", [*TINY, "rollout.max_turns=2.5"], ["rollout.max_turns = 2.5", "integer"]),
-    train("true for a number", [*TINY, "rollout.max_turns=true"], ["rollout.max_turns = True", "integer"]),
     train(
         "no attempts",
         [*TINY, "rollout.attempts_per_problem=0"],
         ["rollout.attempts_per_problem = 0", "greater than or equal to 1"],
-    ),
-    train(
-        "fewer drawn than kept", [*TINY, "resample.keep=16"], ["resample.keep 16", "raise rollout.attempts_per_problem"]
     ),
     train("temperature 0 in training", [*TINY, "rollout.temperature=0"], ["rollout.temperature = 0", "greater than 0"]),
     train(

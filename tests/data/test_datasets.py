@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,8 +10,6 @@ from rocstar.data.pool.build import build_pool
 from rocstar.data.pool.config import PoolConfig
 from rocstar.data.rows import read_rows
 from rocstar.errors import DataError
-
-datasets = pytest.importorskip("datasets", reason="needs the datasets library")
 
 ROWS = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(5)]
 CARD = """---
@@ -28,11 +27,13 @@ configs:
 
 
 @pytest.fixture(autouse=True)
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network, and caches of the test's own."""
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Without network, with caches of the test's own; imported only here, because it takes seconds."""
+    datasets = pytest.importorskip("datasets", reason="needs the datasets library")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return datasets
 
 
 def published(folder: Path) -> Path:
@@ -73,7 +74,7 @@ def test_a_dataset_that_cannot_be_found_is_named(name: str) -> None:
     assert str(caught.value).startswith(name)
 
 
-def test_a_saved_dataset_is_read_and_one_of_several_splits_is_asked_for(tmp_path: Path) -> None:
+def test_a_saved_dataset_is_read_and_one_of_several_splits_is_asked_for(datasets: Any, tmp_path: Path) -> None:
     one = datasets.Dataset.from_list(ROWS)
     one.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "both")

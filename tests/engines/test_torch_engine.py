@@ -67,16 +67,6 @@ async def test_logprobs_agree_with_a_plain_forward(
         ids = (*ids, *completion.token_ids, 5, 9)
 
 
-async def test_temperature_zero_takes_the_likeliest_token(pair: tuple[TorchEngine, Any]) -> None:
-    import torch
-
-    engine, model = pair
-    completion = await ask(engine, LONG, temperature=0.0)
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([[*LONG, *completion.token_ids]]), use_cache=False).logits[0]
-    assert completion.token_ids == tuple(logits[len(LONG) - 1 : -1].argmax(-1).tolist())
-
-
 async def test_siblings_feed_their_prompt_once(engine: TorchEngine) -> None:
     alone = await ask(engine, LONG, tokens=1)
     fed_alone = engine._decoder.fed_tokens
@@ -140,12 +130,6 @@ async def test_weights_that_cannot_be_used_are_refused_in_words(engine: TorchEng
         await engine.load_weights(saved(MODELS["llama"](0), tmp_path / "llama", 1))
 
 
-async def test_a_prompt_that_leaves_no_room_is_a_completion_without_tokens(engine: TorchEngine) -> None:
-    for length in (256, 1000):
-        completion = await ask(engine, (1,) * length)
-        assert (completion.token_ids, completion.finish) == ((), Finish.LENGTH)
-
-
 async def test_a_request_that_makes_no_sense_is_refused(engine: TorchEngine) -> None:
     with pytest.raises(ConfigError, match="at least one token"):
         await ask(engine, ())
@@ -164,11 +148,6 @@ async def test_any_number_of_tokens_may_stop_a_completion(engine: TorchEngine) -
     assert (completion.token_ids, completion.finish) == (free.token_ids[: last + 1], Finish.STOP)
     again = await ask(engine, SHORT, "few", tokens=30)
     assert again.token_ids == free.token_ids
-
-
-async def test_a_sequence_ends_where_the_positions_end(engine: TorchEngine) -> None:
-    completion = await ask(engine, (1,) * 250, tokens=100)
-    assert (len(completion.token_ids), completion.finish) == (6, Finish.LENGTH)
 
 
 async def test_a_failure_of_the_arithmetic_reaches_everybody_who_waits(

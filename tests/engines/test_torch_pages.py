@@ -120,27 +120,6 @@ def test_siblings_hold_the_pages_of_their_prompt_together_and_feed_it_once() -> 
     assert table.pages.used == 2 + 4, "two full pages for all, and the last one for each"
 
 
-def test_a_sibling_feeds_the_prompt_itself_when_the_first_one_goes() -> None:
-    table = Table()
-    table.ask("first")
-    table.ask("second")
-    table.step(prefill=PAGE)
-    table.table.close("first")
-    table.check()
-    assert table.finish()["second"].written == (100, 101, 102, 103)
-
-
-def test_an_aborted_prompt_keeps_no_sibling_waiting() -> None:
-    table = Table()
-    table.ask("first")
-    table.ask("second")
-    table.step(prefill=PAGE)
-    assert table.table.abort("first") is not None
-    assert table.finish()["second"].written == (100, 101, 102, 103)
-    table.ask("first")
-    assert table.finish()["first"].written == (100, 101, 102, 103)
-
-
 def test_a_long_prompt_is_fed_in_stretches_beside_the_others() -> None:
     table = Table()
     table.ask("decodes", (1, 2), new=30)
@@ -168,17 +147,6 @@ def test_a_session_that_says_something_else_keeps_the_pages_before_it() -> None:
     table.ask("a", (*LONG[: PAGE + 3], 99, 98))
     assert table.cached("a") == PAGE
     assert table.finish()["a"].written == (100, 101, 102, 103)
-
-
-def test_a_session_that_was_aborted_in_its_prompt_may_ask_for_another() -> None:
-    table = Table()
-    table.ask("first")
-    table.ask("second")
-    table.step(prefill=PAGE + 4)
-    assert table.table.abort("first") is not None
-    table.ask("first", (*LONG[: PAGE + 8], 99, 98, 97))
-    assert len(table.finish()) == 2
-    table.check()
 
 
 def test_a_newcomer_takes_no_page_from_who_waits_for_a_tool() -> None:

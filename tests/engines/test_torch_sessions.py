@@ -18,7 +18,7 @@ from rocstar.engines.pages import PAGE
 from rocstar.engines.torch_cache import available_bytes, kv_bytes
 from rocstar.engines.torch_engine import TorchEngine
 from rocstar.errors import ConfigError, EngineUnavailable
-from rocstar.types import Completion, Finish, Sampling, Weights
+from rocstar.types import Completion, Sampling, Weights
 from tests.engines.models import VOCAB, llama, qwen, until
 
 
@@ -78,21 +78,6 @@ async def test_a_loop_that_ends_in_the_middle_leaves_an_engine_that_goes_on(engi
     assert len((await ask(engine, [1, 2, 3], "stays", "stays")).token_ids) == 8
     await engine.close_session("stays")
     await until(lambda: not engine.load().used_tokens)
-
-
-async def test_two_requests_of_one_session_are_answered_one_after_the_other(engine: TorchEngine) -> None:
-    alone = await ask(engine, [4, 5, 6], "reference", "reference", tokens=30)
-    await engine.close_session("reference")
-    first = asyncio.create_task(ask(engine, [4, 5, 6, 7], "s", "first", tokens=200))
-    await until(lambda: engine.load().running == 1)
-    second = asyncio.create_task(ask(engine, [4, 5, 6], "s", "second", tokens=30))
-    third = asyncio.create_task(ask(engine, [4, 5, 6], "s", "third", tokens=30))
-    await until(lambda: engine.load().waiting == 2)
-    await engine.abort("third")
-    assert (await third).finish is Finish.ABORTED
-    assert len((await first).token_ids) == 200
-    assert (await second).token_ids == alone.token_ids
-    assert engine.load().running == 0
 
 
 async def test_a_newcomer_does_not_throw_out_who_waits_for_a_tool(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("mcp")
-
-from mcp import StdioServerParameters
-from mcp.client.client import Client
-from mcp.client.stdio import stdio_client
-
 from tests.sandbox.driver import eventually
 from tests.sandbox_service.support import Http, running
+
+if TYPE_CHECKING:
+    from mcp.client.client import Client
+
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [mcp]")
 
 
 async def check(client: Client) -> None:
@@ -59,6 +59,8 @@ async def called(client: Client, tool: str = "run_python", **arguments: Any) -> 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_official_client_runs_programs_over_http(mode: str) -> None:
+    from mcp.client.client import Client  # takes seconds, which only who tests it needs to spend
+
     with running() as url:  # of its own: sessions that tests of other files left would count too
         async with Client(f"{url}/mcp", mode=mode) as client:
             await check(client)
@@ -66,6 +68,8 @@ async def test_the_official_client_runs_programs_over_http(mode: str) -> None:
 
 
 async def test_a_notebook_goes_on_over_other_connections(http: Http) -> None:
+    from mcp.client.client import Client
+
     async with Client(f"{http.url}/mcp") as client:
         session = (await called(client, "python_session", code="seen = [0]"))["session"]
     async with Client(f"{http.url}/mcp") as client:
@@ -75,6 +79,10 @@ async def test_a_notebook_goes_on_over_other_connections(http: Http) -> None:
 
 
 async def test_the_official_client_runs_programs_over_stdio() -> None:
+    from mcp import StdioServerParameters
+    from mcp.client.client import Client
+    from mcp.client.stdio import stdio_client
+
     arguments = ["-m", "rocstar", "sandbox", "mcp", "--preload", ""]
     server = StdioServerParameters(command=sys.executable, args=arguments)
     async with Client(stdio_client(server)) as client:

@@ -16,17 +16,25 @@ alone, for any lines. Comments that readers do not see say what is not plain:
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import re
-import resource
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
+from tempfile import TemporaryFile, mkdtemp
+from threading import Thread
 
 from tests.docs.pages import ROOT, Block, blocks
+from tests.tiny_run import forked, opened_by, rocstar
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
 MARK = re.compile(r"<!-- (after|package|exits|until|numbers): (.+) -->")
@@ -96,8 +104,12 @@ def _marks(lines: list[str], block: Block) -> dict[str, str]:
 
 def carry_out(one: Shown, folder: Path) -> tuple[int, str]:
     """Exit code (of a block that Ctrl-C ends: the one that is expected), and what was printed."""
+    return _in_python(one, folder) if one.block.language == "python" else _in_a_shell(one, folder)
+
+
+def _in_a_shell(one: Shown, folder: Path) -> tuple[int, str]:
     process = subprocess.Popen(
-        ["bash", "-e", "-o", "pipefail", "-c", one.block.text] if one.block.language == "sh" else _python(one),
+        ["bash", "-e", "-o", "pipefail", "-c", one.block.text],
         cwd=folder,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -116,10 +128,69 @@ def carry_out(one: Shown, folder: Path) -> tuple[int, str]:
     return one.exits if one.until else process.returncode, begun + rest
 
 
+def _in_python(one: Shown, folder: Path) -> tuple[int, str]:
+    with TemporaryFile() as said:
+        paths = [opened_by(os.getpid(), said.fileno())] * 2
+        process = forked(_blocks, *one.earlier, one.block.text, folder=folder, said=paths, environment=environment())
+        process.join(SECONDS)
+        assert process.exitcode is not None, f"{one.block.place} still runs"
+        said.seek(0)
+        return process.exitcode, said.read().decode()
+
+
+def _blocks(*texts: str) -> None:
+    """Only the last one prints."""
+    *earlier, last = texts
+    names = {"__name__": "__main__"}
+    with redirect_stdout(None):
+        for text in earlier:
+            exec(text, names)
+    exec(last, names)
+
+
 def environment() -> dict[str, str]:
     """A reader's, with this tree's `rocstar` and `python` and one thread for each process."""
-    own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    own = {"PATH": f"{_commands()}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     return {**os.environ, **own, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+ROCSTAR = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect({address!r})
+    lines = door.makefile("rw")
+    print(json.dumps([os.getpid(), os.getcwd(), dict(os.environ), sys.argv[1:]]), file=lines, flush=True)
+    group = int(lines.readline())
+    signal.signal(signal.SIGINT, lambda *_: os.killpg(group, signal.SIGINT))
+    sys.exit(int(lines.readline()))
+"""
+"""The command on the PATH: a process that has loaded torch is forked to carry it out, with the folder, the environment,
+the output and the Ctrl-C of this one. Importing torch and transformers for each command was half of all time."""
+
+
+class _Door(StreamRequestHandler):
+    def handle(self) -> None:
+        client, folder, given, arguments = json.loads(self.rfile.readline())
+        said = [opened_by(client, descriptor) for descriptor in (1, 2)]
+        process = forked(rocstar, *arguments, folder=folder, said=said, environment=given)
+        self.wfile.write(f"{process.pid}\n".encode())
+        process.join()
+        code = process.exitcode or 0
+        self.wfile.write(f"{code if code >= 0 else 128 - code}\n".encode())
+
+
+@cache
+def _commands() -> str:
+    """The folder of that command, which is answered for as long as this process lives."""
+    folder = mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    address = f"{folder}/door"
+    Thread(target=ThreadingUnixStreamServer(address, _Door).serve_forever, daemon=True).start()
+    command = Path(folder) / "rocstar"
+    command.write_text(ROCSTAR.format(python=sys.executable, address=address))
+    command.chmod(0o755)
+    return folder
 
 
 def fits(output: str, told: str, *, numbers_vary: bool = False) -> bool:
@@ -141,11 +212,6 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"([ ─])\1+", r"\1", NUMBER.sub("#", text))
 
 
-def _python(one: Shown) -> list[str]:
-    silent = "import contextlib\nwith contextlib.redirect_stdout(None):\n exec({!r})\n"
-    return [sys.executable, "-c", "".join(silent.format(text) for text in one.earlier) + one.block.text]
-
-
 def _read_until(process: subprocess.Popen[str], wanted: str) -> str:
     """What was printed up to the line with these words, after which a Ctrl-C is sent."""
     assert process.stdout is not None
@@ -163,20 +229,13 @@ def _trimmed(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def main(page: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for one in shown(page.resolve()):
-        before = _cpu_seconds()
         code, said = carry_out(one, folder)
         like = one.output is None or fits(one.output, said, numbers_vary=one.numbers_vary)
-        print(f"\n=== {one.block.place}\n{one.block.text}--- exit {code}, {_cpu_seconds() - before:.1f} CPU s")
+        print(f"\n=== {one.block.place}\n{one.block.text}--- exit {code}")
         print(said if like else f"{said}=== NOT AS SHOWN", flush=True)
-    print(f"=== {_cpu_seconds():.1f} CPU s in all")
 
 
 if __name__ == "__main__":

@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT, links
+from tests.tiny_run import once
 from tests.tutorials.session import PAGES, carry_out, fits, package_of, page_before, shown
 
-CarryOut = Callable[[Path], Path]
+IN_ORDER = sorted(PAGES, key=lambda page: page_before(page) is not None)  # who waits for another page comes later
 
 
-@pytest.fixture(scope="module")
-def carried_out(tmp_path_factory: pytest.TempPathFactory) -> CarryOut:
-    """Carries a page out once, after the one that it goes on from; the folder that it leaves."""
-    left: dict[Path, Path] = {}
+def carried_out(page: Path, base: Path) -> Path:
+    """The folder that a page leaves, which is carried out once, after the one that it goes on from."""
 
-    def folder_of(page: Path) -> Path:
-        if page not in left:
-            folder = tmp_path_factory.mktemp("tutorials") / page.stem
-            before = page_before(page)
-            shutil.copytree(folder_of(before), folder) if before else folder.mkdir()
-            for one in shown(page):
-                code, said = carry_out(one, folder)
-                assert code == one.exits, f"{one.block.place} ended with {code}:\n{said}"
-                if one.output is not None:
-                    like = fits(one.output, said, numbers_vary=one.numbers_vary)
-                    assert like, f"{one.block.place} printed:\n{said}"
-            left[page] = folder
-        return left[page]
+    def make(folder: Path) -> None:
+        before = page_before(page)
+        shutil.copytree(carried_out(before, base), folder) if before else folder.mkdir()
+        for one in shown(page):
+            code, said = carry_out(one, folder)
+            assert code == one.exits, f"{one.block.place} ended with {code}:\n{said}"
+            if one.output is not None:
+                like = fits(one.output, said, numbers_vary=one.numbers_vary)
+                assert like, f"{one.block.place} printed:\n{said}"
 
-    return folder_of
+    return once(base, page.stem, make)[0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_runs_as_printed(carried_out: CarryOut, page: Path) -> None:
+@pytest.mark.parametrize("page", IN_ORDER, ids=lambda page: page.stem)
+def test_a_tutorial_runs_as_printed(page: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     if (package := package_of(page)) and find_spec(package) is None:
         pytest.skip(f"{page.name} needs the package {package}, which is not installed")
-    carried_out(page)
+    carried_out(page, tmp_path_factory.getbasetemp())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_of_a_tutorial_lead_somewhere(page: Path) -> None:
-    targets = [target.partition("#")[0] for target in links(page) if "://" not in target]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+def test_the_first_run_learns(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = carried_out(PAGES[0], tmp_path_factory.getbasetemp())
+    summary = json.loads((folder / "runs" / "first" / "summary.json").read_text())
+    assert summary["accuracy_before"]["value"] + 0.3 < summary["accuracy_after"]["interval"][0]
 
 
 def test_the_index_names_every_tutorial_in_order() -> None:
