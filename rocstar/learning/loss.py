@@ -1,8 +1,7 @@
 """Policy losses (paper §2.2.1, eq. 6-7), importance weights for tokens that older weights or another engine wrote, and
 the KL distance from a reference.
 
-A loss is of each token by itself (`protocols.PolicyLoss`); the learner takes the mean and adds the other terms. A loss
-over whole attempts, such as GSPO's, needs a change in `GrpoLearner._loss` (learner.py)."""
+A loss is of each token by itself (`protocols.PolicyLoss`); the learner takes the mean and adds the other terms."""
 
 from __future__ import annotations
 
