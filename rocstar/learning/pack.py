@@ -18,7 +18,7 @@ attention lets each sibling see them (attention.py). Tokens after the last place
 
 Where the rows of a micro-batch all begin alike, as with one system message, that beginning is computed once too.
 
-Sorting happens only inside one optimizer step, so no step sees one kind of behaviour only. Row order inside a step
+Sorting happens only inside one optimizer update, so no update sees one kind of behaviour only. Row order inside it
 does not change its gradient except for rounding."""
 
 from __future__ import annotations
