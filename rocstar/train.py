@@ -122,8 +122,8 @@ KINDS: Mapping[str, Callable[[Run, Any], Awaitable[None]]] = {"sft": imitate, "r
 def ahead_of_learning(
     run: Run, stage: RlStage, roller: Roller, pool: Sequence[Problem]
 ) -> AbstractAsyncContextManager[StepsAhead]:
-    """The attempts of the stage's steps, as far ahead as it allows; no more under way at once than one step has, so
-    those of the next step take the places of those that ended."""
+    """The attempts of the stage's steps, made up to `rollout.max_staleness_steps` ahead of learning. No more are under
+    way at once than one step has: an attempt of the next step begins when one of this step has ended."""
     rollout, seed, first = stage.rollout, run.recipe.run.seed, run.progress.step - run.progress.stage_step
     at_once = min(rollout.problems_per_step, len(pool)) * rollout.attempts_per_problem
     paced, progress = replace(roller, places=asyncio.Semaphore(at_once)), RolloutProgress(run.watch)

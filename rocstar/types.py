@@ -90,7 +90,7 @@ class ToolResult:
     truncated_bytes: int = 0
     """Bytes of output that were dropped."""
     isolation: str = ""
-    """Isolation level in force (`L3`, `L2`, `L1`); empty when nothing was run."""
+    """Isolation level in force (`L0` to `L4`); empty when nothing was run."""
 
     @property
     def is_error(self) -> bool:
@@ -131,7 +131,7 @@ class VersionSpan(NamedTuple):
     """Consecutive tokens that one policy version wrote."""
 
     version: int
-    """Policy version, counts optimizer steps."""
+    """Policy version, counts optimizer updates."""
     tokens: int
     """How many, at least 1."""
 
@@ -175,7 +175,7 @@ class Weights:
     """Published weights: tensors of this process, or a folder that another process can read."""
 
     version: int
-    """Policy version, counts optimizer steps."""
+    """Policy version, counts optimizer updates."""
     folder: str | None = None
     """Hugging Face model folder that holds them; in /dev/shm they never touch a disk."""
     tensors: Mapping[str, Any] | None = None
@@ -231,13 +231,13 @@ class Stop(StrEnum):
     ANSWERED = "answered"  # a turn without a tool call
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
-    ENVIRONMENT_FAILED = "environment_failed"  # our fault; recorded, left out of its group
+    ENVIRONMENT_FAILED = "environment_failed"  # our fault; recorded, dropped by the resampler
 
 
 class Verdict(StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
-    UNDECIDED = "undecided"  # counted, and the trajectory leaves its group
+    UNDECIDED = "undecided"  # counted, and dropped by the resampler
 
 
 RIGHT_ABOVE = 0.5
@@ -265,7 +265,7 @@ class Outcome:
     """The verifier's finding."""
     reward: float
     """1.0 for RIGHT, else 0.0; of a reward function of one's own any finite number, which is RIGHT above
-    `evaluate.right_above`. Meaningless for UNDECIDED, which never reaches a group."""
+    `evaluate.right_above`. Meaningless for UNDECIDED, which the resampler drops."""
     extracted: str | None
     """The answer that was compared; None when none was found."""
     method: str
@@ -367,7 +367,7 @@ class Group:
     problem: Problem
     """What the siblings attempt."""
     trajectories: tuple[Trajectory, ...]
-    """Verified siblings, each with an outcome."""
+    """All siblings, verified; without an outcome where a fault of ours ended them."""
 
     @property
     def rewards_G(self) -> tuple[float, ...]:
@@ -440,7 +440,7 @@ class Resampled:
         return tuple(self.group.trajectories[c.index] for c in self.choices if not c.kept)
 
 
-# -- What an optimizer step learns from.
+# -- What an optimizer update learns from.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,13 +466,13 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one optimizer step learns from."""
+    """What one optimizer update learns from."""
 
     rows: tuple[BatchRow, ...]
 
     @property
     def num_loss_tokens(self) -> int:
-        """The denominator of the whole step, known before the first backward pass."""
+        """The denominator of the whole update, known before its first backward pass."""
         return sum(sum(row.loss_mask) for row in self.rows)
 
 

@@ -75,7 +75,7 @@ def curve(reports: Sequence[Report], values: ValuesOf) -> list[Point]:
 
 
 def values_of(part: str, key: str) -> ValuesOf:
-    """What takes (step, value) from a list of a report, without the rows that have no value."""
+    """A function that takes (step, value) from a list of a report, without the rows that have no value."""
     return lambda report: [(row["step"], row[key]) for row in report[part] if row[key] is not None]
 
 
@@ -90,7 +90,7 @@ CURVES: Mapping[str, ValuesOf] = {
     "right_share": values_of("by_step", "right_share"),
     "tokens": values_of("by_step", "tokens"),
 }
-"""What is given by method, by its name in a report."""
+"""The curves of each method, by their names in a report."""
 
 
 def methods_of(reports: Sequence[Report]) -> list[dict[str, Any]]:

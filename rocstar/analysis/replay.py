@@ -44,7 +44,7 @@ def swapped(name: str, runs: Path) -> Iterator[dict[str, Any]]:
 
 
 def _complaint(source: Source) -> str | None:
-    """Why attempts cannot be gone on with; None where they can."""
+    """Why its attempts cannot be continued; None where they can."""
     if source.result is None:
         return "it is no evaluation; name a run or RUN/EVALUATION"
     setup, recipe = source.result["setup"], _recipe(source)

@@ -1,6 +1,6 @@
 """Does a model read what its tool says? Recorded attempts go on from their first reply of a tool, with another text in
-its place. A model that does not read goes on alike; one that does takes a false word where it would have taken the
-true one. The texts:
+its place. A model that does not read goes on as before; one that does takes a false word where it would have taken
+the true one. The texts:
 
     true      what the tool said
     swapped   what a tool said in another attempt, after a call that ended alike (failed, or not)
@@ -8,8 +8,8 @@ true one. The texts:
     false     what the tool said but for one word: another reply's, else another number of as many digits
 
 Up to that reply an attempt is replayed token by token, its calls are run again, and what follows is drawn as in the
-evaluation, from the same seed for each text. Of each problem the first attempt that used a tool is taken, so problems
-are what intervals rest on. Source: ours.
+evaluation, from the same seed for each text. Of each problem the first attempt that used a tool is taken, so
+intervals are over problems. Source: ours.
 
 Not here: which evaluations a person named, and whose weights made them (replay.py).
 """
@@ -65,8 +65,8 @@ class Replies:
             self._of_length[len(parts)].add(parts)
 
     def another(self, failed: bool, text: str, rng: random.Random) -> str | None:
-        """What was said after another call that ended alike, as often as it was said; None where that is always the
-        same."""
+        """Another reply to a call that ended alike, drawn in proportion to how often it was given; None where there is
+        none."""
         others = [other for other in self._alike[failed] if other != text]
         return rng.choice(others) if others else None
 

@@ -1,4 +1,4 @@
-"""Counts of attempts by training step, and of a step's problems by difficulty; what is kept grows with steps only.
+"""Counts of attempts by training step, and of a step's problems by difficulty; memory grows with steps only.
 
 What a model does after a failed call is decided by its next call of a later turn, because calls of the same turn were
 written before the failure was known:
@@ -53,8 +53,8 @@ def after_errors(attempt: Attempt) -> Iterator[tuple[str, AfterFailure]]:
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over some attempts; those without a verdict are in all but the figures of right ones, and those
-    that the verifier left open count as not right."""
+    """Sums over some attempts. Those without a verdict are in all figures but those of right attempts; undecided ones
+    count as not right."""
 
     attempts: int = 0
     decided: int = 0

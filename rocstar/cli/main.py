@@ -188,7 +188,7 @@ def train(
     elif branch is not None:
         _branch(branch, given, runs or Path("runs"), dry_run=dry_run, as_json=as_json)
     else:
-        _start(recipe, settings or [], kinds=("sft", "rl"), runs=runs, dry_run=dry_run, as_json=as_json)
+        _start(recipe, settings or [], kind=None, runs=runs, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -202,7 +202,7 @@ def sft(
     """Carry out only the cold-start (sft) stages of a recipe."""
     if _served():
         return
-    _start(recipe, settings or [], kinds=("sft",), runs=runs, dry_run=dry_run, as_json=as_json)
+    _start(recipe, settings or [], kind="sft", runs=runs, dry_run=dry_run, as_json=as_json)
 
 
 # In the order of the help page: a first run, looking at it, talking to it, then what is needed now and then.
@@ -241,7 +241,7 @@ def _served() -> bool:
 
 
 def _start(
-    path: str | None, settings: list[str], *, kinds: tuple[str, ...], runs: Path | None, dry_run: bool, as_json: bool
+    path: str | None, settings: list[str], *, kind: str | None, runs: Path | None, dry_run: bool, as_json: bool
 ) -> None:
     from rocstar.config.origins import of_recipe
     from rocstar.config.recipe import load_recipe, recipe_text
@@ -252,9 +252,10 @@ def _start(
     if path is None or ("=" in path and not Path(path).exists()):
         raise ConfigError("give a recipe first, as in: rocstar train recipes/quickstart.toml section.key=value")
     recipe = load_recipe(path, settings if runs is None else [*settings, f"run.folder={runs}"])
-    recipe = recipe.model_copy(update={"stage": [stage for stage in recipe.stage if stage.kind in kinds]})
-    if not recipe.stage:
-        raise ConfigError(f"{path} has no [[stage]] of kind {' or '.join(kinds)}, so there is nothing to do")
+    stages = [stage for stage in recipe.stage if kind in (None, stage.kind)]
+    if not stages:
+        raise ConfigError(f"{path} has no [[stage]]{f' of kind {kind}' if kind else ''}, so there is nothing to do")
+    recipe = recipe.model_copy(update={"stage": stages})
     if not dry_run:
         need("train")
     # Whatever is wrong is found before there is a folder.

@@ -1,6 +1,6 @@
 """Which settings of a recipe are not the defaults, and where each came from: what `--dry-run` shows.
 
-A stage's own value is shown where it is not the run's. Not here: how a recipe is read (`recipe.py`)."""
+A stage's own value is shown where it differs from the run's. Not here: how a recipe is read (`recipe.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Refuses a setting that a recipe or the command line gives and the run would never read.
 
 Recipes extend others, so a parent's key may lose its use: a cold start in place of random weights leaves the parent's
-shape unread, and that is fine. A key is refused when it is given no earlier (in the same file, a child or on the
-command line) than the setting that makes it useless, or when that setting is its default. Source: ours."""
+shape unread, and that is fine. A key is refused when it is given in the same file as the setting that makes it useless
+or later (in a child or on the command line), or when that setting has its default. Source: ours."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Rule:
     by: tuple[str, str]
     useless: Callable[[Any], bool]
     own: bool = False
-    """Only those that a stage says itself."""
+    """Whether the rule is only for keys that a stage gives itself."""
     agrees: Callable[[Any], bool] = lambda holder: False
-    """Whether the keys of a recipe or stage say what is done all the same."""
+    """Whether the keys fit this recipe or stage all the same, so that they are not refused."""
 
 
 RULES = (
@@ -146,7 +146,7 @@ def _warm_ups(stages: Sequence[Stage]) -> Iterator[tuple[str, str, int, int]]:
     """(stage, section, its warmup_steps, updates by the end of the stage). Stages that hand their optimizer on share a
     warm-up, so only the last of them must see its end."""
     updates = 0
-    made = [stage for stage in stages if stage.steps > 0]  # those of epochs are known, and looked at, later
+    made = [stage for stage in stages if stage.steps > 0]  # stages of epochs are checked later
     for stage, following in zip_longest(made, made[1:]):
         updates += stage.updates
         if following is None or not following.takes_optimizer_of(stage):

@@ -1,4 +1,4 @@
-"""Cold-start demonstrations for the arithmetic tasks: which behaviours are shown how often, and what programs come to.
+"""Cold-start demonstrations for the arithmetic tasks: which behaviours are shown how often, and what programs print.
 
 Planning is pure; `perform` works every program out, so that what a demonstration shows as tool output is what the tool
 would say. Which tool and which tokens are not decided here.
@@ -103,8 +103,8 @@ def work_out(call: ToolCall) -> ToolResult:
     """What the Python tool would answer to a call whose `code` is a program of our own that ends by itself.
 
     For programs that rocstar itself wrote and nothing else: they run unguarded in this process. A cold start shows tens
-    of thousands of them, and a sandbox call each would cost more than learning from them. A test holds the answers
-    equal to the sandbox's. Source: ours."""
+    of thousands of them, and a sandbox call each would cost more than learning from them. A test compares the answers
+    with the sandbox's. Source: ours."""
     code = call.arguments["code"]
     output = io.StringIO()
     try:

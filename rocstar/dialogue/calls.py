@@ -49,7 +49,7 @@ class Found:
     """Where it begins and ends, its tags included."""
     end: int
     raw: str
-    """What stands for the JSON."""
+    """The text that should be JSON."""
     body: Any = None
     complaint: str | None = None
     """Why `raw` is no JSON, or None where `body` is what it holds."""
@@ -80,8 +80,8 @@ def parse_calls(text: str, first_id: int = 0) -> list[ToolCall]:
     Ids are `call_<first_id>`, `call_<first_id + 1>` ...; pass the number of calls seen before so that they stay
     unique in a trajectory. A closing tag inside a string of the JSON closes nothing; a block that is no JSON ends at
     the last closing tag before the next opening one, and one that is never closed at the end of the text. Time is
-    linear in the text. Source: paper §2.1 (parse errors go back to the model); unclosed tags ours, the release
-    takes such a turn for an answer.
+    linear in the text. Source: paper §2.1 (parse errors go back to the model); that an unclosed tag is a call
+    is ours: the release takes such a turn for an answer.
     """
     return [call_from(found, f"call_{first_id + n}", "arguments") for n, found in enumerate(_blocks(text))]
 

@@ -75,7 +75,7 @@ def _last_line(text: str) -> str:
 
 
 def _joined(*parts: str) -> str:
-    """Parts that are not empty, each from its own line on."""
+    """The parts that are not empty, each beginning on a new line."""
     return "\n".join(part.rstrip("\n") for part in parts if part)
 
 

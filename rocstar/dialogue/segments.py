@@ -1,4 +1,4 @@
-"""Text with its author. Templates return segments, `Codec.encode_segments` makes ids of them; no text is judged here.
+"""Text with its author. Templates return segments, `Codec.encode_segments` makes ids of them; no text is checked here.
 
 The author decides which control tokens a stretch of text may become. Text that looks like a marker of the template is
 one only where the template itself wrote it."""

@@ -1,4 +1,4 @@
-"""What engines share: the requests that none of them takes, and counters that go on over restarts."""
+"""What engines share: the requests that all of them refuse, and counters that go on over restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Earlier:
         self._load, self._cpu_seconds = NOTHING, 0.0
 
     def keep(self, load: EngineLoad, cpu_seconds: float) -> None:
-        """The engine ends. `load` and `cpu_seconds` are totals, earlier restarts included."""
+        """To be called as the engine ends. `load` and `cpu_seconds` are totals since its first start."""
         self._load, self._cpu_seconds = load, cpu_seconds
 
     def and_load(self, load: EngineLoad) -> EngineLoad:

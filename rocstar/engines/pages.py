@@ -82,7 +82,7 @@ class PagePool:
 
 
 def names_of(ids: npt.NDArray[np.integer[Any]]) -> list[bytes]:
-    """One name for each page of `ids`, of all tokens up to its end; the last page may be a part of one."""
+    """One name for each page of `ids`: a hash of all tokens up to its end. The last page may be only partly full."""
     names, name = [], b""
     for begin in range(0, len(ids), PAGE):
         name = blake2b(name + ids[begin : begin + PAGE].astype(np.int32).tobytes(), digest_size=16).digest()

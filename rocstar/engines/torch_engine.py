@@ -1,6 +1,6 @@
 """The embedded engine: any transformers causal LM, continuous batching, on CPU or one GPU.
 
-Here is only who waits for what: event loops ask, one thread decodes. The arithmetic is in torch_decoder.py.
+This file says who waits for what: event loops ask, one thread decodes. The arithmetic is in torch_decoder.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TorchEngine:
     never drawn. A session keeps its pages between its requests; where they run out the newest gives way
     (torch_table.py), and where nothing has decoded for PATIENCE_SECONDS a waiting request gets the pages of a session
     that waits for its tool. Raises ConfigError when keys and values of that size do not fit into the memory there is,
-    or one sequence not into them."""
+    or one sequence does not fit into them."""
 
     def __init__(
         self, model: Any, *, rows: int, positions: int, kv_tokens: int | None = None, vocab_size: int | None = None
@@ -134,7 +134,7 @@ class TorchEngine:
         self._fail_all(EngineUnavailable("the engine was closed"))
 
     def _obey(self) -> bool:
-        """Carry out what was asked for meanwhile, and wait for it while nothing decodes; False when that is to end."""
+        """Carry out the commands that have come; wait for one while nothing decodes. False when the engine ends."""
         idle = not self._decoder.active
         if not idle:
             self._last_active = time.monotonic()

@@ -108,7 +108,7 @@ def known() -> list[str]:
 
 def checksum(rows: Rows, columns: Sequence[str]) -> str:
     """sha256 of these columns of all rows, file by file, as JSON with sorted keys: the same for one set of rows from a
-    JSONL file, parquet or the hub, whatever other columns stand beside. A null is the same as nothing."""
+    JSONL file, parquet or the hub, whatever other columns there are. A null counts as a missing value."""
     digest = hashlib.sha256()
     for _, row in itertools.chain.from_iterable(rows.values()):
         kept = _without_nulls({name: row.get(name) for name in columns})

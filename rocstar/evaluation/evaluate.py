@@ -45,7 +45,7 @@ Figures = Callable[[Sequence[Group]], Mapping[str, Any]]
 """Further figures of a benchmark's own; `Scorer.figures` is one."""
 TRANSCRIPTS = 8  # attempts kept as text in the result; all of them are in samples.parquet
 CIRCUMSTANCES = ("versions", "git")
-"""What says how an evaluation was made, not what it is: the same one made later has the same name."""
+"""Keys of the setup that are not in an evaluation's name: the same evaluation made later has the same name."""
 PROBE = "QUESTION"  # stands for the question where a template's own text is recorded
 
 

@@ -1,7 +1,7 @@
 """The problems of an evaluation, of a file or of a benchmark, and what each kind of benchmark does with its rows: which
 columns it reads, the problems it makes, how a model is asked, who scores.
 
-To add a kind, write its module in `scorers/` and a line in KINDS."""
+To add a kind, write its module in `scorers/`, a line in KINDS and its name in `BenchmarkFile.kind`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One completion under a plain chat template, without tools of ours: what benchmarks ask whose paper protocol is the
-default template. Shows the functions of a problem where it has some (`metadata["functions"]`), and runs none."""
+"""One completion under a plain chat template, without tools of ours, for benchmarks that the paper asks so. Shows the
+functions of a problem where it has some (`metadata["functions"]`), and runs none."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def specs_of(problem: Problem) -> list[ToolSpec]:
 
 
 def split(messages: Sequence[Message]) -> tuple[str | None, list[tuple[str, str]]]:
-    """(system text, turns of (what the user said, what the assistant answered)); the last answer is empty. What one of
-    them says in a row is joined."""
+    """(system text, turns of (what the user said, what the assistant answered)); the last answer is empty. Messages
+    of one speaker in a row are joined."""
     system = "\n\n".join(str(one["content"]) for one in messages if one["role"] == "system") or None
     turns: list[tuple[str, str]] = []
     for message in messages:

@@ -40,7 +40,7 @@ class Recall:
         """Answers that an earlier process had got."""
 
     async def answer(self, asked: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What is known of `asked`, else what `ask` gives, in JSON's own types; None is given on and not kept."""
+        """What is known of `asked`, else what `ask` gives, in JSON's own types; None is returned and not kept."""
         if asked in self._known:
             return self._known[asked]
         answer = await ask()
@@ -80,7 +80,7 @@ class Recall:
             self._lock = None
 
     def _hold(self, path: Path) -> None:
-        """Be the only process that appends."""
+        """Become the only process that appends."""
         if self._lock is not None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from rocstar.types import Group, Outcome, Problem, Trajectory, Verdict
 
 
 class Judge(Protocol):
-    """Somebody else's model that is asked for an opinion."""
+    """Another model, which is asked to judge an answer."""
 
     async def ask(self, prompt: str, *, system: str) -> str:
         """What it says, at temperature 0. Raises VerifierUnavailable."""
@@ -87,8 +87,8 @@ def judged(right: bool, *, method: str, extracted: str | None, text: str) -> Out
 
 def ratio(parts_P: Sequence[tuple[float, int]]) -> Estimate:
     """Sum of the first over sum of the second, such as instructions followed of instructions given, with a 95%
-    interval that treats the pair (a problem) as the unit: the normal one of a ratio estimator, Wilson's over problems
-    where all are alike."""
+    interval that treats the pair (a problem) as the unit: the normal one of a ratio estimator, or Wilson's over
+    problems where all have the same ratio."""
     pairs = [(part, whole) for part, whole in parts_P if whole]
     n, total = len(pairs), sum(whole for _, whole in pairs)
     if not n:

@@ -33,7 +33,7 @@ class EngineModel:
     seconds_per_prefill_token: float = 0.0
     """Added to a step by each token that is fed, first or again."""
     seconds_per_request: float = 0.0
-    """Added by each request that begins, also after an eviction: hearing of it, answering it."""
+    """Added by each request that begins, also after an eviction: receiving and answering it."""
     chunk_tokens: int = 8192
     """Most tokens fed in one step."""
     most_running: int = 1 << 30
@@ -46,8 +46,8 @@ class EngineModel:
     page_tokens: int = 1
     """The cache is given out in pages of so many tokens; a page with a prompt's end is not shared."""
     told_lengths: bool = False
-    """Where lengths are dictated the engine is told how long a turn will be, and keeps no page free for who is on its
-    last one."""
+    """Whether the engine is told how long a turn will be, as where lengths are dictated. It then keeps no page free for
+    a request that is on its last page."""
     patience_seconds: float = 0.0
     """With nothing to compute, seconds until the cache of a trajectory that waits for its tool goes to a waiting
     request."""

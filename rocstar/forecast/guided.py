@@ -28,8 +28,8 @@ class GuidedEngine(ForwardingEngine):
     """An engine that computes as `engine` does and writes the turns of demonstrations, which a model that has learned
     nothing would not write. So the attempts of a trial are as long, and call their tools, as those to come.
 
-    `engine` samples as many tokens as the next turn has, and is shown its own as the conversation goes on, so its
-    caches serve as ever. Sessions take `rows` in the order in which they come."""
+    `engine` samples as many tokens as the next turn has, and is given its own tokens as the conversation goes on, so
+    its caches stay valid. Sessions take `rows` in the order in which they come."""
 
     def __init__(self, engine: Engine, rows: Iterator[Sequence[tuple[int, ...]]]) -> None:
         super().__init__(engine)

@@ -23,7 +23,7 @@ class _Sticky:
         self._newcomers: dict[str, Ask] = {}
         self._later: dict[str, Ask] = {}
         self._open: dict[str, Ask] = {}
-        """Asks by request id: without an engine, back at their engine's door, and being worked on."""
+        """Asks by request id: without an engine yet, waiting to return to their engine, and being worked on."""
         self._request: dict[str, str] = {}
         """Session id -> its only request."""
         self._home: dict[str, str] = {}
@@ -111,8 +111,8 @@ class RoundRobin(_Sticky):
 
 
 class LeastRequests(_Sticky):
-    """The engine with the fewest trajectories. verl's stock balancer does the same but never counts down (paper-spec
-    6.3)."""
+    """The engine with the fewest trajectories. verl's stock balancer does the same but never counts
+    down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class LeastRequests(_Sticky):
 
 class WorstCase(_Sticky):
     """The authors' rule: a trajectory reserves prompt + cap for its whole life on the engine with the most capacity
-    left, and waits where none has enough (their verl fork, paper-spec 6.2). Theirs polls; here waiters are served in
+    left, and waits where none has enough (their verl fork). Theirs polls; here waiters are served in
     order. A trajectory larger than an empty engine gets that engine alone."""
 
     def __init__(self) -> None:

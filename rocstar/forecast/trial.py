@@ -1,4 +1,4 @@
-"""Measures on this machine, in a folder that goes again, what the parts of a run take: the recipe's own run is opened
+"""Measures what the parts of a run take on this machine, in a temporary folder: the recipe's own run is opened
 with its engines, sandbox, grader and learner, and each part does a little of its work.
 
 A model that has learned nothing would write till its cap, so attempts write what demonstrations show (guided.py). Not
@@ -48,9 +48,9 @@ from rocstar.types import Group, Problem, SftRow, Trajectory, Verdict
 
 ROWS = 3200  # demonstrations that are made for a stage: what a tokenizer is trained on, and a few
 JUDGED = 96  # attempts at demonstrations' own problems
-PART_SECONDS = 2.0  # a part that took so long is not tried at twice the size
+PART_SECONDS = 2.0  # a part that took this long is not measured again at twice the size
 UPDATES = 8  # of SFT that are timed, after two that are not
-SETTLE_SECONDS = 0.3  # until other processes have told what they used
+SETTLE_SECONDS = 0.3  # until other processes have reported their CPU time
 
 RlStep = Callable[[Run, RlStage, StepsAhead, GrpoLearner, int], Awaitable[Mapping[str, float]]]
 """Takes one step of an RL stage and returns its metrics: `rocstar.train.rl_step`."""

@@ -58,7 +58,7 @@ def planned(
 
 
 class Draw(NamedTuple):
-    """How long one response is, as a share of the limit: `problem` draws what siblings share, `attempt` the share."""
+    """Draws the length of a response as a share of the limit: first what siblings have in common, then each one's."""
 
     problem: Callable[[random.Random], float]
     attempt: Callable[[random.Random, float], float]

@@ -116,8 +116,8 @@ def identity(group: int, place: int) -> str:
 
 
 def question_weights(rows: Sequence[BatchRow]) -> list[float]:
-    """[N] weight of each token of a row by which every question of an update counts alike however long its attempts
-    are; 1 in the mean over tokens. Source: paper, eq. 6, which divides by the tokens of each question's kept attempts
+    """[N] weight of each token of a row, so that every question of an update counts alike however long its attempts
+    are; the mean over tokens is 1. Source: paper, eq. 6, which divides by the tokens of each question's kept attempts
     and then takes the mean over questions."""
     questions = [row.identity.rpartition("/")[0] for row in rows]
     tokens: Counter[str] = Counter()

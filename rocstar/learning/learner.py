@@ -189,7 +189,7 @@ class GrpoLearner:
 
 
 class Reference:
-    """The KL reference: a copy of this rank's weights, which change places with the current ones while it is asked."""
+    """The KL reference: a copy of this rank's weights, swapped with the current ones while it scores."""
 
     FOLDER = "reference"
 

@@ -1,7 +1,7 @@
-"""Policy losses (paper §2.2.1, eq. 6-7), the weights that correct them for tokens which other weights, or another
-engine, have written, and the distance from a reference.
+"""Policy losses (paper §2.2.1, eq. 6-7), importance weights for tokens that older weights or another engine wrote, and
+the KL distance from a reference.
 
-A loss takes tokens one by one (`protocols.PolicyLoss`); the learner takes their mean and adds the rest."""
+A loss is of each token by itself (`protocols.PolicyLoss`); the learner takes the mean and adds the other terms."""
 
 from __future__ import annotations
 

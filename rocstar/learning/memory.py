@@ -1,7 +1,7 @@
-"""Main memory of a learner: what one forward and backward pass leaves, how much it may be, and how it is given back.
-Loads no torch.
+"""Main memory of a learner: what a forward pass keeps for its backward pass, how much that may be, and how it is given
+back. Loads no torch.
 
-Counted are the numbers that transformers' decoders of Llama's kind leave for the backward pass, by layer (h hidden
+These are the numbers that each layer of a Llama-like decoder of transformers keeps for the backward pass (h hidden
 size, q and k widths of all queries and of all keys, i inner width of the MLP):
 
     a computed token    6 h + q + 4 i     two norms of three, what attention gave, gate, its SiLU, up, their product
@@ -19,14 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 CPU_TOKENS = 4096  # of one pass: what a layer leaves stays near its caches; 16,384 cost 15 to 25% more
-CPU_BYTES = 2**30  # of what it leaves, or as much as the weights take where that is more: smaller ones cost speed
+CPU_BYTES = 2**30  # kept by one pass, or as much as the weights take where that is more: smaller passes cost speed
 FP32 = 4
 CHUNK_ELEMENTS = 2**25  # logits of one chunk: 128 MiB in fp32; 220 tokens at V = 151,936, everything at V = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """What the size of a pass follows from."""
+    """What decides how many bytes a pass keeps."""
 
     parameters: int
     hidden: int
@@ -43,7 +43,7 @@ class PassShape:
     """Layers are computed again in the backward pass (`model.gradient_checkpointing`)."""
 
     def left(self, computed: int, attended: int) -> int:
-        """Bytes that so many computed tokens and attended places leave for the backward pass."""
+        """Bytes that so many computed tokens and attended places keep for the backward pass."""
         heads = 2 * (self.queries + self.keys)
         layer = (6 * self.hidden + self.queries + 4 * self.inner + self.normed * heads) * computed + heads * attended
         kept = self.layers * self.hidden * computed + layer if self.recomputed else self.layers * layer
@@ -54,7 +54,7 @@ class PassShape:
         return attended <= CPU_TOKENS and self.left(computed, attended) <= self._most
 
     def largest(self, tokens: int, row: int) -> int:
-        """Bytes that the largest pass leaves there, where `tokens` are allowed and the longest row has `row`."""
+        """Bytes that the largest pass on a CPU keeps, where `tokens` are allowed and the longest row has `row`."""
         several = min(tokens, CPU_TOKENS)
         return max(min(self.left(several, several), self._most), self.left(row, row))
 

@@ -18,7 +18,7 @@ attention lets each sibling see them (attention.py). Tokens after the last place
 
 Where the rows of a micro-batch all begin alike, as with one system message, that beginning is computed once too.
 
-Sorting happens only inside one optimizer step, so no step sees one kind of behaviour only. Row order inside a step
+Sorting happens only inside one optimizer update, so no update sees one kind of behaviour only. Row order inside it
 does not change its gradient except for rounding."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MicroBatch:
 
 
 def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Rows of each rank, longest first to whoever has the fewest tokens so far."""
+    """Rows of each rank; each row, the longest first, goes to the rank with the fewest tokens so far."""
     hands: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -75,9 +75,9 @@ def plan(
     indices: Sequence[int],
     fits: Callable[[int, int], bool],
 ) -> list[tuple[int, ...]]:
-    """`indices` cut into micro-batches whose (computed, attended) tokens fit, each exactly once; a row that does not
-    gets its own. A family is what its rows share, if anything; they follow one another, the family with the shortest
-    longest row first."""
+    """`indices` cut into micro-batches whose (computed, attended) tokens fit, each exactly once; a row that is too long
+    gets its own. A family is the tokens that its rows share, if any. Rows of a family follow one another, and families
+    are ordered by their longest rows, the shortest first."""
     names = [family or index for index, family in enumerate(families)]
     longest: dict[Hashable, int] = {}
     for index in indices:

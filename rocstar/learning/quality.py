@@ -18,8 +18,8 @@ GRAM, OFTEN = 5, 5  # Phi-4-Reasoning looks at 5-grams that stand more than 5 ti
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What counts against an attempt. The defaults are the paper's; repetition and overlong filtering it tried without
-    gain (§4.3.1, §5.3)."""
+    """What counts against an attempt. The defaults are the paper's, which tried repetition and overlong filtering
+    without gain (§4.3.1, §5.3)."""
 
     repetition_weight: float = 0.0
     """Weight in the penalty of the share of an attempt's 5-grams that stand in it more than 5 times."""
@@ -31,9 +31,9 @@ class Quality:
     """Overlong filtering: attempts cut by the token limit are left out instead of being wrong."""
 
     def penalty(self, trajectory: Trajectory) -> Penalty:
-        """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5; the paper's prompt asks for an
-        answer block, and that p_format is 0 where nobody asked is ours: a model whose own template asks for a box alone
-        would have p_format 1 in every attempt, which makes clean and messy ones nearly alike.
+        """p_err and weighted p_format of one trajectory. Source: paper §2.2.3, eq. 4-5, whose prompt asks for an answer
+        block. Ours: p_format is 0 where the prompt does not ask for one. Else all attempts of a model whose template
+        asks for a box alone would have p_format 1, which makes clean and messy ones nearly alike.
 
         Turns are all completions, as in the paper; the release misses the first one, so that its clean one-turn
         answers are punished. A trajectory without an outcome shows no answer tag, hence p_format 1; such a one never
@@ -66,7 +66,7 @@ PAPER = Quality()
 
 
 def repeated_share(trajectory: Trajectory) -> float:
-    """Share of the 5-grams of what the policy wrote that stand there more than 5 times, 0 to 1. Source:
+    """Of the 5-grams that the policy wrote, the share that occur more than 5 times, 0 to 1. Source:
     Phi-4-Reasoning's detector, as the paper names it; the share is ours."""
     written = [turn.completion.token_ids for turn in trajectory.turns]
     counts = Counter(tuple(ids[i : i + GRAM]) for ids in written for i in range(len(ids) - GRAM + 1))

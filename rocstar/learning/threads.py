@@ -42,8 +42,8 @@ def seconds_of_product(hidden: int, intermediate: int, tokens: int, threads: int
 async def in_thread(work: Callable[[], T], *, device: torch.device, break_off: Callable[[], None] = lambda: None) -> T:
     """Run `work` in thread `learner`, with `device` as its GPU, while the event loop goes on.
 
-    When the caller is cancelled, `work` ends as Ctrl-C ends what runs in the main thread: at its next line of Python.
-    That is waited for, since nobody may give back what it still uses. `break_off` must make what it waits for outside
+    When the caller is cancelled, `work` is ended at its next line of Python, as Ctrl-C ends the main thread. The caller
+    waits for that, because it may release what `work` still uses. `break_off` must make any wait of `work` outside of
     Python fail."""
     done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     thread = threading.Thread(target=_run, args=(work, device, done), name="learner", daemon=True)
@@ -83,6 +83,6 @@ def _tell(done: asyncio.Future[T], found: T | Exception) -> None:
 
 
 def _end(thread: threading.Thread) -> None:
-    """At its next line of Python."""
+    """End the thread at its next line of Python."""
     if thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))

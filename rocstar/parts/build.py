@@ -42,8 +42,8 @@ from rocstar.types import Completion, Problem, ToolResult
 
 @dataclass(frozen=True)
 class AttemptParts:
-    """What a recipe means for attempts: their tools, environment, words and limits. All that makes attempts takes these
-    from here, so that each question is answered in one place."""
+    """What a recipe means for attempts: their tools, environment, words and limits. All code that makes attempts takes
+    them from here."""
 
     recipe: Recipe
 
@@ -262,7 +262,7 @@ def vllm_python(entry: VllmEngines) -> Path:
 
 
 async def _begun(name: str, engine: OwnedEngine) -> None:
-    """Start an engine that has to be started; once more where it dies meanwhile. Raises EngineUnavailable."""
+    """Start an engine that has to be started; try once more if that fails. Raises EngineUnavailable."""
     if not isinstance(engine, RestartableEngine):
         return
     with suppress(EngineUnavailable):
@@ -278,8 +278,8 @@ async def _begun(name: str, engine: OwnedEngine) -> None:
 async def opened_fleet(
     engines: Mapping[str, OwnedEngine], *, vocab_size: int, patience_seconds: float, tell: Tell = tell_nobody
 ) -> AsyncIterator[Fleet]:
-    """These engines as one, also where there is one alone, so that faults of engines are met in one place. Processes
-    are begun, all at once; everything is closed with the context. patience_seconds: `engine_patience_seconds`. Raises
+    """These engines as one, also where there is only one, so that faults of engines are handled in one place. Processes
+    are started, all at once; everything is closed with the context. patience_seconds: `engine_patience_seconds`. Raises
     EngineUnavailable, ConfigError."""
     try:
         await all_or_none(_begun(name, engine) for name, engine in engines.items())

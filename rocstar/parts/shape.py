@@ -46,8 +46,8 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_width * itemsize
 
     def forward_flops(self, context: float) -> float:
-        """Operations for one token after `context` others: two a parameter, four for each number of its queries and
-        token read."""
+        """Operations for one token after `context` others: two for each parameter, and in each layer four for each
+        number of its queries and each token attended to."""
         return 2.0 * self.computed + 4.0 * self.layers * self.heads * self.head_width * context
 
 

@@ -33,8 +33,8 @@ def find_checkpoint(name: str, runs: Path) -> tuple[RunFolder, int]:
 def fill_branch(
     fresh: RunFolder, source: RunFolder, step: int, *, anew: Set[str], changes: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Give `fresh` what `source` had after `step`, and return what run.json says of it. anew: stages whose rows to
-    imitate are other ones here. Raises OSError."""
+    """Give `fresh` what `source` had after `step`, and return what run.json says of it. anew: SFT stages whose
+    rows differ here. Raises OSError."""
     rows = [row for row in read_journal(source.metrics) if row["step"] <= step]
     write_atomic(fresh.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
     imitated = (path for path in source.path.glob("sft_rows/*.parquet") if path.stem not in anew)

@@ -22,7 +22,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-si
 dd { margin: 0; overflow-wrap: anywhere }
 @media (prefers-color-scheme: dark) { .right { color: #4cc38a } .wrong { color: #ff8b7f } }
 """
-# The page says itself that nothing may be loaded or run, should a text ever break out of its place.
+# The page forbids loading and running anything, in case a text ever breaks out of its place.
 HEAD = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
@@ -34,7 +34,7 @@ Attempt = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
 
 
 def write_page(file: IO[str], title: str, attempts: Iterable[Attempt]) -> int:
-    """How many attempts it shows. Raises OSError."""
+    """Write the page; returns how many attempts it shows. Raises OSError."""
     file.write(f"{HEAD}<title>{text(title)}</title>\n<h1>{text(title)}</h1>\n")
     count = 0
     for facts, messages in attempts:

@@ -108,7 +108,7 @@ class AttemptRecord:
     problem: Problem
     trajectory: Trajectory
     choice: Choice | None = None
-    """The resampler's; None for an attempt that never reached a group (environment failed, undecided)."""
+    """The resampler's; None for an attempt of an evaluation."""
     advantage: float | None = None
     """What the step learnt with; None for an attempt that it did not learn from."""
     policy_version: int
@@ -334,7 +334,7 @@ class Tally(NamedTuple):
 
 
 def recorded_tallies(folder: RunFolder, oldest: int) -> dict[str, Tally]:
-    """Count the recorded attempts that weights of version `oldest` or newer wrote, by problem id."""
+    """Count the attempts of steps that began with weights of version `oldest` or newer, by problem id."""
     found: dict[str, Tally] = {}
     for file in sorted(folder.rollouts.glob("step=*.parquet"), reverse=True):
         columns = ["problem_id", "verdict", "policy_version"]

@@ -1,7 +1,7 @@
 """What the scheduler knows of one engine: its trajectories (residents), how its cache will fill, how fast it is.
 
-Residents advance together, so everything is told in steps, one token for each resident, those that wait for a tool
-included on average: a resident whose own tokens are now x, at step v, holds x + (w - v) at a later step w, until it
+Residents advance together, so time is counted in steps of one token for each resident (on average, with those that wait
+for a tool): a resident whose own tokens are now x, at step v, holds x + (w - v) at a later step w, until it
 ends. So the cache at step w is the sum of (x - v) over those still there, plus w times their number, and the whole
 future is two sums by the step of the end.
 """
@@ -17,11 +17,11 @@ from rocstar.rollout.scheduler import Ask
 from rocstar.types import EngineLoad
 
 ENDS = 32  # steps of ends are told apart to this part of the longest response
-PROMISED = 0.9  # of the cache, to the expected peak
-SPREAD = 2.0  # room kept for bad luck: so many times the promise over the root of the number of residents
-STEP_FEEDS = 128.0  # tokens that can be fed in the time that a step takes whatever is in it: 156 for 14B on two MI300X
+PROMISED = 0.9  # share of the cache that the expected peak may fill
+SPREAD = 2.0  # room kept for bad luck, as a multiple of the promise over the square root of the number of residents
+STEP_FEEDS = 128.0  # tokens that can be fed in the fixed time of a step: 156 for 14B on two MI300X
 FEED_READS = 1000.0  # cached tokens that can be read in the time of feeding one (14B on two MI300X)
-ASSUMED_SECONDS = 1.0  # of work that stand for an engine before it has worked
+ASSUMED_SECONDS = 1.0  # of work at the assumed pace, for an engine that has not been seen at work
 FORGET = 0.98  # of what was seen of an engine's pace, kept at each look
 KEPT = 0.9  # of what was seen of its evictions, at each settling
 
@@ -47,7 +47,7 @@ class Resident:
     since: float = -1.0
     """Step of its engine at which its turn began; negative while none is worked on."""
     share: float = 0.0
-    """It is assumed to end at the length that this share of similar trajectories do not pass."""
+    """It is assumed to end at this quantile of the lengths of similar trajectories."""
     end: float = 0.0
     """The length at which it is assumed to end."""
     reads: float = 0.0
@@ -118,7 +118,7 @@ class Book:
         self._overflows = False
         """The engine evicted between the last two calls of `settle`."""
         self._evicted = self._overcommitted = 1.0
-        """Evictions, and residents taken beyond what is promised; recent ones, and one more of each."""
+        """Recent evictions, and recent residents taken beyond what is promised; one is added to each count."""
 
     # Facts
 
@@ -203,7 +203,7 @@ class Book:
             del self._slots[resident.slot]
 
     def step_at(self, now: float) -> float:
-        """Its count of steps, a little after the last look."""
+        """Its count of steps at `now`, which is a little after the last look."""
         return self.step + self._rate * max(0.0, now - self._seen_at)
 
     def responses(self) -> list[tuple[Resident, float]]:
@@ -224,8 +224,8 @@ class Book:
         return (self.reads + more) * self.pace.slowness()
 
     def takes(self, resident: Resident) -> bool:
-        """Whether the expected peak of the cache with `resident` stays within what is promised of it; or all can come
-        to their limits; or over-committing pays, which is counted."""
+        """Whether the expected peak of the cache with `resident` stays within what is promised of it, or all fit even
+        at their limits, or over-committing pays. Counts the over-commitments."""
         prompts = self._prompts + (0 if resident.group in self.groups else resident.prompt)
         capacity = self.last.capacity_tokens
         if prompts + self._limits + resident.most <= capacity:
@@ -247,22 +247,22 @@ class Book:
         return fits or pays
 
     def may_overcommit(self, more: int = 0) -> bool:
-        """Whether one token's part of what a step costs anyway is worth more than feeding a token again, as often as
-        over-commitments have led to it; with `more` residents."""
+        """Whether a resident's part of a step's fixed cost is more than the cost of feeding a token again, times the
+        evictions that each over-commitment has led to; with `more` residents."""
         return self._cost_again() * (len(self.residents) + more) < STEP_FEEDS
 
     def _cost_again(self) -> float:
-        """Evictions for each over-commitment. At least one: they come later."""
+        """Evictions for each over-commitment; at least one, because evictions follow later."""
         return max(1.0, self._evicted / self._overcommitted)
 
     def _pays(self, resident: Resident, steps: float) -> bool:
-        """Whether a token in each of so many steps, or until its end, is worth feeding all of `resident` again then."""
+        """Whether a token in each of so many steps (fewer if it ends before) is worth feeding all of it again then."""
         steps = min(steps, resident.end - resident.response)
         again = resident.response + steps + (0 if resident.group in self.groups else resident.prompt)
         return steps * STEP_FEEDS > self._cost_again() * again * (len(self.residents) + 1)
 
     def _steps_until(self, held: float) -> float:
-        """Expected, until the residents' own tokens come to so many."""
+        """Steps expected until the residents' own tokens come to so many."""
         number = sum(here for here, _ in self._slots.values())
         total = sum(bases for _, bases in self._slots.values())
         for slot in sorted(self._slots):

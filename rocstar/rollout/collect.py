@@ -34,7 +34,7 @@ class Roller:
     note: Note = note_nothing
     """Told what each attempt, and each group, waits for."""
     places: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
-    """Each attempt holds one while it is made, such as an asyncio.Semaphore; the first to ask gets the next."""
+    """Each attempt is made inside this context; an asyncio.Semaphore bounds how many are made at once."""
 
     @property
     def codec(self) -> Codec:
@@ -52,9 +52,9 @@ class Roller:
         top_k: int = 0,
         done: Callable[[Group], None] = lambda group: None,
     ) -> list[Group]:
-        """`attempts` trajectories per problem, all at once; an attempt's randomness follows from
-        (seed, problem.id, index), and from how often the problem stood before where it stands several times. `done` is
-        called with each group as it is verified."""
+        """`attempts` trajectories per problem, all at once. An attempt's randomness follows from
+        (seed, problem.id, index); for a problem that is listed several times, also from its number among these. `done`
+        is called with each group as it is verified."""
         sampling = Sampling(max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k)
         return await verified_groups(
             problems,
@@ -125,7 +125,7 @@ async def _verified(verifier: Verifier, problem: Problem, drawn: Sequence[Trajec
 
 
 def _repeats(problems: Sequence[Problem]) -> list[tuple[str, ...]]:
-    """What sets each problem apart from those with its id before it: nothing for the first, `again1` for the second."""
+    """What tells problems with the same id apart: nothing for the first of them, `again1` for the second."""
     seen: Counter[str] = Counter()
     found: list[tuple[str, ...]] = []
     for problem in problems:

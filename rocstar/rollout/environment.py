@@ -62,7 +62,7 @@ class ToolEnvironment:
     """Environment over a Conversation; single use. `seed` fixes the randomness of the programs it runs.
 
     The attempt's own tools are made here and closed by `close`. Their calls run in the order they were written; those
-    of shared tools run at once. No call is tried again here: a tool does that itself, if it is of use."""
+    of shared tools run at once. No call is tried again here: a tool does that itself where it helps."""
 
     def __init__(self, problem: Problem, conversation: Conversation, limits: AttemptLimits, seed: int) -> None:
         self._problem = problem

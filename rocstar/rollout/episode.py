@@ -1,7 +1,7 @@
 """The turn loop: engine, environment, engine, environment, until the attempt ends.
 
 A failed service never becomes a wrong answer: the trajectory ends as ENVIRONMENT_FAILED, carries
-the fault in words, and the resampler leaves it out of its group. Nothing is tried again here: an engine that is a
+the fault in words, and the resampler drops it. Nothing is tried again here: an engine that is a
 fleet (fleet.py) and the tools do that themselves."""
 
 from __future__ import annotations

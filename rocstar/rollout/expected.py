@@ -1,8 +1,8 @@
 """How long a trajectory will still be, learned from those that have ended and from those that have not yet.
 
-A life table: of the trajectories that came as far as a length, the share that ended there. Those still under way count
-for as far as they have come, so that the short ones, which end first, do not mislead. Siblings end more or less readily
-than others: a group's ends so far over the ends that the table expected of it, shrunk towards one, is its factor (the
+A life table: of the trajectories that reached a length, the share that ended there. Trajectories under way count for
+the lengths that they have reached, because those that have ended are the short ones. Some groups end sooner than
+others: a group's factor is its ends so far over the ends that the table expected of it, shrunk towards one (the
 posterior mean of a gamma frailty; Vaupel, Manton and Stallard 1979). The rest is ours.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 LENGTHS = 64  # rows of the table, evenly over 0 .. limit
 PRIOR_ENDS = 4.0  # ends assumed before any is seen, evenly over all lengths
 MEMORY = 16_384.0  # ends remembered; then the older half counts half, since the policy changes slowly
-SHRINKAGE = 4.0  # ends that a group's factor of one weighs as much as
+SHRINKAGE = 4.0  # the weight of a factor of one, in ends
 LEVELS = range(-10, 11)  # factors 2 ** (level / 2), from 1/32 to 32: finer steps change no decision
 
 
@@ -35,7 +35,7 @@ class Kin:
     expected_live: float = 0.0
     """Ends that the table expected of siblings under way."""
     level: int = 0
-    """Level of the factor by which siblings end more readily than other trajectories; see LEVELS."""
+    """Level of the group's factor; see LEVELS."""
 
 
 class Expectation(Protocol):
@@ -70,7 +70,7 @@ class LifeTable:
         """Ended by the limit."""
         self._groups: dict[str, Kin] = {}
         self._hazard = [0.0] * (LENGTHS + 1)
-        """[i] ends expected of one trajectory before length i / rows."""
+        """[i]: ends expected of one trajectory before length i / rows."""
         self._rests: dict[int, list[tuple[float, float]]] = {}
         """Level -> [LENGTHS] tokens still to come and reads for them, without the prompt's."""
 
@@ -125,7 +125,7 @@ class LifeTable:
         return min(LENGTHS - 1, int(response * self._rows))
 
     def _renew(self, live: Sequence[float]) -> None:
-        """Ends over trajectories that came so far; of those that ended in a row, or are there, half."""
+        """Ends over trajectories that reached a row; those that ended in it, or are in it now, count half."""
         hazard, reached = [0.0] * (LENGTHS + 1), self._cut
         for row in range(LENGTHS - 1, -1, -1):
             gone = live[row] + self._ended[row]

@@ -2,8 +2,8 @@
 
     generate -> Ask -> Scheduler.assign -> the turn runs on that engine -> its completion
 
-This is the one place where a turn is asked for again. A turn whose engine fails, hangs or returns what cannot be starts
-anew on another from its tokens; seeds go by identity, so where engines promise the same tokens it gets the same ones.
+This is the one place where a turn is tried again. When an engine fails, hangs or returns something impossible, its
+turns start anew on another one, from the same token ids and seeds: engines that promise the same tokens return them.
 An engine that fails is *taken out* and tried with a probe now and then, with the newest weights, until it is *back*.
 
 Not here: which engine does what (scheduler.py), what is wrong with a completion (turns.py), starting and closing
@@ -26,9 +26,9 @@ from rocstar.rollout.scheduler import Ask, Scheduler
 from rocstar.rollout.turns import FleetMember, FleetSession, FleetTurn, complaint
 from rocstar.types import Completion, EngineLoad, Finish, Sampling, Weights, without_tokens
 
-FAILURES = 3  # in a row, before an engine is taken out: one may be the request's own, three hardly are
-TRIES = 10  # of one turn; so many engines do not die under a turn by chance, so the turn itself must break them
-TICK_SECONDS = 1.0  # between two looks at the engines; short beside any patience, long beside what a look costs
+FAILURES = 3  # in a row, before an engine is taken out: a request may cause one of them, hardly three
+TRIES = 10  # of one turn; so many failures are no chance: the turn itself must break engines
+TICK_SECONDS = 1.0  # between two looks at the engines; much shorter than any patience, much longer than a look takes
 FIRST_PAUSE = 0.5  # seconds before the first probe of an engine that was taken out; doubles with each
 LONGEST_PAUSE = 15.0
 DOUBLINGS = 10
@@ -197,7 +197,7 @@ class Fleet:
         self._assign_soon()
 
     def _assign_soon(self) -> None:
-        """Once for all that happens in one turn of the event loop."""
+        """Assign once for everything that happens in one pass of the event loop."""
         if not self._assigning:
             self._assigning = True
             asyncio.get_running_loop().call_soon(self._assign)
@@ -234,7 +234,7 @@ class Fleet:
         except Exception as error:
             found = error
         if turn.task is not asyncio.current_task():
-            return  # the turn was taken from this engine, which did not heed it
+            return  # the turn was taken from this engine, which answered all the same
         if isinstance(found, Completion):
             self._judge(turn, member, found, (version, self._version))
         elif isinstance(found, EngineUnavailable):
@@ -420,8 +420,8 @@ class Fleet:
             self._take_out(member, f"no progress for {self._patience:g} s with {len(member.turns)} turns to do")
 
     def _look_at_waiting(self) -> None:
-        """An outage is told in words, never waited out for ever. While a trajectory is with its tool, a scheduler may
-        keep the room that it has on an engine."""
+        """End all turns, with the reasons, when no engine has taken any for too long. While the tool of a trajectory
+        runs, a scheduler may keep the trajectory's room on an engine, so that does not count as an outage."""
         up = [member for member in self._members.values() if member.up]
         at_tools = any(not session.turns for session in self._sessions.values())
         idle = not any(member.turns for member in up) and not (up and at_tools)
@@ -451,7 +451,7 @@ def whereabouts(engine: Engine) -> dict[str, str | int]:
 
 
 def _stop(turn: FleetTurn) -> None:
-    """Cancel what runs of it, unless that is who asks."""
+    """Cancel the turn's task, unless this is called from it."""
     if turn.task is not None and turn.task is not asyncio.current_task():
         turn.task.cancel()
 

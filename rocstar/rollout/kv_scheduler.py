@@ -1,21 +1,21 @@
-"""rocstar's scheduler: an engine is filled as far as its cache is expected to need, not by the number of requests.
+"""rocstar's scheduler: it fills an engine by the cache that its trajectories are expected to need, not by their number.
 
-- A newcomer is admitted where the expected peak of the cache, with it, fits; `book.py` forecasts it. No room is held
-  for what will probably not come: every trajectory is assumed to end at a length drawn from what is expected of it, the
-  shares spread evenly, so that together they end as such trajectories do.
-- Newcomers are served in the order in which they came, what a lost engine held before them. Taking the longest expected
+- A newcomer is admitted where the expected peak of the cache, with it, fits; `book.py` forecasts it. Room is not kept
+  for the longest case: each trajectory is assumed to end at a quantile of the lengths expected of it, and quantiles are
+  spread evenly over trajectories, so that together they end as such trajectories do.
+- Newcomers are served in the order in which they came, those of a lost engine before them. Taking the longest expected
   first brings less than 1% (docs/rollouts.md).
-- Among engines with room one goes where the expected work would be done first, at the pace that engine has shown.
+- Among engines with room, a newcomer goes to the one that would finish its work first, at the pace that it has shown.
   Where that is nearly equal, siblings are spread over engines: they have similar lengths, so that balances lengths
-  that are not known yet. It costs one prompt an engine, a few hundredths of one attempt's work.
+  that are not known yet. The cost is one prompt fed on each engine, a few hundredths of one attempt's work.
 - An engine takes no newcomer that it would finish later than all engines together finish everything: a faster engine
   will have room before.
-- More than fits is admitted where that pays. All that a schedule can save is the part of a step that it costs
-  whatever is in it, and what is fed again. Of that part, one of n residents saves an n-th with each token until the
-  cache is expected to be full; then a resident is evicted, and that many tokens are fed again (`Book.takes`).
+- More than fits is admitted where that pays. A schedule can save only the fixed cost of steps and the tokens that are
+  fed again. One of n residents saves an n-th of a step's fixed cost with each token, until the cache is expected to be
+  full; then a resident is evicted, and its tokens are fed again (`Book.takes`).
 - Later turns stay where their cache is. Where over-committing does not pay, a trajectory that returns to an engine that
-  overflows is admitted again, before newcomers: the scheduler's only way to take back what it has promised too much.
-  The engine's own rule refills the cache completely and overflows again.
+  overflows has to be admitted again, before newcomers. So the scheduler corrects a promise that was too large; by the
+  engine's own rule the cache would fill completely and overflow again.
 - Otherwise a trajectory may move at the start of a turn only when no newcomer waits and its engine is behind
   the others or has evicted, if what is still to come outweighs what has to be fed again. These moves together feed at
   most 1% of what is sampled. They are for engines of unequal pace (docs/rollouts.md).
@@ -40,7 +40,7 @@ GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly howe
 MOVED_SHARE = 0.01  # of the tokens sampled and expected: what moves may feed again
 BEHIND = 1.03  # times the average time to finish: an engine that far back gives trajectories away
 NEAR = 4  # engines looked at for a newcomer
-SAMPLE = 256  # of those that wait, looked at for the work they bring
+SAMPLE = 256  # waiting trajectories from which the mean of their work is taken
 
 
 class KvScheduler:
@@ -62,9 +62,9 @@ class KvScheduler:
         """Engines that give trajectories away."""
         self._events = self._drawn = self._moved_tokens = 0
         self._movable = 0.0
-        """Tokens that moves may have fed again by now."""
+        """Tokens that moves may have caused to be fed again by now."""
         self._each = 0.0
-        """Reads that one who waits is expected to bring."""
+        """Mean of the reads expected of a waiting trajectory."""
 
     # Facts
 
@@ -102,7 +102,7 @@ class KvScheduler:
             self._books[resident.engine].remove(resident)
 
     def lose(self, engine: str, now: float) -> None:
-        """Trajectories in the middle of a turn wait again now; those with a tool will wait when it has answered."""
+        """Trajectories in the middle of a turn wait again now; those that run a tool wait when it has answered."""
         book = self._books.pop(engine, None)
         for resident in reversed(book.residents.values()) if book else ():
             resident.engine, resident.since = None, -1.0
@@ -206,7 +206,7 @@ class KvScheduler:
         return found
 
     def _among(self, order: list[tuple[float, str]], resident: Resident) -> tuple[float, str]:
-        """The first to finish; of those that are less than this trajectory behind, the one with the fewest siblings."""
+        """The first to finish; or, of those later by less than this trajectory's work, that with fewest siblings."""
         latest = order[0][0] + resident.reads
         best, fewest = order[0], len(self._open)
         for place in order[:NEAR]:
@@ -281,15 +281,15 @@ class KvScheduler:
         return sum(resident.reads for resident in some) / max(1, len(some))
 
     def _finish_of_all(self, engines: Mapping[str, EngineLoad]) -> float:
-        """When all work, shared out by the paces of the engines, would be done; in reads of an average engine. The
-        first engine to finish does so no later, so an engine always takes the next trajectory."""
+        """When all work would be done if it were shared out by the paces of the engines; as `Book.finish` counts. The
+        first engine to finish does so no later, so some engine always takes the next trajectory."""
         books = [self._books[name] for name in engines]
         work = sum(book.reads for book in books) + self._each * len(self._waiting)
         return 1.000001 * work / sum(1.0 / book.pace.slowness() for book in books)
 
     def _assume_paces(self) -> None:
-        """An engine that is new or back is assumed to be as fast as the others. One that is assumed slow gets little to
-        do, and its true pace would not be seen."""
+        """An engine that is new or back is assumed to be as fast as the others. If it were assumed to be slow, it would
+        get little to do, and its true pace would not be seen."""
         unknown = [book for book in self._books.values() if not book.pace.is_known]
         known = [book.pace.slowness() for book in self._books.values() if book.pace.is_known] if unknown else []
         for book in unknown if known else ():

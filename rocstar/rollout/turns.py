@@ -15,7 +15,7 @@ from rocstar.protocols import Engine
 from rocstar.rollout.scheduler import Ask
 from rocstar.types import Completion, Finish, Sampling
 
-ROUNDING = 1e-3  # nats above 0 that a logprob of a sure token may come out at in bfloat16
+ROUNDING = 1e-3  # nats by which the logprob of a certain token may exceed 0 in bfloat16
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class FleetMember:
     looks: int = 0
     """Looks in a row at which nothing had changed."""
     probes: int = 0
-    """Since it last took new weights; the more, the rarer they become."""
+    """Probes since it last took new weights; the pause before the next grows with them."""
     tries: int = 0
     """Probes since it was taken out."""
     lost_at: float = 0.0
@@ -88,8 +88,8 @@ class FleetMember:
 def complaint(
     completion: Completion, sampling: Sampling, *, vocab_size: int | None, versions: tuple[int, int]
 ) -> str | None:
-    """The first thing that cannot be, in words; None where all can. `versions`: the oldest and the newest policy
-    version that may have written a token. vocab_size: ids lie below it; None where it is not known."""
+    """The first impossible thing in it, in words; None where there is none. `versions`: the oldest and the newest
+    policy version that may have written a token. vocab_size: ids lie below it; None where it is not known."""
     return next(_complaints(completion, sampling, vocab_size, versions), None)
 
 

@@ -3,9 +3,9 @@
     ahead = 1      take 0            learn 0          take 1        learn 1
     under way      0 1               1                1 2           2
 
-Step s begins when step s - ahead - 1 has been learnt from and its weights are published, never before. So what writes
-its tokens is at most `ahead` steps older than the weights that learn from them. What would be older waits; nothing is
-dropped for its age, and all attempts of a step are learnt from in that step, so slow ones are not left out.
+Step s begins when step s - ahead - 1 has been learnt from and its weights are published, never before. So the weights
+that write its tokens are at most `ahead` steps older than those that learn from them. No attempt is dropped for its
+age, and a step learns from all of its attempts, so slow ones are not left out.
 Attempts under way go on under new weights as these are published (docs/fleet.md).
 
 `RolloutProgress` shows how far the attempts are that a step waits for.
@@ -65,12 +65,12 @@ class StepsAhead:
         return any(not task.done() for task in self._begun.values())
 
     def worked_since(self, moment: float) -> float:
-        """Seconds since `moment` (of time.monotonic) in which attempts were made, none having begun meanwhile."""
+        """Seconds since `moment` (of time.monotonic) with attempts under way, if no step has begun since then."""
         until = time.monotonic() if self.under_way else self._idle_since
         return max(0.0, until - moment)
 
     async def close(self) -> None:
-        """End what is under way. It was not recorded, so nothing is lost that was."""
+        """Cancel the attempts under way; none of them was recorded yet."""
         tasks = list(self._begun.values())
         for task in tasks:
             task.cancel()
@@ -104,12 +104,12 @@ class Attempts:
         self.done = self.calls = 0
 
     def counted(self, make: EnvironmentFactory) -> EnvironmentFactory:
-        """Make the same environments, which count here."""
+        """A factory of the same environments, which count their calls and ends here."""
         return lambda *given: _Counted(make(*given), self)
 
     def told(self, seconds: float, tokens: int, expected: float | None) -> str:
-        """After so many seconds, in which engines wrote so many tokens. expected: seconds that the step before took;
-        None for the first."""
+        """How far they are, in words, after so many seconds, in which engines wrote so many tokens. expected: seconds
+        that the step before took; None for the first."""
         left = None if expected is None else (expected - seconds, expected - seconds)
         pace = f"{tokens / max(seconds, 1e-9):.0f} tokens/s"
         return f"{self.done} of {self.total} attempts done, {pace}, {self.calls} calls run{time_left(left)}"
@@ -130,7 +130,7 @@ class RolloutProgress:
 
     @contextmanager
     def waiting(self, step: int) -> Iterator[None]:
-        """To be open while the run waits for the attempts of a step."""
+        """Show how far the attempts of a step are while this context is open."""
         began, before = time.monotonic(), self._watch.asked()
 
         def far(seconds: float) -> str:
@@ -169,7 +169,7 @@ class _Counted:
 
 
 def update_told(seconds: float, done: int, total: int) -> str:
-    """How far an update is that has learnt from `done` of its tokens, in words; empty before the first."""
+    """How far an update is, in words, that has learnt from `done` of its `total` tokens; empty before the first."""
     if not 0 < done <= total or seconds <= 0:
         return ""
     left = seconds * (total - done) / done

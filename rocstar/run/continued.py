@@ -22,7 +22,7 @@ from rocstar.support.screen import plural
 
 PLACES = ("cluster.", "engine.", "run.stall_")
 THREADS = "run.threads"
-"""May change as well, and is kept: the figures after it are others."""
+"""May change as well; the change is recorded, because figures after it differ."""
 FIXED = ("kind", "data.", "sft.rows_file", "sft.optimizer", "learning.reset_optimizer")
 """Keys that cannot change once a stage has begun: what it learns from, and whose optimizer state it goes on with."""
 REFERENCE = "learning.kl_coefficient"
@@ -46,9 +46,9 @@ class Continued:
 
 
 def continued(run: RunFolder, step: int | None, settings: Sequence[str], *, flag: str, own: str = "") -> Continued:
-    """`run` after the checkpoint of `step` (None: there is none) under other settings, those of `flag`. own: a setting
-    that it takes besides. Raises ConfigError for those that cannot change there, and for a run of a newer rocstar;
-    DataError."""
+    """How `run` goes on after the checkpoint of `step` (None: there is none) under the settings given to `flag`. own: a
+    further setting that `flag` takes. Raises ConfigError for those that cannot change there, and for a run of a newer
+    rocstar; DataError."""
     if run.newer:
         raise ConfigError(f"{run.newer}, so it cannot go on here; update rocstar, or go on where it was begun")
     for given in settings:

@@ -41,7 +41,7 @@ async def stage_pool(
     said: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Problem]:
     """The stage's problems, in order. version: of the policy, which decides what recorded attempts count
-    (`data.drop_solved_age`). said: hears how many of how many problems are asked. Raises RunHalted when a larger share
+    (`data.drop_solved_age`). said: told how many of how many problems were asked. Raises RunHalted when a larger share
     of problems than `fault_budget` could not be asked, and OSError when what is found cannot be written."""
     attempts = stage.data.drop_solved_attempts
     if attempts is None:
@@ -150,7 +150,7 @@ def is_solved(group: Group) -> bool:
 
 def problems_of_step(pool: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
     """`count` different problems for one step of a stage (0 is the first), from epochs in seeded orders; all of the
-    pool when it has no more. Rests shorter than a step are left to the next epoch's order."""
+    pool when it has no more. An epoch leaves out a remainder shorter than a step; the next one orders all anew."""
     count = min(count, len(pool))
     epoch, place = divmod(step, len(pool) // count)
     order = list(pool)

@@ -1,4 +1,4 @@
-"""Programs and answers whose result is known, sent through the run's own sandbox and grader: before the first attempt,
+"""Programs and answers whose result is known, sent through the run's own sandbox and grader: before the first RL step,
 and every `run.probe_seconds` between steps. A service that gives wrong answers would otherwise look like a policy that
 gets worse. Source: ours."""
 
@@ -27,7 +27,7 @@ ANSWERS = (
 
 
 class Prober:
-    """Asks every `seconds`, and before anything else."""
+    """Probes before the first RL step, and then every `seconds`."""
 
     def __init__(self, python: Tool, grader: Grader, seconds: float) -> None:
         self._python, self._grader, self._seconds = python, grader, seconds

@@ -24,7 +24,7 @@ ROOM = 2.0  # times the weights that memory must have free: for them, and as muc
 
 
 class PublishedWeights:
-    """Use it as one for the life of a run, and `close` it."""
+    """One for the life of a run; `close` it at the end."""
 
     def __init__(self, disk: Path, memory: Path | None = MEMORY) -> None:
         """disk: the folder for what memory has no room for; made when it is needed. memory: None where engines on

@@ -49,7 +49,7 @@ class Run:
     sandbox: SandboxClient
     grader: Grader
     prober: Prober
-    """Asks sandbox and grader what is known, now and then."""
+    """Sends sandbox and grader work with known results, now and then."""
     checkpoints: Checkpoints
     """How far the run is, and what of that is saved."""
     folder: RunFolder
@@ -70,7 +70,7 @@ class Run:
     # -- stages -----------------------------------------------------------------------------------------------------
 
     def stages_left(self) -> Iterator[Stage]:
-        """Stages that are not done; each is under way from then on."""
+        """Stages that are not done; each is under way once it is yielded."""
         done = self.progress.stage + self.progress.stage_complete
         for number, stage in enumerate(self.recipe.stage):
             if number < done:
@@ -103,7 +103,7 @@ class Run:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def roller(self, rollout: StageRolloutSection, parts: AttemptParts | None = None) -> Roller:
-        """Makes attempts under these limits. parts: of a recipe that differs in what attempts obey."""
+        """Makes attempts under these limits. parts: those of another recipe; None: of the run's own."""
         return (parts or self.material.parts).roller(
             rollout,
             codec=self.policy.codec,
@@ -127,7 +127,7 @@ class Run:
         return await in_thread(work, device=self.policy.device, break_off=self.stopper.break_off)
 
     def is_half_changed(self) -> bool:
-        """Whether the weights are those of no whole step."""
+        """Whether a step has changed the weights and is not done yet."""
         return self.policy.version != self.progress.policy_version or self.policy.ranks.busy
 
     # -- records ----------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class StageSteps:
             run.tracker.event("stage_end", name=stage.name, step=progress.step, steps=steps, reason=over)
             if steps < stage.steps:
                 run.screen.note(f"{stage.name} is over after {steps} of at most {plural(stage.steps, 'step')}: {over}")
-        # An evaluation that takes longer than a step is gone on with after a kill: the run is saved before it.
+        # Saved before an evaluation, which may take longer than a step: after a kill the run goes on with it.
         evaluates = stage.rollouts and run.recipe.evaluate.is_due_after(progress.stage_step)
         if over or evaluates or run.checkpoints.is_due() or run.stopper.asked:
             run.save(self._learner, complete=over is not None)
