@@ -170,8 +170,8 @@ class SandboxClient:
     async def run(self, call: Call) -> Response:
         """Run one program or cell. Cancelling the awaiting task ends the program.
 
-        Raises SandboxDown when the client is closed, no daemon can be started or reached, or two daemons died
-        while they held the call; SessionLost for a cell whose session is gone."""
+        Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died
+        twice while they held the call; SessionLost for a cell whose session is gone."""
         try:
             body = wire.encode(call)
         except (UnicodeEncodeError, OverflowError) as error:

@@ -30,7 +30,7 @@ CLOSE_SECONDS = 5.0
 READ_BYTES = 2**18
 MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
 REMOTE_TRIES = 12  # with the pauses between them, about half a minute
-TICKS = 10  # pings that stay unanswered before a node is given up
+TICKS = 10  # pings without any sign of life before a node is given up
 
 
 class Connection:

@@ -1,8 +1,8 @@
 """A daemon from start to end: probes the machine, takes what it needs of it, serves, and gives everything back.
 
 A second kernel (gVisor, or a small virtual machine made to hold one workload) is recognised by evidence that only it
-leaves, never by the processor's hypervisor flag, which every rented machine has. Not known is who else runs
-in the guest: the second kernel does not protect that from the sandbox's programs.
+leaves, never by the processor's hypervisor flag, which every rented machine has. Who else runs in the guest
+is not known: the second kernel does not protect them from the sandbox's programs.
 
 Started by `launch.start_daemon`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
 process that started it dies, and takes everything with it. Not here: serving (`queue`).

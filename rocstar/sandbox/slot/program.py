@@ -35,7 +35,7 @@ MEMORY_ERROR_FRAMES = 20
 RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
 MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
-PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: of one pipe; for one call beyond its limit
+PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
 
 
 Limit = tuple[int, int, int]
