@@ -1,6 +1,6 @@
 """What a recipe places by Ray, as `Machines`: further learner ranks, vLLM servers, sandbox services.
 
-Room for all of it is set aside before any of it starts, in one Ray; with the context all of it ends."""
+Room for all of it is set aside in one Ray before any of it starts; all of it ends with the context."""
 
 from __future__ import annotations
 

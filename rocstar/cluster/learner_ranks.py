@@ -1,6 +1,6 @@
 """Learner ranks above 0 as Ray actors; rank 0 is the driver, the process that trains.
 
-Ray chooses the machines and tells how a rank ended. What ranks exchange does not pass through it (`learning/ranks.py`).
+Ray chooses the machines and says how a rank ended. What ranks exchange does not pass through Ray (`learning/ranks.py`).
 Not done: an actor is not restarted. A run whose rank died ends, and is resumed by a person.
 """
 
@@ -29,7 +29,7 @@ PINNED = 0.001  # of `node:ADDRESS`, of which each machine has 1: places a bundl
 
 
 class LearnerActor:
-    """Lives as a process of torchrun does."""
+    """A learner rank, which lives as long as one that torchrun starts."""
 
     def __init__(self, folder: str) -> None:
         """folder: where rank 0 works, on a file system that all machines share: checkpoint paths may be relative to it.
@@ -70,7 +70,7 @@ class RayRank:
         return "ended"
 
     def end(self) -> None:
-        """All ranks go with their placement group."""
+        """End all ranks, with their placement group."""
         give_back(self.group)
         self.ended(END_SECONDS)
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def opened_machines(recipe: Recipe, proof: Path, *, learns: bool = True) -> AbstractContextManager[Machines]:
-    """Machines for a recipe, for as long as the context. proof: a file beside which engines and learners find what they
-    read; on every machine it must hold what it holds here. learns: whether learners are wanted too. Raises ConfigError
+    """Machines for a recipe, for as long as the context. proof: a file in the folder that engines and learners read
+    from; every machine must see it with the same content. learns: whether learners are wanted too. Raises ConfigError
     where Ray lacks room or a machine lacks the file, Unavailable where Ray fails, SandboxDown."""
     if recipe.cluster.launcher == "processes" or not (learns or recipe.cluster.sandbox_nodes or recipe.servers):
         return opened_here(recipe)

@@ -1,6 +1,6 @@
 """vLLM servers where Ray places them. Requests do not pass through Ray: an engine is given the address.
 
-An actor starts its server and ends it; when to begin another is the engine's to say, as it is on one machine
+An actor starts its server and ends it; the engine decides when to start another, as on one machine
 (`VllmEngine.restart`), so nothing here starts one again. A server ends with its actor, and that with the run.
 """
 
@@ -20,7 +20,7 @@ from rocstar.config.places import VllmEngines
 from rocstar.engines.vllm_server import START_SECONDS, StartServer, Tell, VllmServer, VllmSettings
 from rocstar.errors import EngineUnavailable, RocstarError
 
-ASK_SECONDS = 5.0  # for what is known at once where the machine is well
+ASK_SECONDS = 5.0  # for an answer that comes at once from a healthy machine
 END_SECONDS = 40.0  # more than a server takes to end in order
 
 

@@ -1,4 +1,4 @@
-"""A model that will be talked to, and one answer of it, told piece by piece: the same turn loop, tools and limits as a
+"""A model to talk to, and one answer of it, told piece by piece: the same turn loop, tools and limits as a
 rollout's."""
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rocstar.rollout.episode import run_episode
 from rocstar.rollout.streamed import StreamedEngine, WatchedEnvironment
 from rocstar.types import Problem, Sampling, ToolCall, ToolResult, Trajectory, problem_id
 
-PIECE_TOKENS = 8  # written between two words to whoever watches
+PIECE_TOKENS = 8  # written between two reports to whoever watches
 
 
 def checked(model: str, settings: Sequence[str], runs: Path, context: int | None) -> LocalModel:
-    """A model under these settings, before anything is loaded. context: tokens that a person wants of a conversation,
-    None for no wish. Raises ConfigError for a model, a setting or a wish that will not do."""
+    """A model under these settings, before anything is loaded. context: tokens of a conversation that a person asks
+    for, None where none is asked. Raises ConfigError for a model, a setting or a context that cannot be used."""
     subject = find_subject(model, runs)
     subject = replace(subject, recipe=settings_in_force(subject.recipe, settings, {}))
     if context is not None and context > subject.holds:
@@ -38,7 +38,7 @@ def checked(model: str, settings: Sequence[str], runs: Path, context: int | None
 
 @asynccontextmanager
 async def opened_agent(subject: LocalModel, *, positions: int, rows: int) -> AsyncIterator[Roller]:
-    """Engine and sandbox for conversations of so many tokens, so many at once. Raises what opening them raises."""
+    """Engine and sandbox for `rows` conversations at once, of `positions` tokens each. Raises what opening raises."""
     with started_sandbox(subject.recipe.sandbox) as sandbox:
         async with subject.opened(positions, sandbox, rows=rows) as roller:
             yield roller
@@ -77,7 +77,7 @@ def history_ids(messages: Chat, roller: Roller, specs: Sequence[ToolSpec]) -> tu
 
 
 def problem_of(question: str) -> Problem:
-    """One that nobody grades."""
+    """A problem without a reference answer, which nobody grades."""
     return Problem(id=problem_id(question), question=question, answer="")
 
 
@@ -89,7 +89,7 @@ def environment_for(roller: Roller, question: str, seed: int) -> Environment:
 async def answered(
     roller: Roller, question: str, opened: tuple[int, ...] | None, sampling: Sampling
 ) -> AsyncIterator[Event]:
-    """The events of one answer, AnswerEnded last. A fault of ours is in its trajectory.
+    """The events of one answer, AnswerEnded last. A fault of ours is told in the `fault` of its trajectory.
 
     opened: the conversation so far with this question at its end; None where it begins with it. Leaving the iteration
     early cancels what goes on."""
@@ -164,7 +164,7 @@ class VisibleText:
         self._shown = 0
 
     def fresh(self, token_ids: Sequence[int]) -> str:
-        """What can be shown more, given all tokens so far."""
+        """The text that can be shown now and was not before, given all tokens so far."""
         text = self._codec.decode(token_ids)
         ends = [found for marker in self._markers if (found := text.find(marker)) >= 0]
         end = min(ends, default=len(text) - _held(text, self._markers))

@@ -40,7 +40,7 @@ from rocstar.support.listen import ended_by_signals, is_loopback, listener, url_
 from rocstar.types import Stop, Trajectory
 
 BODY_BYTES = 8 << 20
-GONE_SECONDS = 0.5  # between two looks whether the client is still there
+GONE_SECONDS = 0.5  # between two checks that the client is still there
 END_SECONDS = 1  # for answers under way, once the server is asked to end
 TOKEN = "ROCSTAR_SERVE_TOKEN"
 FINISH = {Stop.ANSWERED: "stop"}  # every other end is OpenAI's `length`
@@ -143,7 +143,7 @@ async def _complete(agent: Agent, request: Request) -> Response:
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
-    """An answer that nobody waits for any more is not made to its end."""
+    """Make an answer, or stop when its client is gone."""
     making = asyncio.ensure_future(answer)
     try:
         while not making.done():
@@ -233,7 +233,7 @@ def shown(ran: Ran) -> str:
 
 
 def as_data(ran: Ran) -> dict[str, Any]:
-    """The same for programs."""
+    """A call and its result for programs to read."""
     call, result = ran.call, ran.result
     return {
         "tool": call.tool,
@@ -264,7 +264,7 @@ def _usage(opened: Sequence[int], trajectory: Trajectory) -> dict[str, int]:
 
 
 def _refusal(agent: Agent, request: Request) -> Response | None:
-    """Without the token where one is needed; and of pages of other sites, which a browser would let ask on loopback."""
+    """Why it is refused: the token is missing, or a page of another site asks, which browsers allow on loopback."""
     sent = request.headers.get("authorization", "").removeprefix("Bearer ")
     if agent.token is not None and not hmac.compare_digest(sent.encode(), agent.token.encode()):
         return _error(401, "this server needs its token: send it as the API key", "authentication_error")

@@ -24,8 +24,8 @@ from rocstar.serving.requests import refuse_temperature
 from rocstar.types import Sampling, Stop, Trajectory
 
 ANSWERS = 4  # of full length that a conversation has room for, unless --context says otherwise
-COMMAND = re.compile(r"/\w*")  # what people type who look for help or a way out
-PROMPT_TOKENS = 1024  # beside them
+COMMAND = re.compile(r"/\w*")  # people type this to look for help or a way out
+PROMPT_TOKENS = 1024  # of room for questions beside the answers
 ENDS = {
     Stop.MAX_TOKENS: "no room for more, or a call that was never closed; --max-tokens gives more",
     Stop.MAX_TURNS: "it wanted to call a tool once more than rollout.max_turns allows",
@@ -145,7 +145,7 @@ class _Conversation:
 
 
 class _Told:
-    """An answer on its way to the screen, or kept for one JSON line at its end."""
+    """Writes an answer to the screen as it comes, or keeps it for one JSON line at its end."""
 
     def __init__(self, question: str, as_json: bool) -> None:
         self._as_json = as_json

@@ -40,7 +40,7 @@ class ChatRequest:
     messages: Chat
     """What was said; the last message is the user's or a tool's."""
     sampling: Sampling
-    """`max_new_tokens` is not yet what it will be."""
+    """Its `max_new_tokens` is a placeholder: the turn loop sets it."""
     max_tokens: int | None
     """Limit of the whole answer, tool replies included; None: as many as there is room for."""
     stream: bool
@@ -81,7 +81,7 @@ def _read(asked: Mapping[str, Any], seed: int) -> ChatRequest:
 
 
 def refuse_temperature(name: str, value: float) -> None:
-    """Raises DataError where fp32 can't divide by it; nothing is drawn there anyway."""
+    """Raises DataError for a temperature that is too small for fp32 to divide by."""
     if 0.0 < value < LEAST_TEMPERATURE:
         raise DataError(f"{name} {value:g} is too small to draw by; 0 takes the likeliest token")
 

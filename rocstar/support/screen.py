@@ -72,7 +72,7 @@ class Screen:
         self._show(f"{name} {done}/{total} problems  right {share(right)}{left}", last=done >= total)
 
     def counted(self, name: str, done: int, total: int, of: str) -> None:
-        """Something under way that a step line or a note will follow: `done` of `total`, of what."""
+        """Something is under way, `done` of `total`; a step line or a note will follow. of: what is counted."""
         left = self._left(name, done, total, first=done - 1, began=self._said)
         self._show(f"{name} {done}/{total} {of}{left}", last=False, seconds=SILENT_SECONDS)
 
@@ -118,7 +118,7 @@ class Screen:
             self._said = self._clock()
 
     def summary(self, shown: Mapping[str, Any]) -> None:
-        """What a run came to; `shown` is what `runs.show.show_run` returns."""
+        """What a run came to; `shown` is what `record.show.show_run` returns."""
         self.close()
         summary, transcripts = shown["summary"], shown.get("transcripts") or {}
         if shown.get("state", "finished") != "finished":
@@ -174,7 +174,7 @@ class Screen:
         self._print(table)
 
     def evaluations(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A list of evaluations (`runs.evaluations.row_of`), a row a name: of one that was made after several steps the
+        """A list of evaluations (`record.evaluations.row_of`), a row a name: of one that was made after several steps the
         last, and the steps of the newest before it."""
         named: dict[str, list[Mapping[str, Any]]] = {}
         for row in rows:
@@ -211,7 +211,7 @@ class Screen:
                 self._print(f"{row['name']} {_stands(row)}")
 
     def sweep(self, found: Mapping[str, Any]) -> None:
-        """The runs of a sweep by settings, as `sweep.came_to` returns them."""
+        """The runs of a sweep by settings, as `analysis.sweep.came_to` returns them."""
         table = _table(found["sweep"], "finished", "figure", "mean", "range", "95% interval")
         table.columns[2].justify = "left"
         for row in found["settings"]:
@@ -252,7 +252,7 @@ class Screen:
             self.look(doing)
 
     def _show(self, line: str, *, last: bool, seconds: float = LINE_SECONDS) -> None:
-        """seconds: for which a log has heard nothing, or the line is kept until something else is said."""
+        """seconds: how long a log must have been silent; before that the line is held back or dropped."""
         with self._lock:
             if is_live(self._progress):
                 self._shown = line
@@ -441,7 +441,7 @@ def _over_runs(figure: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def _stands(run: Mapping[str, Any]) -> str:
-    """How a run that is not finished stands, after its name."""
+    """The state of a run that is not finished, to follow its name."""
     steps = plural(run["step"], "step")
     if run["state"] == "running":
         return f"is running and has made {steps}"

@@ -1,9 +1,8 @@
-"""Hearing of signals by a thread, whatever the main thread does meanwhile.
+"""Has a thread hear of signals, whatever the main thread is doing.
 
-Python runs a handler only when the main thread is back from what it calls. By a descriptor that Python writes to at
-once a thread hears of a signal all the same. And the KeyboardInterrupt that the handler raises is lost where Python
-happens to be in a destructor or a callback, of which imports have many: it is asked for again. Not here: what handlers
-do."""
+Python runs a handler only when the main thread returns from what it calls. A thread hears of the signal at once, by a
+descriptor that Python writes to. A KeyboardInterrupt that is raised inside a destructor or a callback is lost, and
+imports run many of these: the signal is then sent again. Not here: what handlers do."""
 
 from __future__ import annotations
 
@@ -53,11 +52,11 @@ class SecondEnds:
         self._lost = 0
 
     def lost(self) -> None:
-        """One, heard of or about to be, will come again."""
+        """A signal was lost and will come again."""
         self._lost += 1
 
     def came(self) -> bool:
-        """Whether there was a first, the one in whose handler the caller may be included."""
+        """Whether a Ctrl-C came, also one whose handler is running now."""
         time.sleep(AGAIN_SECONDS)
         return self._came > 0
 

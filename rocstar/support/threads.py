@@ -14,8 +14,8 @@ def quiet_torch(threads: int = 1) -> None:
     Matrix products must keep one summation order whatever the batch: MKL promises that in its strict mode only, which
     costs about 5% (measured on an AVX-512 Xeon, where the default mode breaks the engine's bit-for-bit invariance).
 
-    oneDNN, and ideep above it, keep 1,024 products each by their numbers of rows. Decoding has as many, and hardly ever
-    comes back to one: they took 430 MB and saved no time (384 attempts of a model of 0.34 million parameters).
+    oneDNN, and ideep above it, cache 1,024 products each, by their numbers of rows. Decoding has many such numbers and
+    seldom repeats one: the caches took 430 MB and saved no time (384 attempts of a model of 0.34 million parameters).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

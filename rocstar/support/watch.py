@@ -197,9 +197,9 @@ def watching(
     break_off: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Look on while the context lasts. `tell` is called by the thread with each stall and the stacks. Under `halt` the
-    task that entered is cancelled and the context raises RunHalted; where that is not taken in UNWIND_SECONDS,
-    `break_off` must make what the main thread waits for fail, and in the end the process is ended: what a kill leaves
-    can be resumed. `remedy` says how to go on then. To be entered by a task."""
+    task that entered is cancelled and the context raises RunHalted. If it has not ended after UNWIND_SECONDS,
+    `break_off` must make what the main thread waits for fail; after as long again the process ends, and what a kill
+    leaves can be resumed. `remedy` says how to go on then. To be entered by a task."""
     observer = _Observer(watch, patience, tell, remedy, break_off)
     observer.thread.start()
     try:
@@ -246,7 +246,7 @@ class _Observer:
         faulthandler.cancel_dump_traceback_later()
 
     def _rearm(self) -> None:
-        """Stacks, unless the next look comes in time. Needs a true file: what stands for stderr may be none."""
+        """Have all stacks printed unless the next look comes in time. Needs a real file; sys.stderr may be none."""
         if sys.__stderr__ is not None:
             seconds = self._patience.of(self._watch) + LOOK_SECONDS
             faulthandler.dump_traceback_later(seconds, repeat=True, file=sys.__stderr__)

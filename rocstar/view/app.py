@@ -194,7 +194,7 @@ def sources(state: AppState, request: Request) -> Any:
 
 
 def _swept(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What differs inside the sweeps."""
+    """The settings that differ between the runs of a sweep."""
     sweeps: dict[str, list[Mapping[str, Any]]] = {}
     for one in settings.values():
         if one.get("run.sweep"):

@@ -48,7 +48,7 @@ INSERT OR IGNORE INTO problems
 SELECT problem_id, any_value(question), any_value(gold), any_value(source) FROM {READ} GROUP BY problem_id
 """
 Found = tuple[AttemptFile, os.stat_result]
-"""A file as it lies there."""
+"""A file, and its state on disk when it was found."""
 
 
 STRANGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -74,7 +74,7 @@ class Index:
 
     @classmethod
     def open(cls, source: RunSource, cache: Path | None = None) -> Index:
-        """The one that was kept; a new one for this process where another process has it, or it is broken."""
+        """The kept table; a new one, of this process alone, where another process has it; a broken one is replaced."""
         folder = cache or cache_folder()
         name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:24]
         file = folder / f"{name}-{VERSION}.duckdb"
@@ -134,7 +134,7 @@ class Index:
             return rows_in(cursor, str(self.source.root / path[0][0]), range(first, last + 1), columns)
 
     def follow(self) -> None:
-        """Take up what is new in a thread of its own, unless one is at it or has just looked."""
+        """Take up what is new in a thread of its own, unless one is doing so or has just looked."""
         if time.monotonic() - self._looked < LOOK_SECONDS or not self._filling.acquire(blocking=False):
             return
         self._looked = time.monotonic()
@@ -175,8 +175,8 @@ class Index:
             self.waiting = len(left)
 
     def _take(self, files: Sequence[Found]) -> None:
-        """Files in one transaction; where one of them cannot be read (cut, or not of attempts) each on its own, and
-        that one is remembered with the reason."""
+        """Add files in one transaction. If one cannot be read (cut short, or not of attempts), add each on its own and
+        remember that one with the reason."""
         try:
             with self._transaction() as cursor:
                 for file, state in files:
@@ -241,7 +241,7 @@ class Index:
         highest: int = cursor.execute("SELECT coalesce(max(id), 0) FROM files").fetchall()[0][0]
         number = self._last_number = max(highest, self._last_number) + 1
         path = str(file.path.relative_to(self.source.root))
-        step = None if broken else file.step  # one that is no number of the table's is a reason to be broken
+        step = None if broken else file.step  # a broken file's step may not fit into the column
         row = [number, path, file.part, step, state.st_mtime_ns, state.st_size, broken]
         cursor.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return number

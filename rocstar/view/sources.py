@@ -1,5 +1,5 @@
-"""What there is to look at below a folder: runs, and evaluations that belong to no run. Names in URLs are looked up in
-this list and never joined to a path.
+"""What there is to look at below a folder: runs, and evaluations that belong to no run. A name in a URL is one of
+this list, or a single name of a folder that holds a run: it leads nowhere else.
 
 Not here: what an attempt says (index.py, attempt.py) and metrics over steps (curves.py)."""
 

@@ -140,7 +140,7 @@ def _are_problems(data: str, text: str, gold: str) -> bool:
 
 
 def _made_up(data: str, question: Sequence[str], answer: str, limit: int | None) -> list[Case]:
-    """Of each problem what must be right, its reference, and what must be wrong: another problem's. Raises
+    """Two cases for each problem: its own reference, which must be right, and another's, which must be wrong. Raises
     DataError."""
     from rocstar.answers.cases import Case
     from rocstar.data.problems import load_problems
@@ -204,7 +204,7 @@ def _reward_figures(rows: Sequence[Mapping[str, Any]], right_above: float) -> di
 
 
 def _said(reward: float, right_above: float) -> Verdict:
-    """As training takes it."""
+    """The verdict that training takes from a reward."""
     from rocstar.types import Verdict
 
     return Verdict.RIGHT if reward > right_above else Verdict.WRONG

@@ -157,7 +157,7 @@ def _recipe(path: Path | None, settings: list[str]) -> Recipe:
 
 
 def _columns_for(file: str, recipe: Recipe) -> ColumnsSection:
-    """Those of the stage that names the file, else the base's."""
+    """The columns of the stage that names the file, else those of the recipe's base."""
     return next(
         (data.columns for data in (stage.data for stage in recipe.rl_stages) if file in data.train_files),
         recipe.data.columns,

@@ -34,7 +34,7 @@ def evaluate(spec: EvalSpec, as_json: AsJson = False) -> None:
 
 
 def _refuse_absent(spec: EvalSpec) -> None:
-    """What is not there, and columns that the first row has not, before anything that takes seconds is loaded. Raises
+    """Refuse what is not there, and columns that the first row lacks, before anything slow is loaded. Raises
     ConfigError, DataError."""
     from rocstar.data.problems import load_problems
     from rocstar.evaluation.benchmark import find_benchmarks, refuse_no_folder

@@ -83,7 +83,7 @@ def plan(
 
 
 def _within_pools(recipe: Recipe) -> Recipe:
-    """With as many problems a step as there are. Where they cannot be read yet, the recipe's number counts."""
+    """The recipe with no more problems a step than there are; with its own number where they cannot be read yet."""
     from rocstar.errors import ConfigError, DataError
     from rocstar.run.material import pool_sizes, with_epochs
 

@@ -254,7 +254,7 @@ def rollouts(
 
 
 def _there(files: Sequence[Path], asked: Mapping[str, str]) -> str:
-    """Which steps were kept where the one asked for was not, and what calls failed with where none failed so."""
+    """A hint where nothing was found: the steps that kept attempts, or the classes of failures that there are."""
     from collections import Counter
 
     from rocstar.record.call_errors import failures
@@ -463,7 +463,7 @@ def rm(
 
 
 def _exactly(name: str, known: Mapping[str, RunFolder]) -> RunFolder:
-    """No start of a name and no `last`: what is deleted is written out."""
+    """The run of this whole name or path; no start of a name and no `last`, because it will be deleted."""
     from rocstar.record.folder import RunFolder
 
     if name in known:

@@ -174,7 +174,7 @@ def probe(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 
 
 def _program(code: str) -> str:
-    """The program itself, or that of a file. What is written like a file's name is one: no program reads like that."""
+    """The program itself, or what a file holds: text that looks like a file's name is one, as no program looks so."""
     from importlib.util import decode_source
 
     if code != "-" and not FILE.fullmatch(code) and not (code.endswith(".py") and os.path.isfile(code)):
@@ -188,7 +188,7 @@ def _program(code: str) -> str:
 
 
 def _sandbox(url: str | None, token_file: Path | None, min_isolation: str) -> SandboxClient:
-    """The service at `url`, or a sandbox for the time being."""
+    """The service at `url`, or a sandbox of this process."""
     from rocstar.sandbox.client import SandboxClient
 
     if url is None:

@@ -101,7 +101,7 @@ class Typed:
         return (await asyncio.wrap_future(asked)).strip()
 
     def _wait(self, asked: Future[str]) -> None:
-        """Not by `sys.stdin`: a thread that waits in that holds a lock which keeps the process from ending."""
+        """Read the descriptor: a thread that waits in `sys.stdin` holds a lock that keeps the process from ending."""
         asked.set_running_or_notify_cancel()
         try:
             while b"\n" not in self._rest and (more := os.read(sys.stdin.fileno(), READ_BYTES)):

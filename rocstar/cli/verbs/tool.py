@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocstar.types import ToolCall
 
 READ = ("sandbox.", "rollout.tool_name", "rollout.feedback", "run.modules")
-"""How keys begin that a tool alone obeys."""
+"""The beginnings of the keys that a tool alone obeys."""
 
 app = typer.Typer(**STYLE, help="Tools of the model.")
 
@@ -29,7 +29,7 @@ def tool() -> None:
 
 @app.command(name="try")
 def try_out(
-    name: Annotated[str, typer.Argument(metavar="TOOL", help="As in sandbox.tools: python, or MODULE:NAME.")],
+    name: Annotated[str, typer.Argument(metavar="TOOL", help="As in sandbox.tools: python, notebook or MODULE:NAME.")],
     calls: Annotated[
         list[str] | None,
         typer.Argument(metavar="[JSON]...", help="Arguments of a call, or a file of them, one a line; then settings."),

@@ -1,4 +1,4 @@
-"""The caller's side: calls go to one or several daemons, children of this process or anywhere, and come back answered.
+"""The caller's side: sends calls to daemons, children of this process or elsewhere, and returns their answers.
 
 `SandboxClient.start` is synchronous and needs no event loop, so a trainer can call it before it imports torch. Calls
 are made from one event loop at a time; a client outlives loops (`asyncio.run` may be used again and again).
@@ -36,7 +36,7 @@ from rocstar.sandbox.client.node import TICKS, Node, Place, child, place_of
 from rocstar.sandbox.client.session import Session
 from rocstar.sandbox.wire import Frame, FrameKind
 
-SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second, so it is stopped or hung
+SILENT_SECONDS = 30.0  # a daemon's loop never blocks for a second; one that is silent for so long has stopped or hangs
 PATIENCE_SECONDS = 60.0  # of a call that is forwarded
 RETRIED = {ServiceOutcome.INTERNAL, ServiceOutcome.OVERLOADED}
 
@@ -46,9 +46,9 @@ class Pending(Entry[Node]):
     """A call whose caller waits."""
 
     call: Call | None = None
-    """None where it is forwarded."""
+    """None when the call is forwarded undecoded."""
     body: bytes = b""
-    """Of its frame, where it is forwarded."""
+    """Body of the frame, when the call is forwarded."""
     future: asyncio.Future[Any] = field(kw_only=True)
 
 
@@ -62,7 +62,7 @@ class SandboxClient:
         self, settings: DaemonSettings | None = None, *, daemons: int = 1, silent_seconds: float = SILENT_SECONDS
     ) -> None:
         """Nothing is started before `launch` or the first call. daemons: child processes, each with these settings.
-        silent_seconds: a daemon that gives no sign of life for so long under a call is taken for frozen."""
+        silent_seconds: a daemon that holds a call and sends nothing for so long is given up."""
         self._dispatch: Dispatch[Node] = Dispatch(random.random)
         self._silent_seconds = silent_seconds
         self._numbers = itertools.count(1)
@@ -110,8 +110,8 @@ class SandboxClient:
         return self
 
     def add(self, address: str, *, token: str = "", min_isolation: str = Isolation.L3) -> None:
-        """Use this daemon too, as soon as it says hello, and whenever it does, with at least this isolation. Raises
-        SandboxDown for what is no address."""
+        """Use this daemon too, whenever it is connected and offers at least this isolation. Raises SandboxDown for an
+        address of another form."""
         self._use(place_of(address, token, Isolation(min_isolation)))
         self._settle()
 
@@ -127,7 +127,7 @@ class SandboxClient:
         self._carry_out()
 
     def attach(self) -> asyncio.AbstractEventLoop:
-        """Look after the daemons in the running loop from now on, not only from the first call on."""
+        """Read and write the connections in the running loop from now on, instead of from the first call on."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._attach(loop)
@@ -154,7 +154,7 @@ class SandboxClient:
         )
 
     def usage(self) -> Usage:
-        """Of all daemons, as of their last words."""
+        """The load of all daemons together, as each last reported it."""
         usages = [node.usage for node in self.nodes if node.up]
         return Usage(
             cpu_seconds=self.cpu_seconds(),
@@ -170,8 +170,8 @@ class SandboxClient:
     async def run(self, call: Call) -> Response:
         """Run one program or cell. Cancelling the awaiting task ends the program.
 
-        Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died under it
-        twice; SessionLost for a cell whose session is gone."""
+        Raises SandboxDown when the client is closed, no daemon can be started or reached, or daemons died
+        twice while they held the call; SessionLost for a cell whose session is gone."""
         try:
             body = wire.encode(call)
         except (UnicodeEncodeError, OverflowError) as error:
@@ -185,9 +185,9 @@ class SandboxClient:
         return response
 
     async def forward(self, body: bytes, *, session: str = "", patience_seconds: float = PATIENCE_SECONDS) -> Frame:
-        """Send the body of a CALL as it came; the RESPONSE or LOST to it as it came. Nothing is decoded, and nothing
-        is sent twice: the caller has a dispatch of its own. Raises SandboxDown, and SessionLost when the daemon dies
-        under a cell."""
+        """Send the body of a CALL and return its RESPONSE or LOST, both unchanged. Nothing is decoded or sent twice:
+        the client that it came from has a dispatch. Raises SandboxDown, and SessionLost when the daemon dies while it
+        holds a cell."""
         pending = self._pending(patience_seconds, session, first=True, again=False, body=body)
         frame: Frame = await self._answer(pending, body)
         return frame
@@ -210,7 +210,7 @@ class SandboxClient:
         self._detach()
         for node in self.nodes:
             if node.connection is not None:
-                node.connection.socket.close()  # all begin to end together
+                node.connection.socket.close()  # first, so that all end at the same time
         for node in self.nodes:
             node.close()
         for pending in self._forget_all():
@@ -257,7 +257,7 @@ class SandboxClient:
         node.send(FrameKind.CALL, pending.number, body)
 
     def _on_frames(self, node: Node, frames: Sequence[Frame]) -> None:
-        """Raises ValueError before anything is taken from the node."""
+        """Raises ValueError for a response that cannot be read; its call is then still held by the node."""
         for frame in frames:
             pending = node.held.get(frame.number)
             if frame.kind is FrameKind.HELLO and node.info is not None:
@@ -291,7 +291,7 @@ class SandboxClient:
         self._settle()
 
     def _settle(self) -> None:
-        """Carry out what there is to do, once for all facts of this turn of the loop."""
+        """Schedule `_carry_out`, once for all facts of this turn of the event loop."""
         if self._loop is not None and not self._settling:
             self._settling = True
             self._loop.call_soon(self._carry_out)

@@ -1,7 +1,7 @@
 """Which node a call goes to, and whether it is sent again: facts in, decisions out. No clock, no socket, no program.
 
-Invariant: an entry that was submitted is with one node or waits here, until it leaves exactly once, by `answered`, by
-`cancel` or by a GiveUp. Only the node that holds an entry can answer it, so no call is answered twice.
+Invariant: a submitted entry is held by one node or waits here, until it leaves exactly once: by `answered`, `cancel`,
+GiveUp or Overloaded. Only the node that holds an entry can answer it, so no call is answered twice.
 
 A call goes to the less loaded of two nodes drawn at random; a cell goes to the node that has its session. This is the
 only place that sends a call again: a plain one whose node was lost, or answered INTERNAL, up to MAX_ATTEMPTS in all,
@@ -33,12 +33,12 @@ MAX_HOMES = 100_000  # sessions whose node is remembered; the one not used for l
 class NodeFacts:
     """What is known of one node."""
 
-    label: str  # how messages call it
+    label: str  # its name in messages
     tries: int = 1  # failed starts in a row after which calls no longer wait for it
     slots: int = 1  # programs it runs at once: its share of the load
     up: bool = False  # it said hello and is connected
     opening: bool = False  # it was asked to connect, and has neither said hello nor failed
-    rests_until: float = 0.0  # no plain call is sent to it, and it is not opened, before
+    rests_until: float = 0.0  # until then no plain call is sent to it, and it is not opened
     pauses: int = 0  # rests in a row
     failed_starts: int = 0  # since it was last up
     problem: str = ""  # why it is not up
@@ -55,11 +55,11 @@ class Entry(Generic[N]):
     number: int
     patience: float  # how long it may wait until a node takes it, seconds
     session: str = ""
-    first: bool = False  # it may start its session, so any node will do while none has it
+    first: bool = False  # it may start its session, so any node may take it while none has that session
     again: bool = True  # whether a plain call is sent once more when it is lost
     attempt: int = 1
     deadline: float = 0.0  # when its patience is over
-    not_before: float = 0.0  # a cell that found no room is not sent before
+    not_before: float = 0.0  # a cell that found no room is not sent again before this time
     avoid: N | None = None  # the node that failed it, taken only where there is no other
 
 
@@ -113,13 +113,13 @@ class Dispatch(Generic[N]):
         return self._place(entry, now)
 
     def answered(self, node: N, number: int) -> Entry[N] | None:
-        """The entry that this is the answer to; None: nobody waits for it, or not for this node's answer."""
+        """The entry that this answers; None when nobody waits for it, or not for an answer of this node."""
         entry: Entry[N] | None = node.held.pop(number, None)
         return entry
 
     def failed(self, node: N, entry: Entry[N], now: float, *, overloaded: bool) -> bool:
-        """The answer that `answered` just gave is a failure of the service. True: it is not given to the caller,
-        because the call is sent again."""
+        """What came back for this entry is a failure of the service. True: the call is sent again, so its caller is not
+        answered yet."""
         if overloaded:
             if not entry.session:
                 self._rest(node, now)
@@ -133,12 +133,12 @@ class Dispatch(Generic[N]):
         return not entry.session and self._sends_again(node, entry, now)
 
     def cancel(self, entry: Entry[N]) -> N | None:
-        """Forget it. The node that holds it, if one does."""
+        """Forget an entry. Returns the node that holds it, if one does."""
         self.waiting.pop(entry.number, None)
         return next((node for node in self.nodes if node.held.pop(entry.number, None)), None)
 
     def forget(self, session: str) -> N | None:
-        """The session has ended or is lost. The node that had it."""
+        """The session has ended or is lost. Returns the node that had it."""
         return self._homes.pop(session, None)
 
     # Facts about nodes.
@@ -191,7 +191,7 @@ class Dispatch(Generic[N]):
         return decisions
 
     def next_at(self) -> float | None:
-        """When `decide` has something to do although nothing happens; None: never."""
+        """When to call `decide` again if no fact is reported before; None: never."""
         times = [node.rests_until for node in self.nodes if node not in self._ready and not node.opening]
         return min([*times, self._scan_at] if self.waiting else times, default=None)
 
@@ -215,8 +215,8 @@ class Dispatch(Generic[N]):
         return one if len(one.held) * other.slots <= len(other.held) * one.slots else other
 
     def _home_of(self, entry: Entry[N], now: float) -> N | None:
-        """A session's node is not changed while it is up, at rest or not. A cell of a session that no node is known
-        to have goes anywhere: a node that does not have it says so."""
+        """A session stays with its node while that is up, at rest or not. A cell whose session has no known node goes
+        to any node: one that does not have the session answers LOST."""
         if now < entry.not_before:
             return None
         home = self._homes.pop(entry.session, None) or self._choose([node for node in self.nodes if node.up], entry)
@@ -227,7 +227,7 @@ class Dispatch(Generic[N]):
         return home
 
     def _sends_again(self, node: N, entry: Entry[N], now: float) -> bool:
-        """Its wait starts anew: the loss was not its own fault."""
+        """Whether the call is sent again; its patience then starts anew, because the service lost it."""
         if not entry.again or entry.attempt >= MAX_ATTEMPTS:
             return False
         entry.attempt += 1
@@ -241,7 +241,7 @@ class Dispatch(Generic[N]):
             self._ended.append(decision(entry))
 
     def _rest(self, node: N, now: float) -> None:
-        """Failures while it rests are answers to what was sent before, and count as one."""
+        """Begin a rest. Failures during a rest answer what was sent before it, so they count as one."""
         if now >= node.rests_until:
             node.pauses = 0 if now - node.rests_until > CALM_SECONDS else min(10, node.pauses)
             node.rests_until = now + min(MAX_PAUSE, FIRST_PAUSE * float(2**node.pauses))

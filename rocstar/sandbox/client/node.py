@@ -1,4 +1,4 @@
-"""One daemon as the client sees it: connected, read from, written to, watched, ended. What to send is `dispatch`'s.
+"""One daemon as the client sees it: connected, read from, written to, watched, ended. `dispatch` decides what to send.
 
 Plain sockets and the loop's readers and writers, not asyncio streams: a connection outlives the event loop that uses
 it, and is made without one. Three kinds: a child process of ours, a Unix socket, a WebSocket.
@@ -30,11 +30,11 @@ CLOSE_SECONDS = 5.0
 READ_BYTES = 2**18
 MESSAGE_BYTES = 2**20  # servers refuse WebSocket messages of more than 16 MiB; a frame may span several
 REMOTE_TRIES = 12  # with the pauses between them, about half a minute
-TICKS = 10  # pings that must stay without any sign of life
+TICKS = 10  # pings without any sign of life before a node is given up
 
 
 class Connection:
-    """A socket that does not block, and what stands around the frames on it: nothing, on a Unix socket."""
+    """A socket that does not block, and how frames are wrapped on it: not at all on a Unix socket."""
 
     greeting = b""
     """Sent first."""
@@ -48,16 +48,16 @@ class Connection:
         return frames
 
     def unwrap(self, data: bytes) -> tuple[bytes, bytes]:
-        """Bytes of frames, and what is to be sent back at once. Raises ValueError and SandboxDown."""
+        """The frames' bytes in `data`, and bytes to send back at once. Raises ValueError and SandboxDown."""
         return data, b""
 
     def close(self, seconds: float) -> None:
-        """seconds: how long to wait for the other end where it is ours."""
+        """seconds: how long to wait for the other end to exit, when it is a child of ours."""
         self.socket.close()
 
 
 class ChildConnection(Connection):
-    """Starts the daemon as well; it ends with the connection, and with us. Raises OSError."""
+    """Also starts the daemon, which ends when the connection closes or this process dies. Raises OSError."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._workdirs = f"{tempfile.gettempdir()}/{launch.WORKDIRS}{os.getpid()}-{os.urandom(6).hex()}"
@@ -71,12 +71,12 @@ class ChildConnection(Connection):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        with suppress(OSError):  # gone, but where the daemon was killed; then the next daemon's start tries again
+        with suppress(OSError):  # gone already, unless the daemon was killed; the next daemon's start tries again
             folders.remove(self._workdirs)
 
 
 class WebSocketConnection(Connection):
-    """The same bytes in binary messages."""
+    """The frames' bytes as binary messages of a WebSocket."""
 
     def __init__(self, connected: socket.socket, uri: Any, token: str) -> None:
         from websockets.client import ClientProtocol
@@ -112,11 +112,11 @@ class WebSocketConnection(Connection):
 class Place(NamedTuple):
     """Where a daemon is."""
 
-    label: str  # how messages call it
+    label: str  # its name in messages
     connect: Callable[[], Connection]  # does not wait; raises OSError
     tries: int = REMOTE_TRIES  # see NodeFacts
-    least: Isolation = Isolation.L0  # below which it is not used; a child of ours refuses by itself
-    start_seconds: float | None = None  # silence before its hello that counts as a failure; None: as later
+    least: Isolation = Isolation.L0  # the weakest that is accepted; a child of ours checks this by itself
+    start_seconds: float | None = None  # silence before its hello that counts as a failure; None: the same as after it
 
 
 def child(settings: DaemonSettings) -> Place:
@@ -124,12 +124,12 @@ def child(settings: DaemonSettings) -> Place:
 
 
 def place_of(address: str, token: str, least: Isolation) -> Place:
-    """Of `unix:/path` or `http://host:port`, whose name is looked up now and only now. Raises SandboxDown for what is
-    neither, or is not found."""
+    """The place at `unix:/path` or `http://host:port`; the host's name is looked up once, here. Raises SandboxDown for
+    another form, and for a name that is not found."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         return Place(address, partial(_connect, socket.AF_UNIX, path, Connection), least=least)
-    from websockets.uri import parse_uri  # before anything depends on it: it may be missing
+    from websockets.uri import parse_uri  # first of all: websockets may not be installed
 
     try:
         parts = urlsplit(address)
@@ -157,8 +157,8 @@ def _connect(family: int, address: Any, make: Callable[[socket.socket], Connecti
 class Node(NodeFacts):
     """A daemon, connected or not.
 
-    Long-lived: consumes what the socket brings, hands answers to `on_frames` and its own end to `on_end`; `send`
-    writes once for each turn of the loop; a socket that takes bytes again unblocks it."""
+    Long-lived: reads the socket, hands answers to `on_frames` and its own end to `on_end`. `send` writes once for each
+    turn of the event loop; what a full socket does not take is written when it takes bytes again."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Node(NodeFacts):
                 self.close(f"{self.label} did not start within {self._start_seconds:g} seconds", 0.0)
 
     def send(self, kind: FrameKind, number: int = 0, body: bytes = b"") -> None:
-        """After what waits already."""
+        """Queue a frame behind those that are not sent yet."""
         self._frames += wire.pack(kind, number, body)
         if not self._flushing and self._loop is not None:
             self._flushing = True
@@ -235,8 +235,8 @@ class Node(NodeFacts):
                 self.send(FrameKind.PING)
 
     def close(self, reason: str = "", seconds: float = CLOSE_SECONDS) -> None:
-        """End the connection, and with it a child, killed after `seconds`; for a reason, report it. May be called
-        twice."""
+        """End the connection, and with it a child of ours, which is killed after `seconds`; with a reason, report the
+        end to `on_end`. May be called twice."""
         self.detach()
         if self.connection is not None:
             self.connection.close(seconds)
@@ -270,7 +270,7 @@ class Node(NodeFacts):
             self.close(f"{self.label} sent what cannot be read and was given up", 0.0)
 
     def _is_for_us(self, frame: Frame) -> bool:
-        """And nobody else. Raises ValueError, and SandboxDown when it refuses to serve or offers too little."""
+        """Whether nobody else needs the frame. Raises ValueError, and SandboxDown: it refuses, or offers too little."""
         if frame.kind is FrameKind.HELLO:
             self.info = wire.decode_info(frame.body)
             if self.info.isolation < self._least:

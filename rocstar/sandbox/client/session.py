@@ -1,7 +1,7 @@
 """A notebook in the sandbox, as its caller sees it: cells run one after another and share their names and files.
 
-A session is one live process at one daemon. When a cell's own doing ends that process (`Response.state_lost`), the next
-cell starts with nothing, in any case. When the *service* loses it (SessionLost), a session opened with `replay` runs
+A session is one live process at one daemon. When a cell itself ends that process (`Response.state_lost`), the next cell
+starts with nothing, `replay` or not. When the *service* loses it (SessionLost), a session opened with `replay` runs
 its earlier cells again, with the same seed and their output thrown away, before the cell at hand.
 """
 
@@ -54,7 +54,7 @@ class Session:
         written before it, `fetch` is read after it, relative to the working directory. wall_seconds: this cell's own
         limit; patience_seconds: see Call. Cancelling the awaiting task ends the cell.
 
-        Raises SandboxDown when the session is closed or no daemon can be had, and SessionLost when the service lost
+        Raises SandboxDown when the session is closed or no daemon is available, and SessionLost when the service lost
         the session and it is not to be replayed; the next cell then starts afresh."""
         limits = self._limits if wall_seconds is None else replace(self._limits, wall_seconds=wall_seconds)
         call = Call(
@@ -92,7 +92,7 @@ class Session:
         await self.close()
 
     async def _run(self, call: Call) -> Response:
-        """The cell, after those before it where the daemon has lost them."""
+        """Run the cell, after running the earlier ones again if the daemon has lost them."""
         replayed = self._history[self.cells :]
         for earlier in replayed:
             again = await self._run_one(earlier)

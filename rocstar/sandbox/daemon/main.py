@@ -1,8 +1,8 @@
-"""A daemon's life: what it finds out about the machine and takes of it before it serves, and gives back afterwards.
+"""A daemon from start to end: probes the machine, takes what it needs of it, serves, and gives everything back.
 
 A second kernel (gVisor, or a small virtual machine made to hold one workload) is recognised by evidence that only it
-leaves, never by the processor's hypervisor flag, which every rented machine has. It cannot be told who else lives in
-here: what shares the guest with the sandbox is behind the same, first kernel.
+leaves, never by the processor's hypervisor flag, which every rented machine has. Who else runs in the guest
+is not known: the second kernel does not protect them from the sandbox's programs.
 
 Started by `launch.start_daemon`; speaks `wire` frames on the descriptor that it is given; ends when that closes or the
 process that started it dies, and takes everything with it. Not here: serving (`queue`).
@@ -116,7 +116,7 @@ def main() -> None:
     connection = socket.socket(fileno=values["fd"])
     connection.setblocking(False)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # four for each program that runs
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each program that runs takes four
     with ExitStack() as given_back:
         hold_workdirs(Path(values["workdirs"]), given_back)
         groups = cgroups.found() if settings.groups else cgroups.Groups()
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's takes a seventh off the daemon's part of a call; it need not be installed."""
+    """uvloop's, which takes a seventh off the daemon's part of a call; asyncio's where uvloop is not installed."""
     try:
         return vars(importlib.import_module("uvloop"))["new_event_loop"]  # type: ignore[no-any-return]
     except ImportError:
@@ -135,7 +135,7 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
 
 def hold_workdirs(folder: Path, given_back: ExitStack) -> None:
     """Make the folder for working directories and lock it; remove those of daemons that are dead."""
-    with suppress(OSError):  # where it cannot be made, the ways to isolate that need it say so
+    with suppress(OSError):  # if it cannot be made, the plans that need it say so
         folders.sweep(folder.parent, launch.WORKDIRS)
         lock = folders.make_locked(folder)
         given_back.callback(os.close, lock)
@@ -148,7 +148,7 @@ def remove_quietly(folder: Path) -> None:
 
 
 def permitted(settings: DaemonSettings) -> tuple[Plan, ...]:
-    """The last plan has no walls: it is tried only where that was asked for by name."""
+    """The plans to try. The last one has no walls, and is tried only where L0 was asked for."""
     tried = plans.PLANS if settings.min_isolation == Isolation.L0 else plans.PLANS[:-1]
     return tried[settings.skip_plans :]
 
@@ -176,7 +176,7 @@ async def serve(client: socket.socket, settings: DaemonSettings, workdirs: str, 
 
 
 async def _probed(pools: Pools, pool: Pool) -> Response | None:
-    """Of the probe, in an idle slot; None when the slot died."""
+    """Run the probe in an idle slot; None when the slot died."""
     answered: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
     call = Call(id="probe", code=PROBE, limits=PROBE_LIMITS)
     ProgramRun(call, pool.idle.pop(), pools.settings.grace_seconds, answered.set_result).start()
@@ -184,7 +184,7 @@ async def _probed(pools: Pools, pool: Pool) -> Response | None:
 
 
 async def failed_probes(pools: Pools, pool: Pool) -> tuple[str, ...]:
-    """Properties missing in force, found by running a program. Raises SandboxDown when not even that runs."""
+    """Properties that the walls lack, found by running PROBE. Raises SandboxDown when PROBE itself does not run."""
     response = await _probed(pools, pool)
     if pool.idle and (response is None or response.outcome is ServiceOutcome.INTERNAL):
         response = await _probed(pools, pool)  # a machine that is busy as we start may be late once

@@ -1,8 +1,8 @@
 """Worker pools: one for each tier of preloaded modules, with its zygote and the workers forked from that.
 
 A tier's zygote is started when the first program asks for it, a worker when a call waits for one; those that die are
-replaced when others are needed. A machine that has no room for another process is waited for: it never leads to a
-weaker plan. Not here: which call runs next (`queue`).
+replaced when others are needed. While the machine has no room for another process, the pool waits: it never takes a
+weaker plan for that. Not here: which call runs next (`queue`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Pool:
         self.walls_failed: tuple[str, ...] = ()
         self.idle: list[Worker] = []
         self.queue: deque[Queued] = deque()
-        """Calls that wait for one of its workers, in the order they came; the answered among them count for nothing."""
+        """Calls that wait for one of its workers, in the order they came; those that are answered are skipped."""
         self.workers: dict[int, Worker] = {}
         """All that are not gone, by number."""
         self.starting: set[int] = set()
-        """Numbers of workers for plain calls that are on their way."""
+        """Numbers of workers for plain calls that are being started."""
         self.for_sessions: set[int] = set()
-        """Numbers that sessions have, which leave no fewer workers to plain calls."""
+        """Numbers of sessions' workers, which do not count against the slots of plain calls."""
         self.zygote: subprocess.Popen[bytes] | None = None
         self.zygotes = 0
         self.past_cpu_seconds = 0.0
@@ -99,7 +99,7 @@ class Pool:
         self.pools.changed()
 
     def want(self, number: int) -> None:
-        """So many calls wait for this tier: start workers for them, as far as there is room."""
+        """Start workers for so many waiting calls, as far as there is room."""
         live = sum(not worker.dead for number, worker in self.workers.items() if number not in self.for_sessions)
         room = self.pools.settings.slots - live - len(self.starting) if self.up else 0
         for _ in range(min(number - len(self.starting), room)):
@@ -113,7 +113,7 @@ class Pool:
         return next(n for n in numbers if n not in taken)
 
     async def open_until_it_works(self, number: int) -> None:
-        """Start a worker; a full machine is waited for without end."""
+        """Start a worker; wait without end while the machine is full."""
         failures, problem = 0, ""
         while self.up and failures < MAX_FAILED_STARTS:
             worker, problem = await self.open(self.pools.plan, number)
@@ -128,8 +128,8 @@ class Pool:
         self.pools.changed()
 
     async def open(self, plan: Plan, number: int, *, session: bool = False) -> tuple[Worker | None, str]:
-        """A new worker, or what went wrong; then `full` tells whether it may go well later. session: one whose programs
-        are not made to give way to younger ones."""
+        """A new worker, or what went wrong; `full` then says whether a later try may succeed. session: a worker whose
+        programs keep their priority, however long they run."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -149,7 +149,7 @@ class Pool:
         return worker, ""
 
     def group_of(self, number: int, slot: int) -> ControlGroup | None:
-        """The group of this slot, which has run nothing yet and is in it from now on; None where it is not counted."""
+        """Put a slot that has run nothing yet into a control group, and return that; None where there is none."""
         with suppress(OSError):
             group = self.pools.groups.open(f"{self.name}-{number}")
             if group is not None:
@@ -179,7 +179,7 @@ class Pool:
 
 
 async def first_message(connection: socket.socket, otherwise: str, seconds: float | None) -> dict[str, Any]:
-    """What a zygote or a slot says of itself; its `problem` is `otherwise` when it ends before that."""
+    """The first message of a zygote or a slot; `problem` is `otherwise` when the process ends without one."""
     try:
         receiving = asyncio.get_running_loop().sock_recv(connection, MAX_HELLO_BYTES)
         data = await asyncio.wait_for(receiving, seconds)
@@ -199,16 +199,16 @@ class Pools:
         self.settings, self.workdirs, self.groups = settings, workdirs, groups
         self.plan = plans.PLANS[-1]
         self.problems: list[str] = []
-        """Why stronger plans than the one in force could not be had."""
+        """Why stronger plans than the one in force could not be set up."""
         offered = tiers.offered(settings.preload)
         self.order = {tier: n for n, tier in enumerate(offered)}
         self.chooser = tiers.Chooser(offered)
         self.pools: dict[Tier, Pool] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.failed = asyncio.Event()
-        """Set when not even the bare tier can be had any more: nothing but a new daemon helps."""
+        """Set when not even the bare tier can be started any more: only a new daemon helps."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a worker came or went, or a tier cannot be had."""
+        """Called when a worker came or went, or a tier cannot be started."""
 
     async def start(self, permitted: Sequence[Plan]) -> Pool:
         """Bring up the bare tier behind the first of these plans that works here, and the operator's own tier; the bare

@@ -1,6 +1,6 @@
 """The daemon's one queue: frames in, programs and cells started in the order they came, exactly one answer to each.
 
-Of the calls that could start, the one that came first does; a call whose tier has no idle worker waits without holding
+Of the calls that can start, the oldest starts first; a call whose tier has no idle worker waits without holding
 up those of other tiers. At most `slots` programs and cells run at once, whatever their tiers.
 """
 
@@ -46,9 +46,9 @@ class Queue(asyncio.Protocol):
         self.calls: dict[int, Queued] = {}
         """All that are not answered, by their number on the connection."""
         self.places: dict[Pool | NotebookSession, None] = {}
-        """Those that calls may be waiting for."""
+        """The pools and sessions that calls may be waiting for."""
         self.fresh: list[Queued] = []
-        """Those that have just come."""
+        """Calls that have just come, whose patience is not timed yet."""
         self.orders = itertools.count()
         self.running = self.bytes = 0
         self.blocked = False
@@ -83,9 +83,9 @@ class Queue(asyncio.Protocol):
                 elif kind is FrameKind.PING:
                     self.send_usage()
                 elif kind is FrameKind.CLOSE:
-                    with suppress(ValueError):  # no text, no name of a session
+                    with suppress(ValueError):  # a body that is no text names no session
                         self.sessions.close(wire.decode_text(body))
-        except ValueError:  # no frame: that is not our client
+        except ValueError:  # these bytes are no frames, so this is not our client
             self.transport.abort()
         self.dispatch()
         for queued in self.fresh:
@@ -120,12 +120,12 @@ class Queue(asyncio.Protocol):
         self.report_later()
 
     def wait(self, queued: Queued) -> None:
-        """As long as its patience lasts."""
+        """Time the patience of a call that still waits."""
         if not queued.answered and not queued.started:
             queued.timer = self.loop.call_later(queued.call.patience_seconds, self.expire, queued)
 
     def place(self, queued: Queued) -> None:
-        """Have it wait for a worker of its tier, or for its session, by its order."""
+        """Queue a call for a worker of its tier, or for its session, in order of arrival."""
         call = queued.call
         place = self.sessions.find(queued) if call.session else self.pools.choose(call.code)
         if place is not None:
@@ -148,7 +148,7 @@ class Queue(asyncio.Protocol):
     # Their turn
 
     def dispatch(self) -> None:
-        """Start what may run."""
+        """Start the calls that can run now."""
         while self.running < self.settings.slots and not self.blocked:
             place = self.next_place()
             if place is None:
@@ -186,10 +186,10 @@ class Queue(asyncio.Protocol):
         return queued
 
     def ran(self, queued: Queued, response: Response | None) -> None:
-        """None: nothing of it ran, and it is placed on another slot."""
+        """A plain call has ended. None: nothing of it ran, and it is queued again for another slot."""
         queued.run = None
         queued.moves += 1
-        # Each slot may have run a program that started processes, and starts none after that.
+        # Each slot may turn out to be stale: one whose program has started processes starts no other.
         if response is None and queued.moves > MAX_MOVES + self.settings.slots:
             response = verdict.fault(queued.call.id, f"{queued.moves} slots in a row could not start it")
         if response is not None:
@@ -206,7 +206,7 @@ class Queue(asyncio.Protocol):
         self.dispatch()
 
     def rearrange(self) -> None:
-        """A worker or a zygote came or went. What waits for a tier that cannot be had goes to the next best."""
+        """A worker or a zygote came or went. Calls for a tier that cannot start go to the next cheaper one."""
         for place in [*self.places]:
             if isinstance(place, Pool) and place.problem and place.tier is not tiers.BARE:
                 stranded, place.queue = place.queue, deque()
@@ -245,7 +245,7 @@ class Queue(asyncio.Protocol):
         self.report_later()
 
     def report_later(self) -> None:
-        """Of the load; not more often than it is of use."""
+        """Report the load soon, at most once in USAGE_SECONDS."""
         if self.usage_timer is None:
             self.usage_timer = self.loop.call_later(USAGE_SECONDS, self.send_usage)
 

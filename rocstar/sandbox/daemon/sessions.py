@@ -34,7 +34,7 @@ from rocstar.sandbox.slot.channel import CellPayload, Ended, NotebookPayload
 
 INTERRUPT_SECONDS = 1.0  # for a cell to end itself after KeyboardInterrupt; then its process is killed
 SWEEP_PAUSE = 0.001  # for what was killed to die
-OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: it has got around the kernel's, which its own process sets
+OVERSPENT_SECONDS = 3.0  # of CPU over a cell's limit: the cell has lifted the kernel's, which its own process sets
 SWEEP_SECONDS = 2.0  # hostile forks can be born faster than they are found; then the session ends
 
 
@@ -52,17 +52,17 @@ class NotebookSession:
     def __init__(self, name: str, limits: Limits) -> None:
         self.name, self.limits, self.used = name, limits, time.monotonic()
         self.queue: deque[Queued] = deque()
-        """Cells that wait for it, in the order they came; the answered among them count for nothing."""
+        """Cells that wait for it, in the order they came; those that are answered are skipped."""
 
     def is_idle(self) -> bool:
         return self.free and all(cell.answered for cell in self.queue)
 
     def has_overspent(self) -> bool:
-        """Between two cells."""
+        """Whether it has used too much CPU between two cells."""
         return self.notebook > 0 and watch.cpu_seconds(self.notebook) > self.cpu_seconds + OVERSPENT_SECONDS
 
     def complaint(self, limits: Limits) -> str:
-        """Memory and processes are those of the whole session."""
+        """Why a cell may not have these limits, or "": memory and processes are those of the whole session."""
         for name in ("memory_bytes", "processes"):
             ours, theirs = getattr(self.limits, name), getattr(limits, name)
             if ours != theirs:
@@ -153,8 +153,8 @@ class CellRun(RunningCall):
 
 
 class Sessions:
-    """All that are alive. Every cell is answered by `finish` once; it waits in the queue for those of its session
-    before it and for its turn, and here for its slot to start."""
+    """All sessions alive. Every cell is answered by `finish` once. It waits in the queue for the cells before it and
+    for its turn, and here for its slot to start."""
 
     def __init__(
         self,
@@ -173,8 +173,8 @@ class Sessions:
         self.opening: set[asyncio.Task[None]] = set()
 
     def find(self, cell: Queued) -> NotebookSession | None:
-        """The session that a cell shall wait for; None when it is answered instead. Cell 1 starts a session, anew where
-        there is one of this name."""
+        """The session that a cell must wait for; None when the cell was answered instead. Cell 1 starts a new session
+        and ends one that has its name."""
         call = cell.call
         session = self.alive.get(call.session)
         if call.cell == 1:
@@ -193,7 +193,7 @@ class Sessions:
         return session
 
     def make_room(self) -> bool:
-        """For one more, which the one that has been idle for longest makes way for."""
+        """End the session that has been idle longest if there is no room for one more; whether there is room then."""
         if len(self.alive) >= self.settings.session_slots:
             idle = [session for session in self.alive.values() if session.is_idle()]
             if not idle:
@@ -202,7 +202,7 @@ class Sessions:
         return True
 
     def start(self, session: NotebookSession, cell: Queued) -> None:
-        """Its turn has come."""
+        """Run a cell whose turn has come, in the session's slot, which is started first if there is none."""
         session.free = False
         if session.worker is not None and session.pipes is not None:
             self.run(session, cell, session.worker, session.pipes)
@@ -257,7 +257,7 @@ class Sessions:
             self.end(self.alive[name])
 
     def end(self, session: NotebookSession) -> None:
-        """Its names and files go; cells that wait are told so."""
+        """End a session with its names and files; cells that wait for it are answered LOST."""
         if self.alive.get(session.name) is not session:
             return
         del self.alive[session.name]
@@ -272,15 +272,15 @@ class Sessions:
         self.stop(session)
 
     def stop(self, session: NotebookSession) -> None:
-        """Its processes, at once."""
+        """Kill the session's processes at once."""
         if session.worker is not None:
             session.worker.give_up()
         if session.pipes is not None:
             session.pipes.close()
 
     def look(self) -> None:
-        """To be called now and then: end what has been idle for too long, and what uses CPU that it may not use. The
-        kernel's limit is set by the session's own process, where a cell or a thread that it left can lift it."""
+        """To be called now and then: end sessions that are idle for too long, and stop those that exceed their CPU
+        limit. The kernel's own is set in the session's process, where a cell or a thread that it left can lift it."""
         now = time.monotonic()
         for session in [*self.alive.values()]:
             if session.run is not None and session.run.has_overspent():

@@ -1,8 +1,8 @@
 """From what the daemon saw of a program to what its caller is told. Pure: values in, Response out.
 
-The kernel's word comes first. What the program's own process reports only tells kinds of failure apart and shows the
-value of its last expression; it may be forged, so every field is bounded, and one that is out of bounds discredits the
-whole report.
+What the kernel says comes first. What the program's own process reports only tells kinds of failure apart and shows the
+value of its last expression; it may be forged, so every field is bounded, and a report with one that is out of
+bounds is ignored as a whole.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Seen(NamedTuple):
     report: bytes
     """As it came over control, without its length."""
     reason: str
-    """Why it was ended or what it passed, a key of ENDED_BY; empty when it ended by itself."""
+    """Why it was ended, or which limit it exceeded: a key of ENDED_BY; empty when it ended by itself."""
     run_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
@@ -139,7 +139,7 @@ def told(call: Call, seen: Seen, report: ProgramReport, tail: bytes, code: int |
 
 
 def outcome(reason: str, code: int | None, failure: Failure | None) -> Outcome:
-    """A limit that was passed explains whatever came of it."""
+    """A limit that was exceeded decides, however the program ended."""
     if reason:
         return ENDED_BY[reason]
     if code is None or code < 0:

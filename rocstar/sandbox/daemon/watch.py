@@ -1,8 +1,8 @@
-"""What the daemon sees and ends of processes through the host's /proc, which no program can touch.
+"""Looks at processes, and kills them, through the host's /proc, which no program can change.
 
-`watch` is a look at calls that run for long, where no group counts their memory or their processes. What a call does in
-less time than LOOK_SECONDS is not seen: it is bounded by the limits of each process alone. Not covered: memory in files
-of the working directory.
+`watch` looks at calls that run for long and whose memory or processes no control group counts. What a call does in less
+time than LOOK_SECONDS is not seen: only the limits of each single process bound it. Not covered: memory in files of the
+working directory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
 async def watch(workers: Callable[[], Iterable[Worker]], also: Callable[[], None]) -> None:
-    """Every LOOK_SECONDS look at the calls that have run for so long, have those ended that are over a limit, and call
-    `also`. Until cancelled."""
+    """Until cancelled, every LOOK_SECONDS: look at the calls that have run for so long, stop those that exceed a limit,
+    and call `also`."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         also()
@@ -41,7 +41,7 @@ async def watch(workers: Callable[[], Iterable[Worker]], also: Callable[[], None
 
 
 def over(worker: Worker) -> str:
-    """Which limit this call is over, `processes` or `memory`; else nothing."""
+    """The limit that this call exceeds, `processes` or `memory`, or ""."""
     family = descendants(worker.process)
     states = [numbers(pid, "status") for pid in family]
     if "pids" in worker.uncounted and sum(state.get("Threads", 0) for state in states) > worker.limits.processes:
@@ -49,7 +49,7 @@ def over(worker: Worker) -> str:
     limit = worker.limits.memory_bytes + HEADROOM_BYTES
     resident = sum(state.get("RssAnon", 0) + state.get("RssShmem", 0) for state in states)
     if "memory" not in worker.uncounted or resident <= limit:
-        return ""  # shared pages were counted more than once even so: the exact figure is expensive
+        return ""  # even with shared pages counted more than once; the exact figure is expensive
     exact = [numbers(pid, "smaps_rollup") for pid in family]
     used = sum(each.get("Pss_Anon", 0) + each.get("Pss_Shmem", 0) for each in exact) if any(exact) else resident
     return "memory" if used > limit else ""
@@ -69,7 +69,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All that a process has started and what that has started; it is where their orphans go. Not itself."""
+    """All that a process has started, directly or not; it adopts their orphans. Not itself."""
     found = children(pid)
     for child in found:  # it grows meanwhile
         found += children(child)
@@ -77,8 +77,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_others(slot: int, kept: int) -> bool:
-    """Kill all that lives below the slot but for `kept`; whether there was nothing. What is killed is stopped before,
-    so that it cannot fork on; it takes a moment to die, and its orphans come to the slot: call it again."""
+    """Kill all descendants of the slot but `kept`; whether there were none. Each is stopped first, so that it cannot
+    fork. They take a moment to die, and their orphans come to the slot: call it again."""
     others = [pid for pid in descendants(slot) if pid != kept and not is_dead(pid)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in others:
@@ -123,8 +123,8 @@ def numbers(pid: int, name: str) -> dict[str, int]:
 
 
 def content(pid: int, name: str) -> str:
-    """Of a file of the process; empty when it is gone. A process chooses its name, which stands in some of them: any
-    bytes but a newline. As ASCII it holds no digits but those that `int` reads, and ends no line."""
+    """What a file of the process holds; empty when it is gone. Some hold its name, which it chooses: any bytes but a
+    newline. Read as ASCII, a name has no digits but those that `int` reads, and ends no line."""
     try:
         with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace", newline="\n") as file:
             return file.read()

@@ -1,8 +1,8 @@
 """One slot as the daemon sees it, and one program in it.
 
-A short program costs the event loop one look, at its end: until then its output and report wait in their pipes. Only
-one that still runs after LISTEN_SECONDS is listened to while it runs. Every run has a deadline that needs the
-cooperation of nobody, and is answered exactly once, whatever goes wrong.
+A short program wakes the event loop once, at its end: until then its output and report wait in their pipes. Only the
+pipes of one that still runs after LISTEN_SECONDS are read while it runs. Every run has a deadline that depends neither
+on the program nor on the slot, and is answered exactly once, whatever goes wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rocstar.sandbox.walls.cgroups import HEADROOM_BYTES, ControlGroup
 
 LISTEN_SECONDS = 0.03  # most programs end within it; one that writes more than a pipe holds waits as long
 FETCH_SECONDS = 20.0  # for a slot to send back files; it takes milliseconds
-READ_BYTES = 2**16  # more than a page: a program can make its pipe one of packets, whose rest would be lost
+READ_BYTES = 2**16  # more than a page: a program can make its pipe keep packets, the rest of which would be lost
 READS = 32  # in a row from one pipe, which holds a megabyte at most: a program that writes on must not hold us
 COUNTED_BY = {"no_memory_cgroup": "memory", "no_process_limit": "pids"}
 """The controller of groups that makes up for what a slot lacks."""
@@ -75,8 +75,8 @@ class Stream:
 
 
 class Pipes:
-    """The daemon's ends of the pipes of one process: its output, and control, which its payload goes into and its
-    report comes out of. Nothing is registered with the event loop before `watch`, or payload that has to wait."""
+    """The daemon's ends of the pipes of one process: stdout, stderr, and control, which takes its payload and brings
+    its report. Nothing is registered with the event loop before `watch` is called or payload has to wait."""
 
     __slots__ = ("control", "err", "loop", "most", "out", "room", "theirs", "unsent", "watched")
 
@@ -163,7 +163,7 @@ class Pipes:
         self.theirs = []
 
     def close(self) -> None:
-        """Harmless when it is done already."""
+        """May be called twice."""
         if self.control.fd < 0:
             return
         self.rest()
@@ -188,15 +188,15 @@ class Worker:
         lacking = [name for name in ("no_memory_cgroup", *hello["failed"]) if COUNTED_BY.get(name) not in counted]
         uncounted = (COUNTED_BY[name] for name in lacking if name in COUNTED_BY)
         self.uncounted = frozenset(uncounted if watch.can_see(self.process) else ())
-        """Controllers of what neither a group nor the kernel counts for a whole call, and `watch` looks at."""
+        """Controllers of what nothing in the kernel counts for a whole call, so that `watch` has to look at it."""
         self.failed = tuple(name for name in lacking if name != "no_process_limit" or "pids" not in self.uncounted)
-        """Properties that its walls should have and lack; where `watch` counts processes, their limit is held."""
+        """Properties that its walls should have and lack; not the process limit, where `watch` holds it."""
         self.loop = asyncio.get_running_loop()
         self.on_ended: Callable[[Ended | None], None] | None = None
         self.on_idle: Callable[[Worker], None] = lambda worker: None
         self.on_lost: Callable[[Worker], None] = lambda worker: None
         self.on_passed: Callable[[str], None] | None = None
-        """To be called with the limit of the whole call that `watch` sees passed."""
+        """Called by `watch` with the limit that the whole call exceeds."""
         self.started = math.inf
         """When its call began, by the monotonic clock; infinite while idle."""
         self.limits = Limits()
@@ -206,8 +206,8 @@ class Worker:
         self.loop.add_reader(slot.fileno(), self._on_readable)
 
     def limit(self, limits: Limits) -> None:
-        """Of the whole of the next call. Raises OSError where the kernel does not take them: what is left of earlier
-        calls in the slot is more than this one may use."""
+        """Set the limits of the next call as a whole. Raises OSError where the kernel refuses them, because earlier
+        calls have left more in the slot than this one may use."""
         self.limits = limits
         if self.group is not None:
             self.group.limit(limits.memory_bytes + HEADROOM_BYTES, limits.processes + 1)  # the slot is one more
@@ -241,15 +241,15 @@ class Worker:
             on_ended(None)
 
     def passed(self) -> bool:
-        """Whether the kernel has killed for want of memory since it was last asked."""
+        """Whether the kernel has killed a process of the group for lack of memory since the last time."""
         return self.group is not None and self.group.killed()
 
     def stop(self) -> None:
-        """End what runs; the slot answers as ever."""
+        """End what runs; the slot answers as usual."""
         self._signal(self.process, signal.SIGUSR1)
 
     def give_up(self) -> None:
-        """End the slot, without waiting for it. Nothing will be called back for what runs in it."""
+        """Kill the slot without waiting for it; `on_ended` is not called for what runs in it."""
         self.on_ended, self.dead = None, True
         self._signal(self.keeper, signal.SIGKILL)
 
@@ -272,7 +272,7 @@ def pidfd(pid: int) -> int:
 
 class RunningCall:
     """A program or a cell while it runs: when it is listened to, when and how it is stopped. `finish` makes the answer;
-    `measures` are what is done to stop it, each with the seconds it is given to work."""
+    `measures` are the ways to stop it, in order, each with the seconds it is given."""
 
     def __init__(
         self,
@@ -345,7 +345,7 @@ class RunningCall:
         self.guarded(self.finish, ended)
 
     def guarded(self, finish: Callable[..., None], *arguments: object) -> None:
-        """An answer leaves even if making it fails."""
+        """Call `finish`; if that raises, answer INTERNAL, so that every call is answered."""
         try:
             finish(*arguments)
         except Exception as error:
@@ -441,7 +441,7 @@ class ProgramRun(RunningCall):
             self.answer(None)
         else:
             overtaken = bool(self.reason) and not ended.stopped
-            reason = "" if overtaken and not self.call.fetch else self.reason  # its files are not there: no plain end
+            reason = "" if overtaken and not self.call.fetch else self.reason  # its files are lost: no normal end
             seen = self.seen(reason, ended.run_seconds, ended.cpu_seconds, ended.peak_memory_bytes)
             if overtaken:  # the signal came when the process had ended, and would end the next one
                 self.worker.give_up()

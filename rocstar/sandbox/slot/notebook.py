@@ -33,7 +33,7 @@ IDLE_CPU_SECONDS = 1.0  # what a thread may use between two cells; beyond it the
 
 
 class CPUTimeout(BaseException):
-    """A cell has used the CPU it may use; not an Exception, which programs catch lightly."""
+    """A cell has used the CPU it may use; not an Exception, because programs often catch those."""
 
 
 CPUTimeout.__module__ = "builtins"  # that is how it is shown
@@ -77,7 +77,7 @@ class Notebook:
                 os._exit(int(str(head["status"])))
 
     def answer(self, cell: channel.CellPayload) -> tuple[dict[str, object], list[bytes]]:
-        """Run it; the report. While it runs signals raise exceptions; what gets past its execution is its failure."""
+        """Run a cell; its report. Signals raise exceptions meanwhile; one that escapes is the cell's failure."""
         execution = Cell(cell, self)
         refused = ""
         images: list[bytes] = []
@@ -99,7 +99,7 @@ class Notebook:
         return self.report(execution, files.read(cell.fetch), images)
 
     def settle(self, execution: Execution) -> None:
-        """After a cell: as before it, but for what the cell did."""
+        """After a cell: flush streams and set the limits again; what the cell did stays."""
         program.flush_all()
         self.allow_cpu(IDLE_CPU_SECONDS)
         execution.reserve.close()

@@ -35,7 +35,7 @@ MEMORY_ERROR_FRAMES = 20
 RESERVE_BYTES = 2**20  # of address space, given back first of all when a program has failed for want of memory
 MEMORY_SLACK = 32 * 2**20  # lets a MemoryError be reported once its program is over
 MOST_FILES, FEWEST_FILES = 256, 32  # open at once
-PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # the kernel's memory behind a descriptor; free of charge for a call
+PIPE_BYTES, PIPES_BYTES = 256 * 2**10, 128 * 2**20  # kernel memory: behind one descriptor; of a call, uncharged
 
 
 Limit = tuple[int, int, int]
@@ -84,7 +84,7 @@ def perform(task: channel.Program, control: int, bounds: Sequence[Limit]) -> int
 
 
 def rehearse(control: int, base: Base) -> None:
-    """Do what `main` does, in the zygote, which lives on: limits are computed, and left as they are."""
+    """Do what `main` does, but in the zygote, which goes on: limits are computed and not changed."""
     task = channel.receive(control)
     base.seeder.reseed(task.seed)
     bounds = limits(base, task.memory_bytes, task.processes)
@@ -146,7 +146,7 @@ def whole_seconds(seconds: float) -> int:
 
 
 class Execution:
-    """One text that is run in one module, and what became of it."""
+    """One source text that is run in one module, and what came of it."""
 
     flags = 0
     """Of the compiler."""
@@ -338,8 +338,8 @@ def own_streams() -> Iterator[None]:
     """In the zygote: give Python the standard streams that all programs will use. Within the context descriptors 0 to 2
     lead to a pipe nobody reads; afterwards to where they led before.
 
-    The streams work on whatever the descriptors are by then. They are made on a pipe, so that they do not take
-    themselves for seekable."""
+    The streams use whatever the descriptors lead to at the time. They are made on a pipe, so that Python does not treat
+    them as seekable."""
     before = [os.dup(standard) for standard in range(3)]
     source, sink = os.pipe()
     for standard, end in enumerate((source, sink, sink)):

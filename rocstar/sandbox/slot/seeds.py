@@ -1,4 +1,4 @@
-"""Random numbers of a program: the same for the same seed, others for another, wherever they come from.
+"""Random numbers of a program: the same for the same seed, others for another.
 
 Covered: `random`, and the global generators of numpy and sympy, also where the program imports them itself. Not
 covered: what asks the system for entropy (`os.urandom`, `secrets`, `uuid4`, `numpy.random.default_rng()`).
@@ -24,8 +24,8 @@ Hooks = list[dict[str, Callable[[], Any]]]
 
 
 class Seeder:
-    """Seeds the generators that are loaded; and others as soon as they are: it is a finder of modules, which leaves the
-    search to others. Made in the zygote, where a tier's modules have been loaded."""
+    """Seeds the generators that are loaded, and others when they are imported: it is a module finder that leaves the
+    search itself to the other finders. Made in the zygote, where a tier's modules have been loaded."""
 
     def __init__(self) -> None:
         self.loaded = [sys.modules[name] for name in MODULES if name in sys.modules]

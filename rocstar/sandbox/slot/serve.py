@@ -1,4 +1,4 @@
-"""The loop of a slot, which sees numbers only: no payload, no output. `_fork.c` is its compiled twin."""
+"""The loop of a slot: forks and reaps, and never sees a payload or output. `_fork.c` is the same loop, compiled."""
 
 import os
 import signal

@@ -2,8 +2,8 @@
 decisions: text in, tier out.
 
 A fork of a process that has numpy loaded costs more than one of a bare process, and importing numpy costs a hundred
-times more than that. A wrong guess is never wrong for the program: it imports what it misses, or has more than it
-needs.
+times more than that. A wrong guess costs only time or memory: the program imports what it misses, or has more than
+it needs.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from rocstar.sandbox.walls.plans import Walls
 CHANNEL = 3  # descriptor of a slot's connection to the daemon
 LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 MAX_COMMAND_BYTES = 4096
-MAX_SWEEPS = 100  # each takes what it sees; the next takes the orphans that made
+MAX_SWEEPS = 100  # each kills what it sees; the next kills the orphans that this made
 FILE_BYTES = 64 * 2**20  # largest file a program may write; the size of its tmpfs too
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM)  # there may be room later
 HOME = "/tmp"
@@ -45,7 +45,7 @@ Slot = tuple[socket.socket, Walls]
 
 
 def main() -> None:
-    """Preload, say so, then obey until the daemon goes away; in slots and in programs' processes, be that.
+    """Preload, report it, then obey until the daemon goes away. Forked slots and programs' processes run in here too.
 
     Settings come as JSON in the first argument: `fd`, `preload`, `workdirs`, `compiled`. First message to the daemon:
     {"problem": sentence or "", "fork_path": "c" or "python"}. Commands: {"spawn": number, "plan": index} with
@@ -87,7 +87,7 @@ def run(commands: socket.socket, settings: dict[str, Any]) -> None:
 
 
 def be_program(control: int, base: Base) -> NoReturn:
-    """In a process that a slot has forked: what the daemon sends for it says what it is for."""
+    """In a process that a slot has forked: do what the payload from the daemon asks for."""
     status = 1
     try:
         if not base.inside.private_processes:
@@ -155,7 +155,7 @@ class Zygote:
         self.keepers: dict[int, int] = {}
 
     def obey(self) -> Slot | None:
-        """Until the daemon goes away: None. In a slot: that slot."""
+        """Carry out commands; None when the daemon has gone away. In a slot that was forked: that slot."""
         linux.become_subreaper()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer to act on
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no reaping; the daemon sees their slots' channels
@@ -182,7 +182,7 @@ class Zygote:
             time.sleep(0.001)
 
     def spawn(self, command: dict[str, Any], fd: int) -> Slot | None:
-        """Fork; the slot, in the slot."""
+        """Fork a slot and its keeper. In the slot: that slot; in the zygote: None."""
         try:
             pid = os.fork()
         except OSError as error:  # the machine has no room now; the daemon asks again later
@@ -216,7 +216,7 @@ def become_slot(command: dict[str, Any], workdir: str, fd: int) -> Slot:
 
 
 def keep_descriptors(connection: int) -> None:
-    """The standard three lead nowhere, then comes the channel; nothing else stays open."""
+    """The three standard streams lead nowhere, CHANNEL is the connection, and nothing else stays open."""
     if connection != CHANNEL:
         os.dup2(connection, CHANNEL)
     nothing = os.open("/dev/null", os.O_RDWR)

@@ -27,7 +27,7 @@ FIRST_TO_KILL = 1000  # oom_score_adj, the highest there is
 
 
 class Shield(NamedTuple):
-    """Where memory runs out, the kernel kills programs before their slot: what they inherit at the fork says so."""
+    """When memory runs out, the kernel kills programs before their slot: they inherit a higher score at the fork."""
 
     fd: int = -1
     """Of this process's oom_score_adj, opened while /proc can be written; -1 without."""
@@ -43,11 +43,11 @@ class Shield(NamedTuple):
             return cls()
 
     def lower(self) -> None:
-        """Before the fork of a program, which inherits it."""
+        """Before the fork of a program: set the score that it inherits."""
         self._write(FIRST_TO_KILL)
 
     def lift(self) -> None:
-        """After it."""
+        """After the fork: set the slot's own score again."""
         self._write(self.ordinary)
 
     def _write(self, score: int) -> None:
@@ -67,7 +67,7 @@ class Tree(NamedTuple):
 
 
 class ControlGroup:
-    """The group of one slot and all its programs; its keeper must not be killed for a program's memory, and stays out.
+    """The group of one slot and all its programs; the keeper stays outside and is not killed for their memory.
     Raises OSError when a file of it cannot be opened or written."""
 
     def __init__(self, folders: Mapping[str, Path], versions: Mapping[str, int]) -> None:
@@ -219,8 +219,8 @@ def enable(folder: Path, controllers: frozenset[str]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what daemons that are dead left here, or beside here: a service that is started again may find itself in
-    a group of another name. No process holds the lock of theirs."""
+    """Remove what dead daemons left here or in sibling groups: a service that is started again may be in a group of
+    another name. A folder is a dead daemon's if no process holds its lock."""
     for left in [*folder.glob(f"{PREFIX}*"), *folder.parent.glob(f"*/{PREFIX}*")]:
         lock = folders.try_lock(left)
         if lock is not None:

@@ -1,5 +1,5 @@
 """Folders on the machine's disk: the working folder of a slot that has no file system of its own, and the removal of
-whatever a program made of it. Also the locks that tell folders of the living from those of the dead."""
+whatever a program made of it. Also the locks that tell folders of living daemons from others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WorkFolder:
         self.user = user
 
     def make(self) -> None:
-        """A predecessor that was killed may have left its own."""
+        """Make the folder; first remove what a predecessor that was killed may have left."""
         os.makedirs(os.path.dirname(self.path), 0o711, exist_ok=True)  # slots pass through it, and do not list it
         for left in glob.glob(f"{glob.escape(self.prefix)}-*"):
             remove(left)

@@ -22,7 +22,7 @@ LIBRARY_CACHES = ("/etc/ld.so.cache", "/etc/localtime")
 
 def confine(readable: Sequence[str], workdir: str) -> bool:
     """Read and execute below `readable`, everything below `workdir`, nothing elsewhere, for this process and all it
-    starts. True when signals cannot leave it either (ABI 6). Raises OSError where the kernel has no Landlock."""
+    starts. True when it cannot signal others either (ABI 6). Raises OSError where the kernel has no Landlock."""
     abi = version()
     access = ACCESS_OF_ABI[min(abi, 3)] | (IOCTL_DEVICE if abi >= 5 else 0)
     ruleset = create(access, TCP if abi >= 4 else 0, SCOPES if abi >= 6 else 0)

@@ -1,8 +1,8 @@
-"""The ways to isolate a slot, and the start of one: its keeper, and the walls that it inherits to every program.
+"""The ways to isolate a slot, and the start of one: its keeper, and the walls that every program inherits from it.
 
     zygote --fork--> keeper (keeps its rights; renews the working directory) --fork--> slot (behind the walls)
 
-Covered, by plan: see `PLANS` and docs/sandbox.md. A plan either stands or raises OSError; nothing is assumed.
+Covered, by plan: see `PLANS` and docs/sandbox.md. A plan is set up as a whole or raises OSError; nothing is assumed.
 Not covered: kernel exploits, side channels. Memory of a whole call is counted by its group (`cgroups`), if it has one.
 """
 
@@ -30,8 +30,8 @@ LAST_DESCRIPTOR = 256  # a zygote holds far fewer
 PID = struct.Struct("=i")
 RENEW, RENEWED, FAILED = b"r", b"\1", b"\0"
 SHARED_COUNTS = {resource.RLIMIT_CORE: 1, resource.RLIMIT_SIGPENDING: 0, resource.RLIMIT_MSGQUEUE: 0}
-"""What the kernel counts by user, over all slots: a program that used it up would be felt by others. Signals but
-real-time ones need no place in a queue. A limit of 0 would not stop cores that go to a program (man 5 core), 1 does."""
+"""What the kernel counts by user, over all slots: a program that used it up would affect others. Only
+real-time signals need a place in a queue. A limit of 0 would not stop cores piped to a program (man 5 core), 1 does."""
 
 
 class Plan(NamedTuple):
@@ -57,7 +57,7 @@ class Inside(NamedTuple):
     """What a program's process needs to know about the walls."""
 
     processes_beside: int | None
-    """Processes under the slot's user that are none of a program's; None where others share it, so that RLIMIT_NPROC
+    """Processes of the slot's user beside the program's own; None where others share that user, so that RLIMIT_NPROC
     cannot be used."""
     private_processes: bool
     """In a pid namespace of its own."""
@@ -88,7 +88,7 @@ class Walls(NamedTuple):
     inside: Inside
     shield: Shield = Shield()
     may_age: bool = True
-    """Whether the slot may lower the priority of its programs: it cannot hit another process by mistake."""
+    """Whether the slot may lower the priority of its programs: only where no other process can be hit by mistake."""
     children: int = -1
     """Descriptor of the list of this process's children; -1 in a pid namespace, or where there is no such list."""
     failed: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def kill_quietly(pid: int) -> None:
 def kill_children(children: int, keep: Container[int] = ()) -> bool:
     """Kill this process's children but for `keep`; whether there were any. Their orphans may follow.
 
-    `children`: a descriptor from `open_children`. All are stopped first: a stopped process cannot fork on."""
+    `children`: a descriptor from `open_children`. All are stopped first: a stopped process cannot fork."""
     if children < 0:
         return False
     os.lseek(children, 0, os.SEEK_SET)
@@ -141,7 +141,7 @@ def open_children() -> int:
 
 
 def slot_user(number: int) -> int:
-    """A user id that no other slot on this machine runs under. To be asked for in the keeper, a child of its zygote."""
+    """A user id that no other slot on this machine runs under. To be called in the keeper, a child of its zygote."""
     return FIRST_USER + (os.getppid() % 2**22) * SLOTS_PER_ZYGOTE + number % SLOTS_PER_ZYGOTE
 
 

@@ -1,6 +1,6 @@
 """The system-call filter: an allow-list, built here as a program for the kernel and loaded through prctl.
 
-Covered, for x86-64 and aarch64: only calls that programs are known to need are made, and of those that could do harm
+Covered, for x86-64 and aarch64: only calls that programs are known to need are allowed, and those that could do harm
 only with harmless arguments: no namespaces, no sockets other than local ones, no limits, priorities or signals of
 others, nothing that another program could observe (locks, watches, owners and flags of shared files). A call that
 stands in no table is answered as by a kernel that does not have it (ENOSYS), so that libraries take their older way.
@@ -160,7 +160,7 @@ ADVICE_REFUSED = (12, 13, 20, 21, 25, 100, 101)
 """MADV_MERGEABLE and UNMERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE: they reach pages of others."""
 
 Code = tuple[bytes, ...]
-"""Instructions, one after the other, that end in a return whichever way they are run."""
+"""Instructions, one after the other, that end in a return whichever branch is taken."""
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -180,7 +180,7 @@ DONE = answer(0)
 
 
 def load_argument(index: int) -> bytes:
-    """The low half: but for pointers, all arguments looked at here are 32 bits wide."""
+    """The low half: except for pointers, all arguments looked at here are 32 bits wide."""
     return instruction(LOAD, AT_ARGUMENTS + 8 * index)
 
 
