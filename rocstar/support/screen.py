@@ -174,8 +174,8 @@ class Screen:
         self._print(table)
 
     def evaluations(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A list of evaluations (`record.evaluations.row_of`), a row a name: of one that was made after several steps the
-        last, and the steps of the newest before it."""
+        """A list of evaluations (`record.evaluations.row_of`), a row a name: of one that was made after several steps
+        the last, and the steps of the newest before it."""
         named: dict[str, list[Mapping[str, Any]]] = {}
         for row in rows:
             named.setdefault(row["evaluation"].partition("@")[0], []).append(row)
