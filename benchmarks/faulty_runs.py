@@ -10,15 +10,15 @@ which nothing is wrong, must give none. Of the quickstart `rocstar runs show RUN
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from frame import ROOT, Table, parser, read_rows
+
+sys.path.insert(0, str(ROOT))
 
 from tests.tiny_run import Command, call, final, tool, user, workplace, write_rows
 
@@ -93,23 +93,23 @@ CASES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    options.add_argument("--out", type=Path)
+    arguments = options.parse_args()
     base = arguments.out or Path(tempfile.mkdtemp(prefix="faulty-"))
     base.mkdir(parents=True, exist_ok=True)
-    print(f"{'run':26}{'warning':22}{'came at':>8}   also")
-    good = [_judged(name, CASES[name], base) for name in arguments.only]
+    table = Table("run", "warning", "came at", "also", first=26, width=22)
+    good = [_judged(name, CASES[name], base, table) for name in arguments.only]
     return 0 if all(good) else 1
 
 
-def _judged(name: str, case: Case, base: Path) -> bool:
+def _judged(name: str, case: Case, base: Path, table: Table) -> bool:
     told = _warnings(case, base / name.replace(" ", "-"))
     steps = {warning["name"]: warning["step"] - BASE["stage.cold.steps"] for warning in reversed(told)}
     also = ", ".join(sorted(set(steps) - {case.warning}))
     came = steps.get(case.warning) if case.warning else None
-    print(f"{name:26}{case.warning or '-':22}{came if came is not None else '-':>8}   {also}", flush=True)
+    table.row(name, case.warning, came, also)
     return bool(told) == bool(case.warning) and (case.warning is None or came is not None)
 
 
@@ -122,8 +122,8 @@ def _warnings(case: Case, folder: Path) -> Sequence[Mapping[str, Any]]:
     ended = Command.start(folder, "train", "tiny.toml", *(f"{key}={value}" for key, value in settings.items())).wait()
     if ended.code:
         raise SystemExit(f"{folder}: the run ended with {ended.code}: {ended.told}")
-    events = (folder / "runs" / "tiny" / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, events) if event["event"] == "warning"]
+    events = read_rows(folder / "runs" / "tiny" / "events.jsonl")
+    return [event for event in events if event["event"] == "warning"]
 
 
 if __name__ == "__main__":
