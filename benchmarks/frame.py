@@ -140,6 +140,13 @@ class Table:
         print(f"{texts[0]:{self._widths[0]}}" + "".join(rest), flush=True)
 
 
+def print_rows(rows: Sequence[Mapping[str, Any]], first: int = 24) -> None:
+    """A table of mappings with the same keys."""
+    table = Table(*rows[0], first=first)
+    for row in rows:
+        table.row(*row.values())
+
+
 def shown(cell: object) -> str:
     if isinstance(cell, bool | str):
         return str(cell)

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 
 import torch
@@ -72,10 +69,19 @@ def measured(arguments: argparse.Namespace) -> dict[str, float]:
     advantages = torch.randn(arguments.tokens, generator=generator)
     form = naive if arguments.form == "naive" else chunked
     torch.mm(hidden[:64], weight.detach()[:64].T)  # the first product sets the library up
-    with Peak() as peak, spent() as seconds:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = peak_bytes()
+    with spent() as seconds:
         gradient = form(hidden, weight, targets, advantages)
+    peak = peak_bytes() - before
     torch.save({"hidden": gradient, "head": weight.grad}, arguments.gradients)
-    return {"peak_bytes": peak.growth, "cpu_seconds": seconds.cpu - peak.cpu_seconds}
+    return {"peak_bytes": peak, "cpu_seconds": seconds.cpu}
+
+
+def peak_bytes() -> int:
+    """Of this process's resident set."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def naive(hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor) -> Tensor | None:
@@ -94,37 +100,6 @@ def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor)
         return (-(logprobs - logprobs.detach()).exp() * advantages[chunk]).sum() / len(targets)
 
     return backward_tokens(Head(weight=weight, bias=None), hidden, targets, loss, entropy_gradient=False)[2]
-
-
-class Peak:
-    """Growth of the resident set while the context lasts, by a thread that looks every two milliseconds."""
-
-    def __enter__(self) -> Peak:
-        self._before = self._highest = resident()
-        self._over = threading.Event()
-        self.cpu_seconds = 0.0
-        """What watching itself cost."""
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def growth(self) -> int:
-        return self._highest - self._before
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.002):
-            self._highest = max(self._highest, resident())
-            self.cpu_seconds = time.thread_time()
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def compared(folder: Path) -> dict[str, float]:

@@ -43,20 +43,8 @@ resample.keep = 8
 learning.updates_per_step = 1
 evaluate.attempts = 2
 """
-CASES: dict[str, tuple[str, list[str]]] = {
-    "quickstart": (
-        "quickstart.toml",
-        ["stage.sft.steps=200", "stage.stage1.steps=6", "stage.stage2.steps=4", "stage.stage3.steps=3"],
-    ),
-    "arithmetic": (
-        "arithmetic.toml",
-        ["stage.sft.steps=300", "stage.stage1.steps=4", "stage.stage2.steps=3", "stage.stage3.steps=2"],
-    ),
-    "own": (
-        "own.toml",
-        ["stage.sft.steps=60", "stage.stage1.steps=4", "stage.stage2.steps=3", "stage.stage3.steps=2"],
-    ),
-}
+CASES = {"quickstart": (200, 6, 4, 3), "arithmetic": (300, 4, 3, 2), "own": (60, 4, 3, 2)}
+"""Steps of imitation and of the three stages of RL, by recipe."""
 COMMON = ["evaluate.problems=100", "end.window=1000"]  # no stage ends before its steps
 PARTS = ("imitation", "RL and evaluation", "all")
 
@@ -85,14 +73,19 @@ def compared(case: str, clock: str, table: Table) -> dict[str, dict[str, float]]
         (Path(place) / "own.toml").write_text(OWN)
         said = launched([sys.executable, __file__, "--plan", case, "--recipes", place, "--clock", clock], place)
         plan = json.loads(said["out"].splitlines()[-1])
-        recipe, settings = CASES[case]
-        run = launched(rocstar("train", recipe, *settings, *COMMON, "run.folder=runs", "run.name=it"), place)
+        names = ("run.folder=runs", "run.name=it")
+        run = launched(rocstar("train", f"{case}.toml", *settings_of(case), *names), place)
         measured = taken(Path(place) / "runs" / "it", run, clock)
     rows = {name: {"planned": plan[name], "measured": measured[name]} for name in measured}
     for name, row in rows.items():
         row["ratio"] = row["planned"] / row["measured"]
         table.row(case, name, *row.values())
     return rows
+
+
+def settings_of(case: str) -> list[str]:
+    stages = zip(("sft", "stage1", "stage2", "stage3"), CASES[case], strict=True)
+    return [*(f"stage.{stage}.steps={steps}" for stage, steps in stages), *COMMON]
 
 
 def launched(command: list[str], place: str) -> dict[str, Any]:
@@ -118,8 +111,8 @@ def planned(case: str, recipes: Path, clock: str) -> dict[str, float]:
     from rocstar.support.screen import Screen
     from rocstar.train import rl_step
 
-    name, settings = CASES[case]
-    plan = predicted(load_recipe(recipes / name, [*settings, *COMMON]), Screen(), rl_step, wall=clock == "wall")
+    recipe = load_recipe(recipes / f"{case}.toml", settings_of(case))
+    plan = predicted(recipe, Screen(), rl_step, wall=clock == "wall")
     imitation = sum(phase.seconds for phase in plan.phases if phase.name == "sft")
     before = sum(phase.seconds for phase in plan.phases if phase.name == "start")
     values = (imitation, plan.seconds - imitation - before, plan.seconds)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frame import Table, at_once, data_folder, own_tree, parser, read_rows, report, spent
+from frame import at_once, data_folder, own_tree, parser, print_rows, read_rows, report, spent
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome, Response
 from rocstar.sandbox.client import SandboxClient
@@ -93,9 +93,7 @@ def main() -> None:
         for name, file in SETS.items():
             row, failed[name] = measure(client, name, folder / file)
             rows.append(row)
-    table = Table(*rows[0])
-    for row in rows:
-        table.row(*row.values())
+    print_rows(rows)
     not_passed = {f"{name} {each.name}": reason(each.response) for name in failed for each in failed[name]}
     for name, why in not_passed.items():
         print(f"{name}: {why}")

@@ -27,13 +27,13 @@ from typing import Any
 
 import uvloop
 from frame import (
-    Table,
     at_once,
     by_turns,
     cpu_seconds,
     environment,
     free_port,
     parser,
+    print_rows,
     report,
     rocstar,
     serving,
@@ -192,13 +192,6 @@ def callers(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    print(f"\n{title}")
-    table = Table(*rows[0])
-    for row in rows:
-        table.row(*row.values())
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--parts", default="start,http,callers")
@@ -212,13 +205,16 @@ def main() -> None:
     found: dict[str, Any] = {}
     if "start" in parts:
         found["start"] = [start(preload) for preload in ("", "numpy,sympy") for _ in range(options.rounds)]
-        print_rows("from the command to the first answer", found["start"])
+        print("\nfrom the command to the first answer")
+        print_rows(found["start"])
     if "http" in parts:
         found["http"] = http(options.rounds)
-        print_rows("a call over HTTP and through a client", [found["http"]])
+        print("\na call over HTTP and through a client")
+        print_rows([found["http"]])
     if "callers" in parts:
         found["callers"] = callers([int(count) for count in options.counts.split(",")], options.seconds)
-        print_rows("callers at once", found["callers"])
+        print("\ncallers at once")
+        print_rows(found["callers"])
     report(**found)
     sys.exit(any(row["wrong"] or row["lost"] for row in found.get("callers", [])))
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from statistics import median
 
-from frame import Table, by_turns, own_tree, parser, report, spent
+from frame import by_turns, own_tree, parser, print_rows, report, spent
 
 from rocstar.sandbox.call import Call, Limits, ProgramOutcome
 from rocstar.sandbox.client import SandboxClient
@@ -92,10 +92,9 @@ def main() -> None:
     with SandboxClient.start(slots=2) as client:
         rows = list(map(partial(measure, client, cells=options.cells, rounds=options.rounds), CELLS))
         level = client.info().isolation
-    table = Table(f"CPU ms, {level}", *list(rows[0])[1:], width=12)
-    for row in rows:
-        table.row(*row.values())
-    report(rows=rows)
+    print(f"CPU ms, {level}")
+    print_rows(rows)
+    report(isolation=level, rows=rows)
 
 
 if __name__ == "__main__":

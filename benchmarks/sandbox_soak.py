@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
-from frame import Table, parser, print_figures, report
+from frame import parser, print_figures, print_rows, report
 from soak_programs import Task, task
 from soak_watch import Sample, left, look, ours, quarters, reap, sample
 
@@ -166,9 +166,8 @@ def told(
     for text in (*tally.wrong[:20], *(f"{count} x {fault}" for fault, count in tally.faults.most_common(10))):
         print(text)
     memory = quarters(samples)
-    table = Table("", "first quarter", "last quarter", "most", first=16)
-    for row in memory:
-        table.row(*row.values())
+    if memory:
+        print_rows(memory)
     for what, names in remains.items():
         print(f"left {what}: {len(names)}", *names[:5], sep="\n  ")
     left_behind = {what: len(names) for what, names in remains.items()}
