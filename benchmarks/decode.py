@@ -129,9 +129,7 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "3.7M", "11M", "50M"])
     arguments.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     arguments.add_argument("--engines", nargs="+", choices=CONTESTANTS, default=["torch"])
-    arguments.add_argument(
-        "--bfloat16-engines", nargs="+", choices=CONTESTANTS, help="those of them that run in bfloat16"
-    )
+    arguments.add_argument("--bfloat16-engines", nargs="+", choices=CONTESTANTS, help="those that run in bfloat16")
     arguments.add_argument("--against", help="another checkout of rocstar")
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
