@@ -131,7 +131,7 @@ class Table:
 
     def __init__(self, *columns: str, first: int = 24, width: int = 0) -> None:
         """first, width: letters of the first column, and of each other at the least."""
-        self._widths = [first, *(max(width, len(column) + 2, 8) for column in columns[1:])]
+        self._widths = [first, *(max(width, len(column) + 2, 11) for column in columns[1:])]
         self.row(*columns)
 
     def row(self, *cells: object) -> None:
