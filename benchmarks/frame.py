@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 60.0  # in which a service has to answer
+START_SECONDS = 180.0  # in which a service has to answer
 T = TypeVar("T")
 S = TypeVar("S")
 
